@@ -1,4 +1,4 @@
-//! Criterion benches of single kernels, for watching one change; comparisons with other frameworks are the binary's.
+//! Criterion benches of single kernels, to measure one change; the binary compares with other frameworks.
 #![allow(missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

@@ -1,4 +1,4 @@
-//! The cases of the comparison, on any runtime, and their timing.
+//! The cases of the comparison with other frameworks, on any runtime, and their timing.
 #![forbid(unsafe_code)]
 
 pub mod cases;

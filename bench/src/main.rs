@@ -1,14 +1,14 @@
-//! Times weftgrad on the cases that other frameworks are timed on.
+//! Times weftgrad on the cases on which other frameworks are timed.
 //!
 //! ```text
 //! weftgrad-bench CASE… [--threads N] [--simd LEVEL] [--rounds N] [--json]   a table (or JSON) of times per call
 //! weftgrad-bench serve [--threads N] [--simd LEVEL]                          one case per line on stdin, `<ns per call> <amount>` on stdout
 //! ```
 //!
-//! A case is a name and its sizes: `"gemm 1024 1024 1024"`, `gpt`, `"softmax 4096 1024"`; `--help` prints all names. As a
-//! server it keeps each case's data between calls, so that a driver can alternate between frameworks; `rss` answers the
-//! peak resident KiB, `account USE` the peak KiB of a category (or `total`, `reserved`), `loss CASE` the last loss. A
-//! level is `baseline`, `avx2`, `avx512` or `amx`; a CPU that lacks it takes the highest it has.
+//! A case is a name and its sizes: `"gemm 1024 1024 1024"`, `gpt`, `"softmax 4096 1024"`; `--help` prints all names. As
+//! a server, the program keeps each case's data between calls, so that a driver can alternate between frameworks. `rss`
+//! answers the peak resident KiB, `account USE` the peak KiB of a category (or `total`, `reserved`), `loss CASE` the
+//! last loss. A level is `baseline`, `avx2`, `avx512` or `amx`; a CPU that lacks it takes the highest it has.
 #![forbid(unsafe_code)]
 
 mod serve;

@@ -45,7 +45,7 @@ fn time(cpu: &Cpu, cases: &mut HashMap<String, Case>, words: &[&str]) -> Option<
     timing::per_call(cases.get_mut(&key)?).inspect_err(|e| eprintln!("{key}: {e}")).ok()
 }
 
-/// The most that was live at once in a category of the runtime's account, of all together (`total`), or kept for reuse
+/// The peak of live KiB in a category of the runtime's account, or of all together (`total`), or the KiB kept for reuse
 /// (`reserved`).
 fn account_kib(account: &MemoryStats, what: &str) -> Option<f64> {
     let kib = |bytes: usize| bytes as f64 / 1024.0;
@@ -59,7 +59,7 @@ fn account_kib(account: &MemoryStats, what: &str) -> Option<f64> {
     }
 }
 
-/// The most memory this process ever had resident, as the kernel counts it.
+/// The most memory that this process ever had resident, in KiB, as the kernel counts it.
 pub fn peak_resident_kib() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|l| l.starts_with("VmHWM"))?;

@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use crate::cases::Case;
 
-/// Nanoseconds per call. Short calls are repeated for at least 30 ms; a case that requires it is timed one call at a
-/// time.
+/// Nanoseconds per call. Short calls are repeated for about 30 ms; a `long` case is timed one call at a time.
 pub fn per_call(case: &mut Case) -> weftgrad::Result<f64> {
     let enough = if case.long { 1.0 } else { 30e6 };
     let once = nanoseconds(case, 1)?;

@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// The result of `f`; its error or its panic as text.
+/// Runs `f`; its error or its panic becomes text.
 pub(crate) fn caught<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     // A value that a panic left half done is dropped with `f`, and no code sees it afterwards.
     match catch_unwind(AssertUnwindSafe(f)) {

@@ -2,13 +2,15 @@
 
 use numcore::{Capabilities, Runtime};
 
-/// Where the table is, in a checkout: a package of this crate does not have it.
+/// The path of the table in a checkout; a package of this crate does not contain it.
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/book/src/runtimes.md");
 
-/// Panics if the table of `docs/book/src/runtimes.md` and this runtime's [`Capabilities`] disagree on an element type.
+/// Checks that the table of `docs/book/src/runtimes.md` and this runtime's [`Capabilities`] agree on every element
+/// type.
 ///
 /// # Panics
-/// With the row that is wrong and what it should be; outside of a checkout, where there is no such page.
+/// A row of the table is wrong: the message has the row and its right content. Also outside of a checkout, which has no
+/// such page.
 pub fn documented<R: Runtime>(rt: &R) {
     let kind = format!("{:?}", rt.device().kind);
     let page = std::fs::read_to_string(PAGE).unwrap_or_else(|error| panic!("{PAGE}: {error}"));
@@ -22,7 +24,7 @@ pub fn documented<R: Runtime>(rt: &R) {
     }
 }
 
-/// The rows of a Markdown table, each with its cell in the column of this name.
+/// The rows of a Markdown table, each with its cell in the column `name`.
 fn column<'t>(text: &'t str, name: &str) -> Option<Vec<(&'t str, &'t str)>> {
     let mut rows = text.lines().filter(|l| l.starts_with('|')).map(cells);
     let at = rows.find_map(|head| head.iter().position(|c| *c == name))?;

@@ -2,11 +2,11 @@
 //!
 //! - [`golden`]: reference values from PyTorch, from any folder with the structure of `goldens/`; also the program
 //!   `golden`.
-//! - [`run`]: the suite a new runtime runs until it passes. Sections compare with PyTorch, with finite differences in
-//!   `f64`, with plain loops on the host, and with the decompositions of fused operations.
+//! - [`run`]: the suite that a new runtime runs until it passes. Sections compare with PyTorch, with finite differences
+//!   in `f64`, with plain loops on the host, and with the decompositions of fused operations.
 //!
 //! - [`section_tests!`]: the suite as a runtime's tests, one for each section.
-//! - [`documented`]: a check that the table of capabilities is true of a runtime.
+//! - [`documented`]: a check that the documentation's table of element types matches a runtime's capabilities.
 //!
 //! The whole suite at once:
 //!
@@ -16,7 +16,7 @@
 //! assert!(report.passed(), "{report}");
 //! ```
 //!
-//! **Invariant**: nothing here depends on a runtime, except the program; no check is loosened for one.
+//! **Invariant**: nothing in this crate depends on a runtime, except the program; no check is loosened for one.
 #![forbid(unsafe_code)]
 
 mod caught;

@@ -78,7 +78,7 @@ fn named(name: &str) -> Result<&'static Part, String> {
     PARTS.iter().find(|part| part.name == name).ok_or_else(|| "no such part".into())
 }
 
-/// `90,13`.
+/// Parses a compute capability and a driver's version of CUDA: `90,13`.
 fn versions(text: &str) -> Result<(u32, u32), String> {
     let both = text.split_once(',').and_then(|(arch, cuda)| Some((arch.parse().ok()?, cuda.parse().ok()?)));
     both.ok_or_else(|| "give a compute capability and a version of CUDA, as in 90,13".into())

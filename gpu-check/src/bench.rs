@@ -1,4 +1,4 @@
-//! The benchmark cases, an item each, and what their times mean.
+//! The benchmark cases, one per item, and the throughput that follows from their times.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use weftgrad_bench::{
 use crate::report::Found;
 
 const ROUNDS: usize = 5;
-/// How long a case runs before it is timed.
+/// The time that a case runs before it is timed.
 const WARM: Duration = Duration::from_millis(300);
 
-/// The unit of a case's throughput.
+/// The amount of work of a call, from which a case's throughput follows.
 #[derive(Clone, Copy)]
 enum Amount {
     /// Floating-point operations of a call.
     Operations(f64),
-    /// Bytes of memory read and written.
+    /// Bytes of memory read and written by a call.
     Bytes(f64),
     /// Tokens of a call.
     Tokens(f64),
@@ -28,10 +28,10 @@ enum Amount {
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Cases for a GPU: as long as a measurement needs them.
+/// Cases for a GPU, large enough to be measured.
 #[rustfmt::skip]
 const FULL: &[(&str, Amount)] = &[
-    // What is asked for first.
+    // The most requested cases come first.
     ("gpt2 16 1024", Amount::Tokens(16384.0)),
     ("gptbf16", Amount::Tokens(2048.0)),
     ("attnbf16fb 16 12 1024 64", Amount::None),
@@ -79,7 +79,7 @@ const FULL: &[(&str, Amount)] = &[
     ("gpt2 8 1024", Amount::Tokens(8192.0)),
 ];
 
-/// Cases that end within seconds anywhere: that the program works.
+/// Cases that end within seconds anywhere, which only show that the program works.
 const QUICK: &[(&str, Amount)] = &[
     ("copy 1048576", Amount::Bytes(8.4e6)),
     ("sum 1048576", Amount::Bytes(4.2e6)),
@@ -92,7 +92,7 @@ const QUICK: &[(&str, Amount)] = &[
     ("gpttinybf16", Amount::Tokens(32.0)),
 ];
 
-/// Training steps that are timed captured too.
+/// Training steps that are also timed as captured steps.
 const CAPTURED: &[&str] = &["gpt2 16 1024", "gptbf16", "mlp"];
 const CAPTURED_QUICK: &[&str] = &["gpttinybf16"];
 
@@ -114,13 +114,13 @@ pub fn run<R: Runtime>(rt: &R, case: &str) -> Result<Found, String> {
     timed(build(rt, &words)?, case)
 }
 
-/// The case with its step captured.
+/// Times a case with its step captured.
 pub fn run_captured(rt: &Cuda, case: &str) -> Result<Found, String> {
     let words: Vec<&str> = case.split_whitespace().collect();
     timed(build_captured(rt, &words)?, case)
 }
 
-/// GPT-2's step under choices other than the defaults.
+/// Items that time GPT-2's step under options other than the defaults.
 pub fn choices(quick: bool) -> Vec<String> {
     let case = if quick { "gpttinybf16" } else { "gpt2 16 1024" };
     ["tuned", "recomputed"].iter().map(|choice| format!("{choice}: {case}")).collect()
@@ -143,12 +143,12 @@ fn timed(built: Case, case: &str) -> Result<Found, String> {
     Ok(found.with("rate", rate).with("unit", unit))
 }
 
-/// Milliseconds of a case.
+/// The times of a case in milliseconds.
 struct Times {
     least: f64,
     /// The median of the faster of two series.
     median: f64,
-    /// How much slower the other series was, in percent: what a difference between two runs may be for no reason.
+    /// The percentage by which the other series was slower. Two runs may differ by this much without a reason.
     spread: f64,
     loss: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! How fast copies are.
+//! The speed of copies.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ pub fn run<R: Runtime>(rt: &R, item: &str, quick: bool) -> Result<Found> {
 
 const ROUNDS: usize = 7;
 
-/// The median of some rounds, in seconds.
+/// The median time of some rounds, in seconds.
 fn median(mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     run()?;
     let mut all = Vec::new();
@@ -44,7 +44,7 @@ fn bandwidth<R: Runtime>(rt: &R, quick: bool) -> Result<Found> {
     Ok(found.with("kernel_and_item_us", item * 1e6))
 }
 
-/// Uploads while GEMMs are computed: the time of each alone, and of both.
+/// Times GEMMs alone, an upload alone, and both at once.
 fn overlap<R: Runtime>(rt: &R, quick: bool) -> Result<Found> {
     let (n, products) = if quick { (128, 2) } else { (8192, 20) };
     let dtype = if quick { DType::F32 } else { DType::BF16 };

@@ -32,7 +32,7 @@ embedded!(
     "train.safetensors",
 );
 
-/// Writes them where the suite can read them, and says where.
+/// Writes the values to a folder that the suite can read, and returns the folder.
 pub fn unpack() -> Result<PathBuf, String> {
     let folder = std::env::temp_dir().join(format!("weftgrad-goldens-{}", env!("CARGO_PKG_VERSION")));
     let io = |e: std::io::Error| format!("{}: {e}", folder.display());
@@ -41,13 +41,13 @@ pub fn unpack() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Groups of cases, by the names of their files.
+/// The groups of cases, by the names of their files.
 pub fn items() -> Vec<String> {
     let names = FILES.iter().filter_map(|(name, _)| name.strip_suffix(".json"));
     names.map(String::from).collect()
 }
 
-/// Every case of a group.
+/// Runs every case of a group.
 pub fn run<R: Runtime>(rt: &R, group: &str) -> Result<Found, String> {
     let cases = load(conformance::goldens(), &[group.to_string()]).map_err(|e| e.to_string())?;
     let failure = |case: &conformance::golden::Case| match run_case(rt, case, Options::default()) {

@@ -1,4 +1,4 @@
-//! Captured training steps: the bits of the steps themselves, and how much of the host's part they save.
+//! Captured training steps: their results must equal those of uncaptured steps to the bit. Both are timed.
 
 use std::{cmp::Ordering, time::Instant};
 
@@ -23,7 +23,7 @@ pub fn run(rt: &Cuda, item: &str) -> Result<Found> {
     }
 }
 
-/// Losses of a case of the benchmark, with its step captured and not.
+/// Compares the losses of a benchmark case with its step captured and not.
 fn case_of_bench(rt: &Cuda, case: &str) -> Result<Found> {
     let losses = |built: std::result::Result<Case, String>| -> Result<Vec<f64>> {
         let mut built = built.map_err(|e| Error::argument("graph", e))?;
@@ -40,7 +40,8 @@ fn case_of_bench(rt: &Cuda, case: &str) -> Result<Found> {
     Ok(Found::checks(want.len() + 1, failures))
 }
 
-/// A whole step with dropout, AdamW and a schedule, launched as often as it is run elsewhere: losses and parameters.
+/// Compares losses and parameters of whole steps with dropout, AdamW and a schedule: captured and launched, and run
+/// normally.
 fn training(rt: &Cuda) -> Result<Found> {
     let (want, got) = (trained(rt, false)?, trained(rt, true)?);
     let differs = |(i, (want, got)): (usize, (&Vec<f64>, &Vec<f64>))| {
@@ -90,7 +91,7 @@ fn gradients(rt: &Cuda) -> Result<Found> {
         let all = gradients.into_iter().map(|(_, g)| g);
         Ok(all.chain([loss]).collect())
     };
-    // Compiled, and with a filled pool, as a capture requires.
+    // Kernels are compiled and the pool is filled, as a capture requires.
     (0..2).try_for_each(|_| step().map(drop))?;
     let want: Vec<Vec<f64>> = step()?.iter().map(|t| t.to_f64s()).collect::<Result<_>>()?;
     let (graph, results) = rt.capture(step)?;

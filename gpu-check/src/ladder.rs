@@ -1,5 +1,5 @@
-//! The ladder: a little of everything that a device does, each rung in a process of its own, so that one that fails hides no other. What the
-//! processor computes of the same values is what is due.
+//! The ladder: small checks of everything that a device does. Each rung is a separate process, so a failure hides no
+//! other. The expected values are the CPU's results for the same inputs.
 
 use weftgrad::{
     Cpu, DType, Result, Runtime, Tensor, Var,
@@ -44,7 +44,7 @@ pub fn run<R: Runtime>(rt: &R, item: &str) -> Result<Found> {
     }
 }
 
-/// A rung's tensors here and on the processor.
+/// Compares a rung's tensors on the device with those on the CPU.
 fn computed<R: Runtime>(rt: &R, item: &str) -> Result<Found> {
     let (got, want) = (values(rt, item)?, values(&Cpu::new(), item)?);
     let lines = got.iter().zip(&want).enumerate().map(|(k, (got, want))| difference(k, got, want));
@@ -53,7 +53,8 @@ fn computed<R: Runtime>(rt: &R, item: &str) -> Result<Found> {
     Ok(Found::checks(want.len(), failures).with("name", about.name.clone()).with("memory", about.max_binding))
 }
 
-/// How a result differs from what is due, if it does: by more than rounding, of the largest value.
+/// Describes a difference of a result from the expected one that exceeds rounding, relative to the largest value;
+/// `None` if there is none.
 fn difference<R: Runtime>(k: usize, got: &Tensor<R>, want: &Tensor<Cpu>) -> Result<Option<String>> {
     let close = match want.dtype() {
         DType::F64 => 1e-11,
@@ -64,7 +65,7 @@ fn difference<R: Runtime>(k: usize, got: &Tensor<R>, want: &Tensor<Cpu>) -> Resu
     };
     let (spec, got, due) = (format!("{} {}", want.dtype(), want.shape()), got.to_f64s()?, want.to_f64s()?);
     let largest = due.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-    // A value that is no number is near none.
+    // NaN is near no value.
     let is_near = |at: &usize| (got[*at] - due[*at]).abs() <= close * largest;
     if got.len() != due.len() {
         return Ok(Some(format!("result {k} ({spec}) has {} values for {}", got.len(), due.len())));
@@ -76,7 +77,7 @@ fn difference<R: Runtime>(k: usize, got: &Tensor<R>, want: &Tensor<Cpu>) -> Resu
     }))
 }
 
-/// Values between -2 and 2, the same on every device.
+/// Values between -2 and 2, equal on every device.
 fn data<R: Runtime>(rt: &R, shape: &[usize], dtype: DType, seed: u64) -> Result<Tensor<R>> {
     let mut random = Philox::new(seed, 0);
     let values: Vec<f32> =
@@ -91,10 +92,10 @@ fn indices<R: Runtime>(rt: &R, count: usize, below: usize) -> Result<Tensor<R>> 
 }
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
-/// One, fewer than a warp has and more, and more than a grid's block has: none of them even.
+/// Odd sizes: one, fewer than the threads of a warp, more than those of a block, and many blocks.
 const SIZES: [usize; 4] = [1, 31, 257, 100_003];
 
-/// What a rung computes.
+/// The results of a rung on a device.
 fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
     let mut all = Vec::new();
     match item {
@@ -203,7 +204,7 @@ fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
     Ok(all)
 }
 
-/// Products of one type, of operands in every layout that a library's call has an option for.
+/// Computes products of one type, with operands in every layout for which the library's call has an option.
 fn products<R: Runtime>(rt: &R, item: &str, all: &mut Vec<Tensor<R>>) -> Result<()> {
     let dtype =
         FLOATS.into_iter().find(|dtype| item.strip_prefix("matmul ").is_some_and(|name| name == dtype.to_string()));
@@ -221,13 +222,13 @@ fn products<R: Runtime>(rt: &R, item: &str, all: &mut Vec<Tensor<R>>) -> Result<
     Ok(())
 }
 
-/// A second queue: what one computes the other reads.
+/// Checks a second queue: each of two queues reads results of the other.
 fn queue<R: Runtime>(rt: &R) -> Result<Found> {
     let other = rt.fork()?;
     let x = data(rt, &[100_003], DType::F32, 1)?;
     let mut failures = Vec::new();
     for round in 0..20 {
-        // Doubled there: the values are exact.
+        // Doubled on the other queue: the values are exact.
         let y = x.mul(f64::from(round))?.to_device(&other)?.mul(2.0)?.to_device(rt)?;
         let due = x.mul(2.0 * f64::from(round))?.to_f64s()?;
         let wrong = y.to_f64s()?.iter().zip(&due).filter(|(y, due)| y != due).count();
@@ -236,7 +237,7 @@ fn queue<R: Runtime>(rt: &R) -> Result<Found> {
     Ok(Found::checks(20, failures))
 }
 
-/// Eight gigabytes in one piece and in many, with the first and last element of each read back; and given back.
+/// Allocates eight gigabytes in one piece and in 64, and reads the first and last element of each piece back.
 pub fn large<R: Runtime>(rt: &R) -> Result<Found> {
     let mut failures = Vec::new();
     for (pieces, each) in [(1, 2usize << 30), (64, 32 << 20)] {
@@ -249,7 +250,7 @@ pub fn large<R: Runtime>(rt: &R) -> Result<Found> {
     Ok(Found::checks(65, failures))
 }
 
-/// More memory than there is: an error that names it, after which everything goes on.
+/// Checks that a request for more memory than there is fails, and that later work succeeds.
 fn out_of_memory<R: Runtime>(rt: &R) -> Result<Found> {
     let refused = Tensor::zeros(rt, [1usize << 45], DType::F32);
     let mut failures = match refused {

@@ -6,16 +6,18 @@
 //! ```
 //!
 //! Work is divided into parts, and parts into items (`--list` names them). Every item is a separate process with a
-//! deadline, so a crash, a hang or a broken context costs one item, and no item waits for another to pass. Checks run
-//! several at a time (`--jobs`), as compiling kernels is most of their work; timed items run alone. An item of a GPU that
-//! fails runs once more with launches that block, which names the kernel. The run ends within `--minutes` (9 by default);
-//! items not begun by then are listed as not run. After every item a line is printed and everything so far is written
-//! as JSON to FILE (`gpu-check.json`), and at the end ten lines say what is wrong and what is slow. Exits with status 0
-//! if all requested items ran and passed, 1 if not, 2 if it could not start.
+//! deadline. So a crash, a hang or a broken context costs one item, and no item waits for another to pass. Checks run
+//! several at a time (`--jobs`), as compiling kernels is most of their work; timed items run alone. A failed item of a
+//! GPU runs once more with blocking launches, which names the kernel.
 //!
-//! Kernels can be compiled where there is no GPU: a program that was built with the feature `emulate` does it by
-//! `--precompile 90,13`, for GPUs of that compute capability and drivers of that version of CUDA, into the folder that
-//! `XDG_CACHE_HOME` names, which then travels with the program.
+//! The run ends within `--minutes` (9 by default); items not begun by then are listed as not run. After every item a
+//! line is printed, and all findings so far are written as JSON to FILE (`gpu-check.json`). At the end at most ten
+//! lines list failures and slow cases. The exit status is 0 if all requested items ran and passed, 1 if not, 2 if the
+//! program could not start.
+//!
+//! Kernels can be compiled on a machine without a GPU, by a program that was built with the feature `emulate`.
+//! `--precompile 90,13` compiles for GPUs of that compute capability and drivers of that version of CUDA. The kernels
+//! go into the folder that `XDG_CACHE_HOME` names, which then travels with the program.
 //!
 //! PyTorch's values and the script that times PyTorch are inside the program. The CUDA libraries are taken from the
 //! system, or from Python's packages (`pip install nvidia-cuda-nvrtc nvidia-cublas`), which are located through
@@ -77,7 +79,7 @@ fn run() -> Result<u8, String> {
     Ok(u8::from(!report.passed()))
 }
 
-/// Compiles the kernels of all items for a GPU that is elsewhere.
+/// Compiles the kernels of all items for a GPU of another machine.
 #[cfg(feature = "emulate")]
 fn precompile(args: &Args, capability: u32, driver: u32) -> Result<(), String> {
     let count = weftgrad::Cuda::precompile(capability, driver, |listing| plan::kernels(listing, args));
@@ -90,7 +92,7 @@ fn precompile(_: &Args, _: u32, _: u32) -> Result<(), String> {
     Err("--precompile needs a program that was built with the feature `emulate`".into())
 }
 
-/// One item in this process. What could not be run is a failure.
+/// Runs one item in this process. An item that could not be run is a failure.
 fn alone(args: &Args, name: &str) -> Found {
     let (part, item) = name.split_once('/').unwrap_or((name, ""));
     plan::run(args, part, item).unwrap_or_else(|why| Found::checks(1, vec![why]))

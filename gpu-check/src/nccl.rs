@@ -1,4 +1,5 @@
-//! NCCL with one rank, which is all that one GPU has: the library loads, every collective runs, groups split, and a communicator is ended.
+//! NCCL with one rank, since one GPU allows no more: the library loads, every collective runs, groups split, and a
+//! communicator is aborted.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use weftgrad::{
 
 use crate::report::Found;
 
-/// The library; the emulated one with an emulated GPU.
+/// The NCCL library; for an emulated GPU the emulated one.
 fn library(device: &str) -> Result<Nccl> {
     #[cfg(feature = "emulate")]
     if device == "emulated" {
@@ -29,7 +30,7 @@ pub fn run(rt: &Cuda, device: &str) -> Result<Found> {
     let mut checks = 0;
     for dtype in [DType::F32, DType::BF16] {
         let x = Tensor::uniform(rt, [100_003], DType::F32, -1.0, 1.0, 1)?.to_dtype(dtype)?;
-        // A value of its own, whose memory nothing else has.
+        // A copy with memory of its own, which nothing else holds.
         let copy = || x.copy()?.try_mut().map_err(|_| Error::state("a copy", "has an owner beside this one"));
         let empty = || TensorMut::alloc(rt, [100_003].into(), dtype);
         let mut same = |name: &str, work: Result<Work<TensorMut<Cuda>>>| -> Result<()> {

@@ -9,10 +9,10 @@ use weftgrad::{
 
 use crate::report::Found;
 
-/// The largest difference of values, relative to a tensor's largest.
+/// The largest difference of values, relative to a tensor's largest value.
 const TOLERANCE: f64 = 1e-4;
 
-/// Loss, and gradients by name.
+/// The loss, and gradients by name.
 type Step = (f64, Vec<(String, Vec<f64>)>);
 
 pub fn run<R: Runtime>(rt: &R) -> Result<Found> {
@@ -23,7 +23,7 @@ pub fn run<R: Runtime>(rt: &R) -> Result<Found> {
 /// A list of tensors with their names.
 pub type Named<R> = Vec<(String, Tensor<R>)>;
 
-/// A model, and data for a step of it.
+/// A model, and data for one step.
 pub struct Setup<R: Runtime> {
     model: Gpt<R>,
     x: Var<R>,
@@ -90,7 +90,7 @@ fn compare(got: &Step, want: &Step) -> Vec<String> {
     failures
 }
 
-/// The larger; NaN stays.
+/// The larger value; NaN stays.
 fn worse(a: f64, b: f64) -> f64 {
     if a.is_nan() || a > b { a } else { b }
 }

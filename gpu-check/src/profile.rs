@@ -1,4 +1,4 @@
-//! Where the time of a training step goes: how long the GPU was in each kernel.
+//! A profile of a training step: the time that the GPU spends in each kernel.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use weftgrad_bench::cases::build;
 
 use crate::report::Found;
 
-/// Steps that are looked at, after as many that are not.
+/// The number of recorded steps, after as many that are not recorded.
 const STEPS: usize = 3;
 
 pub fn items(quick: bool) -> Vec<String> {
@@ -19,7 +19,8 @@ pub fn items(quick: bool) -> Vec<String> {
     cases.iter().map(|case| case.to_string()).collect()
 }
 
-/// Milliseconds a step, calls a step and share of each kernel, the longest first.
+/// Measures each kernel of a case: milliseconds and calls per step, and its share of the time. The longest kernel comes
+/// first.
 pub fn run(rt: &Cuda, case: &str) -> Result<Found, String> {
     let words: Vec<&str> = case.split_whitespace().collect();
     let mut built = build(rt, &words)?;

@@ -5,13 +5,13 @@ use std::{fs, path::Path, process::Command, time::Duration};
 
 use serde_json::{Value, json};
 
-/// What one item found.
+/// The findings of one item.
 #[derive(Default)]
 pub struct Found {
     pub checks: usize,
     /// A line for each check that failed.
     pub failures: Vec<String>,
-    /// Measured values by name; times are in milliseconds.
+    /// Measured values by name; times are in milliseconds unless the name has another unit.
     pub numbers: Vec<(String, Value)>,
 }
 
@@ -32,7 +32,7 @@ impl Found {
     }
 }
 
-/// How an item ended.
+/// The outcome of an item.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Status {
     Passed,
@@ -63,7 +63,7 @@ pub struct Entry {
     pub found: Value,
 }
 
-/// All items so far, in the order they ended.
+/// All items so far, in the order in which they ended.
 pub struct Report {
     about: Value,
     path: String,
@@ -78,7 +78,7 @@ impl Report {
         Report { about, path: path.into(), entries: Vec::new() }
     }
 
-    /// What the driver says of the GPU when all is done: clocks that fell, memory that had errors.
+    /// Records the driver's report on the GPU after the run: it shows clocks that fell and memory errors.
     pub fn end(&mut self) {
         self.about["at_end"] = driver_says(self.about["device"].as_str().unwrap_or_default());
         if let Err(e) = self.write() {
@@ -100,7 +100,7 @@ impl Report {
         self.entries.iter().all(|e| e.status == Status::Passed)
     }
 
-    /// Written to a temporary file in the folder and renamed, so that every reader finds it complete.
+    /// Writes the report to a temporary file in the folder and renames it, so that every reader finds it complete.
     fn write(&self) -> Result<(), String> {
         let items: Vec<Value> = self.entries.iter().map(Entry::json).collect();
         let all =
@@ -110,12 +110,12 @@ impl Report {
         done.map_err(|e| format!("{}: {e}", self.path))
     }
 
-    /// Our medians and PyTorch's.
+    /// The medians of this framework next to PyTorch's.
     fn comparison(&self) -> Vec<Value> {
         let rows =
             self.entries.iter().filter(|e| e.part == "torch").filter_map(|e| e.found["numbers"]["cases"].as_array());
         let rows: Vec<&Value> = rows.flatten().collect();
-        // Of several ways to compile the fastest counts.
+        // The fastest of several ways to compile counts.
         let theirs = |case: &str, how: &str| {
             let is = |r: &&&Value| r["case"] == case && r["how"].as_str().is_some_and(|h| h.starts_with(how));
             let times = rows.iter().filter(is).filter_map(|r| r["median_ms"].as_f64());
@@ -123,7 +123,7 @@ impl Report {
         };
         let ours = self.entries.iter().filter(|e| ["bench", "captured"].contains(&e.part));
         let row = |e: &Entry| {
-            // A captured step next to captured ones.
+            // A captured step is compared with PyTorch's captured ones.
             let (case, ways) = match e.part {
                 "captured" => (format!("{}, captured", e.item), ["captured", "compiled, CUDA graphs"]),
                 _ => (e.item.clone(), ["eager", "compiled"]),
@@ -134,7 +134,7 @@ impl Report {
         ours.map(row).collect()
     }
 
-    /// Prints the result of the run: the comparison, and ten lines at most of what is wrong and what is slow.
+    /// Prints the result of the run: the comparison, and at most ten lines of failures and slow cases.
     pub fn summary(&self) {
         let rows = self.comparison();
         for row in rows.iter().filter(|r| r["eager"].is_number()) {
@@ -157,7 +157,7 @@ impl Report {
     }
 }
 
-/// How many lines say what is wrong, and what is slow.
+/// The most lines of failures, and of slow cases.
 const WRONG: usize = 5;
 const SLOW: usize = 3;
 
@@ -172,7 +172,7 @@ fn slow(rows: &[Value]) -> Vec<String> {
     all.into_iter().map(|(ratio, case)| format!("SLOW   {case}: {ratio:.2} times PyTorch's time")).collect()
 }
 
-/// What NVIDIA's program says of the GPU.
+/// The report of `nvidia-smi` on the GPU.
 fn driver_says(device: &str) -> Value {
     if device != "cuda" {
         return Value::Null;
@@ -198,7 +198,7 @@ impl Entry {
         format!("{part:8} {item:28} {status:9} {checks:6} checks {failed:4} failed {seconds:7.1} s  {tail}")
     }
 
-    /// What is wrong with the item, in a line.
+    /// The item's failure, in a line.
     fn wrong(&self) -> String {
         let first =
             |of: &str| self.found[of].as_array().and_then(|f| f.first()).and_then(Value::as_str).map(String::from);

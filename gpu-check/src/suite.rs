@@ -1,4 +1,4 @@
-//! The conformance suite, section by section, and whether results are the same bits on every queue.
+//! The conformance suite, section by section, and a check that results have equal bits on every queue.
 
 use conformance::Section;
 use weftgrad::{Cpu, Runtime};

@@ -10,8 +10,8 @@ use crate::{
     operand::Operand,
 };
 
-/// The number of lines (`MANY`) that fill a device with one thread each, and the length (`SHORT`) below which a line is
-/// not worth a block.
+/// The number of lines (`MANY`) that fill a device with one thread each. A line of at most `SHORT` elements is not
+/// worth a block.
 const MANY: usize = 1 << 14;
 const SHORT: usize = 64;
 /// The least length (`LONG`) of lines that are partitioned, when there are fewer of them than `FEW`.

@@ -1,8 +1,8 @@
-//! Inputs of cases: the same on every run.
+//! Inputs of cases, equal on every run.
 
 use weftgrad::{DType, Result, Runtime, Tensor};
 
-/// The dtype that a case's name has in it; `f32` if it has none.
+/// The dtype that a case's name contains; `f32` if it contains none.
 pub fn dtype_of(name: &str) -> DType {
     match name {
         _ if name.contains("bf16") => DType::BF16,
@@ -11,7 +11,8 @@ pub fn dtype_of(name: &str) -> DType {
     }
 }
 
-/// Standard normal values (of a stream; large ones repeat a million draws, which times the same and starts sooner).
+/// Standard normal values from a random stream. Large tensors repeat a million draws, which times the same and starts
+/// sooner.
 pub fn normal<R: Runtime>(rt: &R, shape: &[usize], dtype: DType, seed: u64) -> Result<Tensor<R>> {
     let n: usize = shape.iter().product();
     let mut rng = weftgrad::rng::Philox::new(seed, 0);

@@ -16,7 +16,7 @@ impl<R: Runtime> BackwardHook<R> for Drop {
     }
 }
 
-/// The op of a case on `x`, with weight and bias of ones and zeros where it has them.
+/// Applies the op of a case to `x`, with weight and bias of ones and zeros where it has them.
 fn apply<T: Apply>(name: &str, x: &T, weight: &T, bias: &T) -> Result<T> {
     match name.trim_end_matches("fb").trim_end_matches("bf16") {
         "softmax" => x.softmax(-1),
@@ -57,7 +57,7 @@ pub fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case
     }))
 }
 
-/// A linear layer with its bias and a residual, `[M, K]` to `[M, N]`.
+/// A linear layer with its bias and a residual, from `[M, K]` to `[M, N]`.
 pub fn linear<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let (back, dtype) = (name.ends_with("fb"), data::dtype_of(name));
     let input = |name: &str, shape: &[usize], seed| {

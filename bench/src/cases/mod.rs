@@ -14,7 +14,7 @@ use weftgrad::{Result, Runtime};
 pub struct Case {
     /// Runs one call.
     pub run: Box<dyn FnMut() -> Result<()>>,
-    /// Timed one call at a time: it takes long enough.
+    /// True if a call takes long enough to be timed alone.
     pub long: bool,
     /// The loss of the last call, if it has one.
     pub loss: Rc<Cell<Option<f64>>>,
@@ -93,18 +93,18 @@ fn table<R: Runtime>() -> [Row<R>; 55] {
     ]
 }
 
-/// The case these words name.
+/// Builds the case that these words name.
 pub fn build<R: Runtime>(rt: &R, words: &[&str]) -> std::result::Result<Case, String> {
     build_by(rt, words, None)
 }
 
-/// The training these words name, its step captured once and launched by each call.
+/// Builds the training that these words name, with its step captured once and launched by each call.
 #[cfg(feature = "cuda")]
 pub fn build_captured(rt: &weftgrad::Cuda, words: &[&str]) -> std::result::Result<Case, String> {
     build_by(rt, words, Some(train::captured))
 }
 
-/// The case these words name, by another constructor than its own if one is given.
+/// Builds the case that these words name, by the constructor `other` in place of its own if one is given.
 fn build_by<R: Runtime>(rt: &R, words: &[&str], other: Option<Build<R>>) -> std::result::Result<Case, String> {
     let name = words.first().ok_or("an empty case")?;
     let (_, sizes, make) = table::<R>()
@@ -122,7 +122,7 @@ fn build_by<R: Runtime>(rt: &R, words: &[&str], other: Option<Build<R>>) -> std:
     Ok(case)
 }
 
-/// Usage, with every case.
+/// The help text, with every case.
 pub fn help() -> String {
     let lines: String =
         table::<weftgrad::numcore::NullRuntime>().iter().map(|(n, sizes, _)| format!("  {n} {sizes}\n")).collect();

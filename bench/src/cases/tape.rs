@@ -1,4 +1,4 @@
-//! The cost of an op itself: tensors of four elements.
+//! The overhead of an op: tensors of four elements.
 
 use weftgrad::{
     DType, Result, Runtime, Var, no_grad,

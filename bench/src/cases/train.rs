@@ -44,10 +44,10 @@ impl Training<weftgrad::Cuda> {
     }
 }
 
-/// Steps before the first call.
+/// The number of steps before the first call.
 const WARM_UP: usize = 3;
 
-/// A case whose calls give losses.
+/// A case whose calls return losses.
 fn case(long: bool, mut step: impl FnMut() -> Result<f64> + 'static) -> Case {
     let last = Rc::new(std::cell::Cell::new(None));
     let seen = last.clone();
@@ -116,7 +116,7 @@ fn mlp<R: Runtime>(rt: &R) -> Result<Training<R>> {
     Training::of(model, move |m| m.forward(&x)?.cross_entropy(&y))
 }
 
-/// conv 3×3 (32) – conv 3×3 (64) – max-pool 2 – 128 – 10.
+/// A network of conv 3×3 (32) – conv 3×3 (64) – max-pool 2 – 128 – 10.
 #[derive(Module)]
 struct Cnn<R: Runtime> {
     c1: Conv2d<R>,
@@ -161,7 +161,7 @@ fn language_model<R: Runtime>(rt: &R, config: GptConfig, batch: usize, dtype: DT
     Ok(Training { long: true, ..training })
 }
 
-/// As small as a GPT gets: for trying what takes any case.
+/// The smallest sensible GPT, for trying tools that take any case.
 fn tiny() -> GptConfig {
     GptConfig { vocab: 61, context: 16, layers: 2, heads: 2, width: 32, ..Default::default() }
 }

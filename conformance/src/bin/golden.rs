@@ -1,7 +1,7 @@
 //! Runs a folder of reference values: `golden DIR [--device cpu|wgpu] [--threads N] [--views] [GROUP…]`.
 //!
 //! One line per failing or skipped case, then `N passed, N failed, N skipped`. The exit status is 0 when none failed, 1
-//! when one did, 2 when nothing could be run: a file is missing or corrupt, or the arguments make no sense.
+//! when one did, 2 when nothing could be run: a file is missing or corrupt, or the arguments are invalid.
 
 use std::process::ExitCode;
 
@@ -78,7 +78,7 @@ impl Arguments {
     }
 }
 
-/// The outcome of a case over all placements: it passes when it does for every layout of its inputs.
+/// The outcome of a case over all placements: it passes if it does for every layout of its inputs.
 fn worst(outcomes: impl Iterator<Item = (Placement, Outcome)>) -> Outcome {
     let mut last = Outcome::Passed;
     for (placement, outcome) in outcomes {

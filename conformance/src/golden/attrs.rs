@@ -30,23 +30,23 @@ impl Attrs {
         read(value).map(Some).ok_or_else(wrong)
     }
 
-    /// The attribute as a real scalar.
+    /// The attribute as a real scalar; `default` if it is absent.
     pub fn f64(&self, name: &str, default: f64) -> Result<f64> {
         Ok(self.maybe_f64(name)?.unwrap_or(default))
     }
 
-    /// The attribute as a real scalar, if it is given. `Infinity` may be a string.
+    /// The attribute as a real scalar; `None` if it is absent. `Infinity` may be a string.
     pub fn maybe_f64(&self, name: &str) -> Result<Option<f64>> {
         let read = |v: &Value| v.as_f64().or_else(|| v.as_str()?.parse().ok());
         self.typed(&[name], "a number", read)
     }
 
-    /// The attribute as a count, under any of these names.
+    /// The attribute as a count, under any of these names; `default` if it is absent.
     pub fn usize(&self, names: &[&str], default: usize) -> Result<usize> {
         Ok(self.maybe_usize(names)?.unwrap_or(default))
     }
 
-    /// The attribute as a count, if it is given.
+    /// The attribute as a count, under any of these names; `None` if it is absent.
     pub fn maybe_usize(&self, names: &[&str]) -> Result<Option<usize>> {
         self.typed(names, "a count", |v| v.as_u64().map(|n| n as usize))
     }
@@ -56,22 +56,22 @@ impl Attrs {
         self.maybe_usize(names)?.ok_or_else(|| missing(names[0]))
     }
 
-    /// The attribute as a signed integer: an axis, a shift or a diagonal.
+    /// The attribute as a signed integer: an axis, a shift or a diagonal; `default` if it is absent.
     pub fn isize(&self, names: &[&str], default: isize) -> Result<isize> {
         Ok(self.maybe_isize(names)?.unwrap_or(default))
     }
 
-    /// The attribute as an axis, if it is given.
+    /// The attribute as a signed integer; `None` if it is absent.
     pub fn maybe_isize(&self, names: &[&str]) -> Result<Option<isize>> {
         self.typed(names, "a whole number", |v| v.as_i64().map(|n| n as isize))
     }
 
-    /// The attribute as a list of integers, where a scalar counts as a list of one; empty when absent.
+    /// The attribute as a list of integers; a scalar counts as a list of one. Empty if it is absent.
     pub fn list(&self, names: &[&str]) -> Result<Vec<isize>> {
         Ok(self.typed(names, "a list of whole numbers", whole_numbers)?.unwrap_or_default())
     }
 
-    /// One value for both axes, or one for each.
+    /// The attribute as a value for each of two axes, given as one value for both or one for each.
     pub fn pair(&self, names: &[&str], default: usize) -> Result<[usize; 2]> {
         match self.list(names)?[..] {
             [] => Ok([default; 2]),
@@ -81,7 +81,7 @@ impl Attrs {
         }
     }
 
-    /// An option that has no effect at this value; any other value is unknown to the runner.
+    /// Accepts an attribute only with the value `known`, at which it has no effect. Any other value is an error.
     pub fn only(&self, name: &str, known: &Value) -> Result<()> {
         match self.find(&[name]) {
             Some(value) if value != known => {
@@ -91,17 +91,17 @@ impl Attrs {
         }
     }
 
-    /// Marks attributes as read that repeat the shapes, or do not affect the values compared.
+    /// Marks attributes as read that repeat the shapes, or do not affect the compared values.
     pub fn skip(&self, names: &[&str]) {
         self.find(names);
     }
 
-    /// The attribute as a `bool`.
+    /// The attribute as a `bool`, under any of these names; `default` if it is absent.
     pub fn bool(&self, names: &[&str], default: bool) -> Result<bool> {
         Ok(self.typed(names, "true or false", Value::as_bool)?.unwrap_or(default))
     }
 
-    /// The attribute as a string.
+    /// The attribute as a string; `default` if it is absent.
     pub fn str(&self, name: &str, default: &'static str) -> Result<&str> {
         Ok(self.typed(&[name], "a text", Value::as_str)?.unwrap_or(default))
     }
@@ -111,7 +111,7 @@ impl Attrs {
         self.find(&[name])
     }
 
-    /// An error that lists the attributes that were not read; a note is for human readers.
+    /// Returns an error that lists the attributes that were not read. A note is for human readers and may be unread.
     pub fn all_read(&self) -> Result<()> {
         let read = self.read.borrow();
         let unread: Vec<&str> =

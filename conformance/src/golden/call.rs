@@ -16,7 +16,7 @@ pub(super) struct Call<'a, R: Runtime> {
     stand_ins: RefCell<Vec<(usize, Var<R>)>>,
 }
 
-/// How an op of the tables is computed.
+/// The computation of an op of the tables.
 pub(super) type OpFn<R> = fn(&Call<'_, R>) -> Result<Vec<Var<R>>>;
 
 impl<'a, R: Runtime> Call<'a, R> {
@@ -24,12 +24,12 @@ impl<'a, R: Runtime> Call<'a, R> {
         Call { attrs: &case.attrs, case, ins, stand_ins: RefCell::default() }
     }
 
-    /// Input `i`, which must be there.
+    /// Input `i`; an error if the case has none.
     pub(super) fn x(&self, i: usize) -> Result<&'a Var<R>> {
         self.maybe(i).ok_or_else(|| Error::argument("golden", format!("the op takes an input {i}")))
     }
 
-    /// Input `i`, if it exists.
+    /// Input `i`, if the case has one.
     pub(super) fn maybe(&self, i: usize) -> Option<&'a Var<R>> {
         self.ins.get(i)
     }
@@ -39,22 +39,22 @@ impl<'a, R: Runtime> Call<'a, R> {
         self.ins.iter().collect()
     }
 
-    /// The expected shape of an output: for ops whose sizes the case states nowhere else.
+    /// The expected shape of output `k`, for ops whose sizes the case states nowhere else.
     pub(super) fn out_shape(&self, k: usize) -> Result<Shape> {
         Ok(self.case.tensor(&format!("out{k}"))?.shape)
     }
 
-    /// Records that input `i` was copied into this leaf (a layer's parameter), which receives its gradient.
+    /// Records that input `i` was copied into `leaf` (a layer's parameter), which receives its gradient.
     pub(super) fn stands_in(&self, i: usize, leaf: Var<R>) {
         self.stand_ins.borrow_mut().push((i, leaf));
     }
 
-    /// The leaves that inputs were copied into.
+    /// The leaves into which inputs were copied, with the inputs' indices.
     pub(super) fn stand_ins(self) -> Vec<(usize, Var<R>)> {
         self.stand_ins.into_inner()
     }
 
-    /// The note of the case.
+    /// The note of the case; empty if it has none.
     pub(super) fn note(&self) -> Result<&str> {
         self.attrs.str("note", "")
     }

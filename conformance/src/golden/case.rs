@@ -18,7 +18,7 @@ pub struct HostValue {
 }
 
 impl HostValue {
-    /// The value as a tensor on a device.
+    /// Uploads the value as a tensor on a device.
     pub fn on<R: Runtime>(&self, rt: &R) -> Result<Tensor<R>> {
         Tensor::from_bytes(rt, self.shape, self.dtype, &self.bytes)
     }
@@ -61,17 +61,17 @@ pub struct Case {
 }
 
 impl Case {
-    /// A tensor of this case, by the rest of its name after the case's id.
+    /// The tensor `ID/name` of this case; an error if the file does not have it.
     pub fn tensor(&self, name: &str) -> Result<&HostValue> {
         self.maybe(name).ok_or_else(|| Error::state(name, format!("is not among the tensors of {}", self.id)))
     }
 
-    /// A tensor of this case, if it exists.
+    /// The tensor `ID/name` of this case, if the file has it.
     pub fn maybe(&self, name: &str) -> Option<&HostValue> {
         self.tensors.get(&format!("{}/{name}", self.id))
     }
 
-    /// All tensors of this case whose names begin with `prefix`, with the rest of their names, in order.
+    /// All tensors of this case whose names begin with `prefix`, in order, each with the rest of its name.
     pub fn under(&self, prefix: &str) -> impl Iterator<Item = (&str, &HostValue)> {
         let start = format!("{}/{prefix}", self.id);
         let from = self.tensors.range(start.clone()..);
@@ -83,30 +83,30 @@ impl Case {
         self.under("").map(|(_, t)| t.dtype)
     }
 
-    /// A count that the case states apart from its attributes.
+    /// A count that the case states outside of its attributes; an error if it is missing.
     pub fn count(&self, field: &str) -> Result<usize> {
         let found = self.json.get(field).and_then(Value::as_u64);
         found.map(|n| n as usize).ok_or_else(|| self.incomplete(field))
     }
 
-    /// A list of reals that the case states apart from its attributes; empty when absent.
+    /// A list of reals that the case states outside of its attributes; empty if it is absent.
     pub fn numbers(&self, field: &str) -> Vec<f64> {
         let list = self.json.get(field).and_then(Value::as_array);
         list.map_or_else(Vec::new, |l| l.iter().map(|v| v.as_f64().unwrap_or(f64::NAN)).collect())
     }
 
-    /// The shape that input `i` is repeated to, along axes of size 1.
+    /// The shape to which input `i` is repeated along axes of size 1, if the case states one.
     pub fn expanded(&self, i: usize) -> Option<Vec<usize>> {
         let shape = self.json.get("expand")?.get(i.to_string())?.as_array()?;
         shape.iter().map(|n| n.as_u64().map(|n| n as usize)).collect()
     }
 
-    /// A real that the case states apart from its attributes.
+    /// A real that the case states outside of its attributes.
     pub fn number(&self, field: &str) -> Option<f64> {
         self.json.get(field).and_then(Value::as_f64)
     }
 
-    /// The suggested relative tolerance.
+    /// The suggested relative tolerance; an error if it is missing.
     pub fn tolerance(&self) -> Result<f64> {
         self.number("tol").ok_or_else(|| self.incomplete("tol"))
     }
@@ -116,8 +116,11 @@ impl Case {
     }
 }
 
-/// The cases of a folder's groups, all of them when none is named. A named group that does not exist is an error, as is
-/// a file that cannot be read.
+/// Loads the cases of a folder's groups; all groups if none is named.
+///
+/// # Errors
+///
+/// A named group does not exist, or a file cannot be read.
 pub fn load(folder: impl AsRef<Path>, groups: &[String]) -> Result<Vec<Case>> {
     let folder = folder.as_ref();
     let there = groups_of(folder)?;
@@ -154,7 +157,7 @@ fn load_group(folder: &Path, group: &str) -> Result<Vec<Case>> {
     let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
     let bad = |why: String| Error::format(path.display().to_string(), why);
     let json: Value = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
-    // Learning rates have no tensors, and are a list without a head.
+    // Learning rates have no tensors, and their file is a list without a head.
     let (list, tensors) = match &json {
         Value::Array(list) => (list, BTreeMap::new()),
         _ => {

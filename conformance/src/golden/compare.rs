@@ -36,8 +36,8 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// `None` when `got` has the shape and kind of `want` and every element is within `|got − want| ≤ tol · max(1,
-/// |want|)`. Integers and `bool` must be equal; NaN equals NaN.
+/// Compares a tensor with the expected value. Returns `None` if `got` has the shape and kind of `want` and every
+/// element is within `|got − want| ≤ tol · max(1, |want|)`. Integers and `bool` must be equal; NaN equals NaN.
 pub fn compare<R: Runtime>(what: &str, got: &Tensor<R>, want: &HostValue, tol: f64) -> Result<Option<Mismatch>> {
     if got.dims() != want.shape.dims() {
         return Ok(Some(Mismatch::new(what, format!("its shape is {}, expected {}", got.shape(), want.shape))));
@@ -49,7 +49,7 @@ pub fn compare<R: Runtime>(what: &str, got: &Tensor<R>, want: &HostValue, tol: f
     Ok(compare_values(what, &got.to_f64s()?, &want.to_f64s(), tol))
 }
 
-/// The first mismatch of host values, by the tolerance of [`compare`].
+/// The worst mismatch of host values, by the tolerance of [`compare`].
 pub fn compare_values(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> Option<Mismatch> {
     if got.len() != want.len() {
         return Some(Mismatch::new(what, format!("{} values, expected {}", got.len(), want.len())));
@@ -64,7 +64,7 @@ pub fn compare_values(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> 
     Some(Mismatch { what: what.into(), why, error: worst, tolerance: tolerance.max(f64::MIN_POSITIVE) })
 }
 
-/// The first mismatch of host values, where errors are relative to the largest expected value (if it is above 1).
+/// The worst mismatch of host values; errors are relative to the largest expected value (if it is above 1).
 pub fn compare_at_scale(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> Option<Mismatch> {
     let largest = want.iter().filter(|w| w.is_finite()).fold(1.0f64, |m, w| m.max(w.abs()));
     let scaled = |values: &[f64]| values.iter().map(|v| v / largest).collect::<Vec<_>>();
@@ -76,11 +76,11 @@ fn error(got: f64, want: f64) -> f64 {
         return 0.0;
     }
     let difference = (got - want).abs() / want.abs().max(1.0);
-    // A finite value where an infinite one is expected: no quotient says how wrong that is.
+    // A finite value where an infinite one is expected: no quotient measures the error.
     if want.is_infinite() || difference.is_nan() { f64::NAN } else { difference }
 }
 
-/// Floats must be of one type; integers of any width compare by value.
+/// Tells whether two types are comparable: floats must be of one type; integers of any width compare by value.
 fn same_kind(a: DType, b: DType) -> bool {
     a == b || a.is_int() && b.is_int()
 }

@@ -15,13 +15,13 @@ pub(super) fn run(case: &Case) -> Result<Outcome> {
     let base = case.number("base_lr").ok_or_else(|| Error::argument("golden", "the case has no `base_lr`"))?;
     let want = case.numbers("lr");
     let schedule = schedule(&case.op, &case.attrs)?;
-    // As multiples of the base rate, so that errors are relative to it.
+    // Rates are compared as multiples of the base rate, so that errors are relative to it.
     let got: Vec<f64> = (0..want.len()).map(|i| schedule.lr(base, i as u64) / base).collect();
     let want: Vec<f64> = want.iter().map(|lr| lr / base).collect();
     Ok(Outcome::of(compare_values("lr", &got, &want, TOLERANCE)))
 }
 
-/// Arguments that are left out have PyTorch's defaults.
+/// Builds the schedule of a case. Absent arguments have PyTorch's defaults.
 fn schedule(op: &str, a: &Attrs) -> Result<Box<dyn LrSchedule>> {
     let steps = |names: &[&str], default: usize| a.usize(names, default).map(|n| n as u64);
     let total = |default: usize| steps(&["total", "total_iters"], default);

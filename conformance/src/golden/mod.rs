@@ -1,8 +1,8 @@
 //! Reference values from PyTorch: a folder of `GROUP.json` and `GROUP.safetensors`, loaded and compared case by case.
 //!
-//! A case names an op of PyTorch's and gives inputs, attributes, outputs and gradients. The tables in `ops` say how
-//! this framework computes each op, by PyTorch's semantics and defaults and never by case, so that any folder of the
-//! same layout can be run.
+//! A case names an op of PyTorch's and gives inputs, attributes, outputs and gradients. The tables in `ops` map each op
+//! to its computation in this framework. They follow PyTorch's semantics and defaults and never depend on the case, so
+//! any folder of the same layout can be run.
 //!
 //! ```no_run
 //! # fn main() -> numcore::Result<()> {

@@ -8,7 +8,7 @@ use super::Case;
 
 type Layer<R> = Box<dyn Forward<R>>;
 
-/// The model a case names; its values are loaded afterwards.
+/// Builds the model that a case names; its values are loaded afterwards.
 pub(super) fn model<R: Runtime>(rt: &R, case: &Case) -> Result<Layer<R>> {
     let init = Init::new(rt, 0);
     match case.op.as_str() {
@@ -44,7 +44,7 @@ fn gpt<R: Runtime>(init: &Init<R>, case: &Case) -> Result<Layer<R>> {
     )?))
 }
 
-/// The layers, from a list or from a string with spaces between them.
+/// The descriptions of layers, from a list or from a string with spaces between them.
 fn descriptions(case: &Case) -> Result<Vec<String>> {
     match case.attrs.raw("layers") {
         Some(Value::String(text)) => Ok(text.split_whitespace().map(str::to_string).collect()),
@@ -57,8 +57,8 @@ fn bad(why: &str) -> Error {
     Error::argument("golden", format!("the model is not clear: {why}"))
 }
 
-/// `linear`, `linear(32,5)`, `conv(1,4,3,pad1)`, `maxpool2`, `relu` …: sizes that are not said are those of the first
-/// weights.
+/// Builds a layer from its description: `linear`, `linear(32,5)`, `conv(1,4,3,pad1)`, `maxpool2`, `relu` …. Sizes that
+/// are not given are taken from the first weights.
 fn layer<R: Runtime>(init: &Init<R>, case: &Case, i: usize, text: &str) -> Result<Layer<R>> {
     let (name, arguments) = text.strip_suffix(')').and_then(|t| t.split_once('(')).unwrap_or((text, ""));
     let (word, number) = name.split_at(name.find(|c: char| c.is_ascii_digit()).unwrap_or(name.len()));
@@ -89,7 +89,8 @@ fn linear<R: Runtime>(init: &Init<R>, case: &Case, i: usize) -> Result<Layer<R>>
     Ok(Box::new(if weight(case, i, "bias").is_some() { layer } else { layer.without_bias() }))
 }
 
-/// Arguments `inputs, outputs, kernel` and, in any order, `padN`, `strideN`, `dilN`, `groupsN`.
+/// Builds a convolution. Its arguments are `inputs, outputs, kernel` and, in any order, `padN`, `strideN`, `dilN`,
+/// `groupsN`.
 fn conv<R: Runtime>(init: &Init<R>, case: &Case, i: usize, arguments: &str) -> Result<Layer<R>> {
     let Some(&[outputs, inputs, r, s]) = weight(case, i, "weight") else {
         return Err(bad("a convolution has no weight"));

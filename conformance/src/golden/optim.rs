@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{Attrs, Case, Outcome, compare};
 
-/// The optimizer a case names, over those of `leaves` that it takes.
+/// Builds the optimizer that a case names, over the subset of `leaves` that it takes.
 pub(super) fn optimizer<R: Runtime>(
     name: &str,
     attrs: &Attrs,
@@ -43,7 +43,7 @@ fn build<R: Runtime, C: UpdateRule>(attrs: &Attrs, leaves: &[Arc<Leaf<R>>]) -> R
     Ok(Box::new(FlatOptimizer::over(config, taken)?))
 }
 
-/// Hyper-parameters that the attributes name, the others by default.
+/// The hyper-parameters that the attributes name; the others have their defaults.
 fn configured<C: Config>(attrs: &Attrs) -> Result<C> {
     let mut config = C::default();
     let names: Vec<&'static str> = config.settings().iter().map(|s| s.name).collect();
@@ -55,7 +55,7 @@ fn configured<C: Config>(attrs: &Attrs) -> Result<C> {
     Ok(config)
 }
 
-/// What PyTorch calls a hyper-parameter.
+/// PyTorch's name of a hyper-parameter.
 fn pytorch(name: &'static str) -> &'static str {
     match name {
         "eps1" | "eps2" => "eps",
@@ -79,7 +79,7 @@ fn numbers(name: &str, value: &Value) -> Option<Vec<f64>> {
     }
 }
 
-/// A parameter the optimizer does not take must stay as it is.
+/// Runs a case. A parameter that the optimizer does not take must keep its value.
 pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
     let (params, tol) = (case.count("params")?, case.tolerance()?);
     let leaf = |i: usize| Leaf::new(&format!("p{i}"), case.tensor(&format!("init{i}"))?.on(rt)?);

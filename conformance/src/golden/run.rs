@@ -21,7 +21,7 @@ use super::{
 pub struct Options {
     /// The memory layout of inputs and upstream gradients.
     pub placement: Placement,
-    /// Floating values are cast to this type first, and compared with a tolerance that suits it.
+    /// A type to which floating values are cast first; they are then compared with a tolerance that suits it.
     pub dtype: Option<DType>,
 }
 
@@ -32,7 +32,7 @@ pub enum Outcome {
     Passed,
     /// The values that differ, or the error that ended the case.
     Failed(Vec<String>),
-    /// The reason why the case cannot run here.
+    /// The reason why the case cannot run on this runtime.
     Skipped(String),
 }
 
@@ -88,11 +88,11 @@ fn run_op<R: Runtime>(rt: &R, case: &Case, options: Options) -> Result<Outcome> 
     Ok(Outcome::of(mismatches))
 }
 
-/// The tolerance of the case, or what another type can hold of it.
+/// The tolerance of the case, or a larger one that the precision of `dtype` requires.
 fn tolerance(case: &Case, dtype: Option<DType>) -> Result<f64> {
     let own = case.tolerance()?;
     Ok(match dtype {
-        // The expected values themselves are only as good as the type they were computed in.
+        // The expected values themselves are only as good as the type in which they were computed.
         Some(d) => own.max(8.0 * d.epsilon()),
         None => own,
     })
@@ -153,7 +153,7 @@ impl<R: Runtime> Run<'_, R> {
         Ok(found)
     }
 
-    /// A backward pass from every output that has an upstream gradient; `None` without one.
+    /// Runs a backward pass from every output that has an upstream gradient; `None` without one.
     fn backward(&self, outs: &[Var<R>]) -> Result<Option<Gradients<R>>> {
         let Some(backward) = self.seeded(outs)? else { return Ok(None) };
         let mut gradients = Gradients::new();
@@ -174,7 +174,7 @@ impl<R: Runtime> Run<'_, R> {
         Ok(backward)
     }
 
-    /// The gradients, each times what the case gives for it, are summed; the gradients of that sum.
+    /// Compares second derivatives: the gradients of the sum of all gradients, each times the weights `vN` of the case.
     fn second(&self, outs: &[Var<R>], inputs: &[Input<R>]) -> Result<Vec<Mismatch>> {
         let leaves: Vec<(usize, &Var<R>)> =
             inputs.iter().enumerate().filter_map(|(i, input)| Some((i, input.leaf.as_ref()?))).collect();
@@ -229,14 +229,14 @@ impl<R: Runtime> Run<'_, R> {
     fn compare(&self, what: &str, got: &Tensor<R>) -> Result<Option<Mismatch>> {
         let want = self.case.tensor(what)?;
         if self.options.dtype.is_some() && want.dtype.is_float() {
-            // Rounded inputs move results by as much as the largest of them is worth.
+            // Rounding of the inputs moves results by an amount that scales with the largest expected value.
             return Ok(compare_at_scale(what, &got.to_f64s()?, &want.to_f64s(), self.tol));
         }
         compare(what, got, want, self.tol)
     }
 }
 
-/// Gradients, with the rule that a leaf's gradient is final once.
+/// Gradients, with a check that a leaf's gradient becomes final only once.
 struct Once<'a, R: Runtime>(&'a mut Gradients<R>);
 
 impl<R: Runtime> BackwardHook<R> for Once<'_, R> {

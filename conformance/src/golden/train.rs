@@ -33,7 +33,7 @@ pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
     run.compare(case)
 }
 
-/// Classes are learned by cross-entropy, values by their squared error.
+/// The loss of a task: cross-entropy for classes, the mean squared error for values.
 fn loss_of<R: Runtime>(out: &Var<R>, target: &Var<R>) -> Result<Var<R>> {
     if target.dtype().is_float() { loss::mse(out, target, Reduction::Mean) } else { loss::cross_entropy(out, target) }
 }
@@ -68,7 +68,7 @@ impl Record {
             compare_values("losses", &self.losses, &case.numbers("losses"), tol).into_iter().collect();
         found.extend(compare_values("grad_norms", &self.norms, &case.numbers("grad_norms"), tol));
         for (name, got) in &self.first {
-            // Gradients are small: what counts is their error among themselves.
+            // Gradients are small, so errors are relative to the largest of them.
             let what = format!("grad0/{name}");
             found.extend(compare_scaled(&what, got, case.tensor(&what)?, tol));
         }
@@ -80,7 +80,7 @@ impl Record {
     }
 }
 
-/// Relative to the largest value expected.
+/// Compares values; errors are relative to the largest expected value.
 fn compare_scaled(what: &str, got: &[f64], want: &HostValue, tol: f64) -> Option<Mismatch> {
     let want = want.to_f64s();
     let largest = want.iter().fold(0.0f64, |m, w| m.max(w.abs()));

@@ -20,7 +20,7 @@ pub(crate) fn attend<R: Runtime>(rt: &R) -> Section {
             section.skip(lacks(dtype));
             continue;
         }
-        // Queries and keys: as many, fewer, more, one, none.
+        // Equal numbers of queries and keys, fewer, more, one, none.
         for [t, s] in [[5, 5], [3, 7], [7, 3], [1, 6], [6, 1], [0, 4], [4, 0]] {
             for scores in options() {
                 let name = format!("{scores:?} T{t} S{s} {dtype}");
@@ -96,7 +96,7 @@ fn attention<R: Runtime>(rt: &R, dtype: DType, [t, s]: [usize; 2], o: Scores, to
         want.extend((0..D).map(|d| (0..s).map(|j| weights[j] * vs[j * D + d]).sum::<f64>() / total));
     }
     let dense = q.attention_with(&k, &v, options())?;
-    // The same keys for both heads, as views of any kind.
+    // Both heads share the keys, as views of any kind.
     let (far, wide) = (k.flip(&[2])?.contiguous()?.flip(&[2])?, v.broadcast_to([1, 2, s, D])?);
     let viewed = q.attention_with(&far.broadcast_to([1, 2, s, D])?, &wide, options())?;
     Ok(near("the output", &dense.to_f64s()?, &want, tolerance).and(near(

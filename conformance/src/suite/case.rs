@@ -13,9 +13,9 @@ pub(crate) struct OpCase<R: Runtime> {
     pub(crate) name: String,
     pub(crate) inputs: Vec<Sample>,
     pub(crate) f: CaseFn<R>,
-    /// Whether its gradient can be differentiated, and is not 0 everywhere.
+    /// True if the gradient can be differentiated, and is not 0 everywhere.
     pub(crate) twice: bool,
-    /// How many times coarser than the dtype's spacing results in narrow types may be.
+    /// A factor on the tolerance in narrow types.
     pub(crate) slack: f64,
 }
 
@@ -36,12 +36,12 @@ impl<R: Runtime> OpCase<R> {
         OpCase { slack, ..self }
     }
 
-    /// The inputs on a device; reals of this type.
+    /// Uploads the inputs to a device; reals get the type `dtype`.
     pub(crate) fn tensors(&self, rt: &R, dtype: DType) -> Result<Vec<Tensor<R>>> {
         self.inputs.iter().map(|s| s.on(rt, dtype)).collect()
     }
 
-    /// Variables of these values: leaves where a gradient is wanted.
+    /// Variables of these values; real inputs are leaves.
     pub(crate) fn vars(&self, tensors: &[Tensor<R>]) -> Result<Vec<Var<R>>> {
         let var = |(i, (s, t)): (usize, (&Sample, &Tensor<R>))| {
             if s.is_real() { Var::leaf(&format!("in{i}"), t.clone()) } else { Ok(Var::new(t.clone())) }
@@ -55,15 +55,15 @@ impl<R: Runtime> OpCase<R> {
     }
 }
 
-/// Fixed values of the shape of `like`: an upstream gradient in which every element has another weight. Sixteenths,
-/// which every floating type holds exactly.
+/// An upstream gradient of the shape of `like`, in which every element has another fixed weight. The weights are
+/// sixteenths, which every floating type holds exactly.
 pub(crate) fn weights<R: Runtime>(rt: &R, like: &Var<R>, seed: u64) -> Result<Var<R>> {
     let mut rng = Philox::new(seed, 9);
     let shape = numcore::ops::Apply::spec(like).shape;
     Ok(Var::new(Tensor::from_f64_fn(rt, shape, like.dtype(), || 0.5 + rng.below(16) as f64 / 16.0)?))
 }
 
-/// An error for a gradient that must be there.
+/// An error for a missing gradient of input `i`.
 pub(crate) fn no_gradient(i: usize) -> Error {
     Error::argument("conformance", format!("no gradient reached input {i}"))
 }

@@ -13,7 +13,7 @@ use super::{
     report::{Section, Verdict},
 };
 
-/// Integers from which a view is generated; their meaning depends on the shape it is applied to.
+/// Integers from which a view is generated; their meaning depends on the shape to which it is applied.
 type Draw = (u8, [usize; 3]);
 
 fn draws() -> impl Strategy<Value = (Vec<usize>, Vec<Draw>)> {
@@ -36,7 +36,7 @@ struct Positions {
 }
 
 impl Positions {
-    /// Element `f(position)` of this at every position of `dims`.
+    /// Selects element `f(position)` of these at every position of `dims`.
     fn pick(&self, dims: Vec<usize>, f: impl Fn(&[usize]) -> Vec<usize>) -> Positions {
         let n: usize = dims.iter().product();
         let at = (0..n).map(|k| self.at[flat(&f(&unflat(k, &dims)), &self.dims)]).collect();
@@ -44,7 +44,7 @@ impl Positions {
     }
 }
 
-/// One view, of the variable and of the positions alike.
+/// Applies one view to the variable and to the positions.
 fn step<R: Runtime>(x: &Var<R>, p: &Positions, (kind, n): Draw) -> Result<(Var<R>, Positions)> {
     let (dims, rank) = (p.dims.clone(), p.dims.len());
     let axis = n[0] % rank.max(1);

@@ -8,7 +8,7 @@ use super::{
     report::Verdict,
 };
 
-/// An output with the gradients of a case's leaves, each in its own order.
+/// An output and the gradients of a case's leaves, each in its own order.
 pub(crate) type Values = Vec<Vec<f64>>;
 
 /// The output of a case and, by an ordinary backward pass with fixed upstream weights, its gradients.
@@ -23,7 +23,7 @@ pub(crate) fn forward_backward<R: Runtime>(rt: &R, case: &OpCase<R>, tensors: &[
     Ok(values)
 }
 
-/// Runs a case and backward passes back from its output, weighted.
+/// Runs a case, and a weighted backward pass from its output.
 pub(crate) fn sweep<R: Runtime>(
     rt: &R,
     case: &OpCase<R>,
@@ -42,7 +42,7 @@ pub(crate) fn rounded<R: Runtime>(rt: &R, values: &[f64], dtype: DType) -> Resul
         .to_f64s()
 }
 
-/// Whether all values agree within `tolerance`, relative to the largest of each tensor (or to 1).
+/// Checks that all values agree within `tolerance`, relative to the largest of each tensor (or to 1).
 pub(crate) fn agree(got: &Values, want: &Values, tolerance: f64) -> Verdict {
     if got.len() != want.len() {
         return Verdict::failed(format!("{} results, expected {}", got.len(), want.len()));

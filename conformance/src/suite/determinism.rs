@@ -14,7 +14,7 @@ use super::{
     report::{Section, Verdict},
 };
 
-/// A computation large enough to be partitioned among threads, of `x: [N]`, uniform random values.
+/// A computation large enough to be partitioned among threads, on `x: [N]` of uniform random values.
 type Work<R> = (&'static str, fn(&Var<R>) -> Result<Var<R>>);
 
 const N: usize = 300_000;

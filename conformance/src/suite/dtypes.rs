@@ -1,4 +1,4 @@
-//! Narrow types against the widest, `f64` where a runtime computes in it: the same inputs, rounded to the narrow type
+//! Narrow types against the widest, `f64` where a runtime computes in it. The same inputs, rounded to the narrow type
 //! first, must give nearly the same results.
 
 use numcore::{DType, Runtime};
@@ -10,21 +10,21 @@ use super::{
     report::Section,
 };
 
-/// How many spacings of the type a result may be off, at the scale of its tensor's largest element. Cases with long
-/// sums or cancellation say how many times more.
+/// The error that a result may have, in spacings of the type at the scale of its tensor's largest element. Cases with
+/// long sums or cancellation have a factor on it.
 const SPACINGS: f64 = 6.0;
 
-/// Whether a runtime computes in a dtype: half-precision types are computed in `f32`.
+/// Tells whether a runtime computes in a dtype: half-precision types are computed in `f32`.
 pub(crate) fn computes<R: Runtime>(rt: &R, dtype: DType) -> bool {
     rt.capabilities().compute.contains(&dtype.compute())
 }
 
-/// Why what needs this type is left out: the one reason there is for a skip.
+/// The reason for skipping checks of this type; no other reason for a skip exists.
 pub(crate) fn lacks(dtype: DType) -> String {
     format!("{dtype} is not in capabilities.compute")
 }
 
-/// The types among `dtypes` that a runtime stores and computes in. For the others, `what` is skipped.
+/// The types among `dtypes` in which a runtime stores and computes. For the others, `what` is skipped.
 pub(crate) fn computed<R: Runtime>(
     rt: &R,
     section: &mut Section,
@@ -56,7 +56,7 @@ pub(crate) fn stored<R: Runtime>(
 
 pub(crate) fn narrow<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("narrow types");
-    // The reference of the others: the widest type the runtime computes in.
+    // The reference of the others: the widest type in which the runtime computes.
     let wide = if computes(rt, DType::F64) { DType::F64 } else { DType::F32 };
     if wide == DType::F32 {
         section.skip(format!("f32: {}, with which it is compared", lacks(DType::F64)));

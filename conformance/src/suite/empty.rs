@@ -1,4 +1,4 @@
-//! Tensors without elements: every family accepts them, and returns what its formula gives for no elements.
+//! Tensors without elements: every family accepts them, and returns the value of its formula for no elements.
 
 use autograd::{Var, backward};
 use numcore::{
@@ -156,7 +156,7 @@ pub(crate) fn empty<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// Keys and values that no query head reads still have gradients: zeros, stored or accumulated.
+/// Checks that keys and values that no query head reads still have gradients: zeros, stored or accumulated.
 fn keys_without_queries<R: Runtime>(rt: &R) -> Result<Verdict> {
     let k = Var::leaf("k", Tensor::ones(rt, [1, 1, 5, 4], DType::F32)?)?;
     let v = Var::leaf("v", Tensor::ones(rt, [1, 1, 5, 4], DType::F32)?)?;
@@ -188,7 +188,7 @@ fn keys_without_queries<R: Runtime>(rt: &R) -> Result<Verdict> {
     Ok(verdict)
 }
 
-/// The value, and that a backward pass gives the empty input an empty gradient.
+/// Checks the value, and that a backward pass gives the empty input an empty gradient.
 fn check<R: Runtime>(rt: &R, row: &Row<R>) -> Result<Verdict> {
     let x = Var::leaf("x", Tensor::zeros(rt, [0, 3], DType::F32)?)?;
     let index = Var::new(Tensor::from_vec(rt, Vec::<i64>::new())?);

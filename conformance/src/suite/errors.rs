@@ -24,7 +24,7 @@ struct Given<R: Runtime> {
     h: Tensor<R>,
 }
 
-/// A call, and the word its message must contain.
+/// A call, and the word that its message must contain.
 type Row<R> = (&'static str, fn(&Given<R>) -> Result<Tensor<R>>);
 
 fn shapes<R: Runtime>() -> Vec<Row<R>> {
@@ -110,7 +110,7 @@ fn indices<R: Runtime>() -> Vec<Row<R>> {
         ("index", |g| g.i.sub(1.0)?.one_hot(3)),
         ("cross_entropy", |g| g.x.cross_entropy(&at(g, &[0, 1, 2])?)),
         ("gather", |g| {
-            // A kernel of its own may say it in its own name, and when it is waited for.
+            // A separate kernel may report the index under its own name, and at the next wait.
             let y = g.x.cross_entropy(&at(g, &[0, 3])?);
             let y = y.and_then(|t| t.to_bytes().map(|_| t));
             y.map_err(|e| {

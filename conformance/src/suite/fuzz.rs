@@ -73,7 +73,8 @@ fn reduce<R: Runtime>(rt: &R, dims: &[usize], axes: u8, keep: bool, place: Place
     Ok(verdict.and(near("the largest", &x.amax(&list, keep)?.to_f64s()?, &largest, 0.0)))
 }
 
-/// Flags: whether either side has no batch axes, and whether either's first batch axis has size 1.
+/// Checks a product. The flags say whether either side has no batch axes, and whether either's first batch axis has
+/// size 1.
 fn product<R: Runtime>(
     rt: &R,
     batch: &[usize],
@@ -96,7 +97,7 @@ fn product<R: Runtime>(
         return Ok(Verdict::failed("the shapes of the check"));
     };
     let dims = [&lead[..], &[m, n]].concat();
-    // The row-major start of the matrix that an operand has at a batch position.
+    // The row-major start of an operand's matrix at a batch position.
     let start = |position: &[usize], dims: &[usize]| {
         let own = &dims[..dims.len() - 2];
         let skip = position.len() - own.len();
@@ -114,7 +115,7 @@ fn product<R: Runtime>(
     Ok(right.and(near("the product", &got.to_f64s()?, &want, 0.0)))
 }
 
-/// A convolution or a pool; channels are `groups` times those of a group.
+/// A convolution or a pool; the number of channels is `groups` times that of a group.
 #[derive(Clone, Debug)]
 struct Geometry {
     images: usize,
@@ -211,7 +212,7 @@ fn pool<R: Runtime>(rt: &R, g: &Geometry) -> Result<Verdict> {
     Ok(right.and(near("the largest", &got.to_f64s()?, &largest, 0.0)).and(mean).and(same_strided(&placed)?))
 }
 
-/// A copy of a placed tensor holds the same values.
+/// Checks that a copy of a placed tensor holds the same values.
 fn same_strided<R: Runtime>(x: &Tensor<R>) -> Result<Verdict> {
     let copied = x.t()?.contiguous()?.t()?.to_f64s()?;
     Ok(near("a copy of the transpose", &copied, &x.to_f64s()?, 0.0))

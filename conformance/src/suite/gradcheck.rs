@@ -1,5 +1,6 @@
-//! Gradients against finite differences, in `f64`: `(L(x + h) − L(x − h)) / 2h` for every element of every input, where
-//! `L` is the output with every element weighted differently. Second derivatives the same way, of the gradient.
+//! Gradients against finite differences, in `f64`: `(L(x + h) − L(x − h)) / 2h` for every element of every input. `L`
+//! is the output, summed with a different weight for every element. Second derivatives are checked likewise, with the
+//! gradient in place of the output.
 
 use autograd::{Var, grad, no_grad};
 use numcore::{
@@ -14,10 +15,10 @@ use super::{
     report::{Section, Verdict},
 };
 
-/// The step: the truncation error (`h²`) and the rounding error (`ε·|L|/h`) are then both near 1e-10, where `L` is
-/// about 1.
+/// The step: the truncation error (`h²`) and the rounding error (`ε·|L|/h`) are then both near 1e-10, for `L` of about
+/// 1.
 const STEP: f64 = 1e-5;
-/// Largest difference, relative to the larger of 1 and the input's largest derivative.
+/// The largest difference, relative to the larger of 1 and the input's largest derivative.
 const TOLERANCE: f64 = 2e-8;
 
 pub(crate) fn first<R: Runtime>(rt: &R) -> Section {
@@ -79,7 +80,7 @@ fn of_gradient<R: Runtime>(rt: &R, case: &OpCase<R>, vars: &[Var<R>]) -> Result<
     Ok(sum)
 }
 
-/// The central difference of `value` for every element of input `i`, and the error that rounding alone may cause: both
+/// The central difference of `value` for every element of input `i`, and the error that rounding alone may cause. Both
 /// values are rounded by `ε/2`, and the terms of a sum as large as `L` by as much again.
 fn differences<R: Runtime>(
     rt: &R,

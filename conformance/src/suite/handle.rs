@@ -75,7 +75,8 @@ fn peaks<R: Runtime>(rt: &R) -> Result<Verdict> {
     }))
 }
 
-/// Live memory is kept, and queued work reads its original inputs; what is kept for reuse goes back, at the latest when nothing near it is live.
+/// Checks trimming: live memory is kept, and queued work reads its original inputs. Memory kept for reuse goes back, at
+/// the latest when nothing near it is live.
 fn trimmed<R: Runtime>(rt: &R) -> Result<Verdict> {
     let fork = rt.fork()?;
     let x = Tensor::full(&fork, [BYTES / 4], DType::F32, 3.0)?;
@@ -101,7 +102,7 @@ fn forks<R: Runtime>(rt: &R) -> Result<Verdict> {
     Ok(Verdict::when(right, || format!("the fork grew by {grown}, its origin from {before:?} to {during:?}")))
 }
 
-/// A value made on one queue and used on another, after an event.
+/// Checks a value that is made on one queue and used on another, after an event.
 fn across<R: Runtime>(rt: &R) -> Result<Verdict> {
     let fork = rt.fork()?;
     let x = Tensor::uniform(rt, [300, 300], DType::F32, -1.0, 1.0, 3)?;

@@ -230,7 +230,7 @@ impl<R: Runtime> Bench<'_, R> {
         self.nothing_to_attend_to();
     }
 
-    /// Gradients by the first half of the keys, of attention over all of them.
+    /// Computes gradients by the first half of the keys, of attention over all of them.
     fn part_of_keys(&mut self, what: &str, op: Attention, ins: &[&Tensor<R>]) {
         let half = |i: usize, x: &Tensor<R>| match i {
             AttentionGrad::KEYS | AttentionGrad::VALUES => x.narrow(2, 0, x.dims()[2] / 2),
@@ -243,7 +243,7 @@ impl<R: Runtime> Bench<'_, R> {
         self.compare(&format!("attention_grad of half the keys {what}"), op, &halves.iter().collect::<Vec<_>>());
     }
 
-    /// Rows whose every key is masked give zeros, and no NaN backward.
+    /// Checks that rows whose every key is masked give zeros, and no NaN backward.
     fn nothing_to_attend_to(&mut self) {
         let q = self.real(&[1, 1, 3, 4], 15);
         let (rt, dtype) = (self.rt, self.dtype);
@@ -273,7 +273,7 @@ impl<R: Runtime> Bench<'_, R> {
             ([0, 2, 4, 4], [2, 2], [2, 2], [0, 0]),
         ];
         for (i, (xs, kernel, stride, padding)) in sizes.into_iter().enumerate() {
-            // Every second time with ties, of which the first must win.
+            // Every second input has ties, of which the first must win.
             let x = if i % 2 == 0 { self.real(&xs, 19) } else { self.whole(&xs, 19) };
             let op = MaxPool { kernel, stride, padding };
             let what = format!("{xs:?} kernel {kernel:?} stride {stride:?} padding {padding:?}");
@@ -311,7 +311,7 @@ impl<R: Runtime> Bench<'_, R> {
         }
     }
 
-    /// The operands after the input of a product with a matrix of four bits.
+    /// The operands after the input of a product with a four-bit matrix.
     fn stored(&self, op: &Linear4bit) -> Result<Vec<Tensor<R>>> {
         let mut rng = Philox::new(22, 1);
         let elements = op.shape[0] * op.shape[1];

@@ -18,7 +18,7 @@ use super::{
     report::{Section, Verdict},
 };
 
-/// What an activation's value and slope are compared with: a function of `f64`.
+/// The reference of an activation's value or slope: a function of `f64`.
 type Exact = fn(f64) -> f64;
 /// A function of one variable.
 type Call<R> = fn(&Var<R>) -> Result<Var<R>>;
@@ -57,7 +57,7 @@ fn spacing(dtype: DType) -> f64 {
     if dtype == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) }
 }
 
-/// An offset of a row's logits, as long as it can be added exactly, changes no bit of its loss and gradient.
+/// Checks that an offset of a row's logits changes no bit of its loss and gradient, as long as it can be added exactly.
 fn shifted_logits<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let logits = [0.125, -0.75, 1.25, 0.375];
     let losses = |offset: f64, smoothing: f64, weighted: bool| -> Result<Vec<f64>> {
@@ -111,7 +111,8 @@ fn constants<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     Ok(verdict)
 }
 
-/// Deviations and norms of `f32` are those of `f64`, rounded: small ones around a large mean, and ones whose squares leave the range of `f32`.
+/// Checks that deviations and norms of `f32` are those of `f64`, rounded: small ones around a large mean, and ones
+/// whose squares leave the range of `f32`.
 fn rounded_once<R: Runtime>(rt: &R) -> Result<Verdict> {
     let all = |x: &Tensor<R>, axis: isize| -> Result<[Vec<f64>; 2]> {
         let rounded = |y: Tensor<R>| y.to_dtype(DType::F32)?.to_f64s();
@@ -126,7 +127,7 @@ fn rounded_once<R: Runtime>(rt: &R) -> Result<Verdict> {
     }))
 }
 
-/// Sums of these are exact, and so must their means be, over any number of elements.
+/// Checks means of constants whose sums are exact: the means must be exact too, over any number of elements.
 fn means_of_a_constant<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let mut verdict = Verdict::PASSED;
     for (level, n) in [1.0, 7.0].into_iter().flat_map(|level| [6, 11, 49, 71, 100].map(|n| (level, n))) {
@@ -154,7 +155,7 @@ fn means_of_a_constant<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     Ok(verdict.and(Verdict::when(slopes == [1.0; 49], || format!("slopes {slopes:?}"))))
 }
 
-/// Where a value is rounded to `high`, the one before is drawn.
+/// Checks that uniform values stay below `high`, also where a value would be rounded to it.
 fn below_the_bound<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     // Between the last two bounds there is no other number of type `f32`, and none at all of halves.
     Verdict::all([(0.0, 1.0), (-0.5, 0.5), (-2.0, -1.0), (-1.0, 0.0), (8_388_608.0, 8_388_609.0)].map(|(low, high)| {
@@ -165,7 +166,7 @@ fn below_the_bound<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     }))
 }
 
-/// The last element of a scan has the digits of a sum.
+/// Checks that the last element of a scan has the digits of a sum.
 fn far_along<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     const N: usize = 100_000;
     let tenth = Number::Float(0.1).cast(dtype).to_f64();
@@ -177,7 +178,8 @@ fn far_along<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
         ("linear_scan", tenths.linear_scan(&ones, 0)?, tenth * N as f64),
     ];
     if !dtype.is_half() {
-        // Factors that differ, in all bits: the roundings of equal ones, or of multiples of 2⁻²³, have one sign, and add up.
+        // Factors that differ in all bits: the roundings of equal ones, or of multiples of 2⁻²³, have one sign, and add
+        // up.
         let mut random = Philox::new(7, 0);
         let mut factor = || 1.0 + 2f64.powi(-19) * random.below(1 << 32) as f64 / 2f64.powi(32);
         let factors: Vec<f64> = (0..N).map(|_| Number::Float(factor()).cast(dtype).to_f64()).collect();
@@ -190,7 +192,7 @@ fn far_along<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     }))
 }
 
-/// All are `i64`, as sums are.
+/// Checks sums and products of narrow integers, which are `i64`.
 fn narrow_integers<R: Runtime>(rt: &R) -> Result<Verdict> {
     Verdict::all([DType::U8, DType::I32, DType::U32, DType::Bool].map(|dtype| {
         let (level, n) = if dtype == DType::Bool { (1i64, 300) } else { (200, 5) };
@@ -222,7 +224,7 @@ fn norms_of_constants<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     Ok(verdict)
 }
 
-/// The gradient of batch norm's weight, where the mean is 50 times the deviation, against sums in `f64`.
+/// Checks the gradient of batch norm's weight, where the mean is 50 times the deviation, against sums in `f64`.
 fn around_a_mean<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     const N: usize = 512;
     let mut rng = numcore::rng::Philox::new(5, 0);
@@ -247,7 +249,7 @@ fn around_a_mean<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     Ok(Verdict::when((got - want).abs() <= tolerance, || format!("{got}, exactly {want} within {tolerance:.1e}")))
 }
 
-/// Classification of NaN and finite values; bits that are moved.
+/// Checks the classification of NaN and finite values, and that moved values keep their bits.
 fn kinds_of_numbers<R: Runtime>(rt: &R) -> Result<Verdict> {
     let x = Tensor::from_slice(rt, [6], &[f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::MAX])?;
     let truth =
@@ -273,7 +275,7 @@ fn density(x: f64) -> f64 {
     (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt()
 }
 
-/// `2u` of the tanh form of gelu, and its slope.
+/// The argument `2u` of the tanh form of gelu, and its slope.
 fn inner(x: f64) -> (f64, f64) {
     let c = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
     (c * (x + 0.044_715 * x * x * x), c * (1.0 + 3.0 * 0.044_715 * x * x))
@@ -302,8 +304,8 @@ fn tails<R: Runtime>() -> Vec<(&'static str, Call<R>, Exact, Exact)> {
     ]
 }
 
-/// Values and slopes from −0.5 down to −9, each relative to itself. A slope is a difference of two terms; an argument's
-/// own rounding is multiplied by up to its square.
+/// Checks values and slopes from −0.5 down to −9, each relative to itself. A slope is a difference of two terms; an
+/// argument's own rounding is multiplied by up to its square.
 fn tail<R: Runtime>(rt: &R, dtype: DType, call: Call<R>, exact: Exact, slope: Exact) -> Result<Verdict> {
     let points: Vec<f64> = (4..72).map(|i| f64::from(i) * -0.125).chain([-12.0, -17.0]).collect();
     let smallest = if dtype == DType::F64 { f64::MIN_POSITIVE } else { f64::from(f32::MIN_POSITIVE) };
@@ -328,7 +330,7 @@ fn tail<R: Runtime>(rt: &R, dtype: DType, call: Call<R>, exact: Exact, slope: Ex
     Ok(verdict)
 }
 
-/// Sines, cosines and tangents of values far beyond 2⁴⁵, and of infinities.
+/// Checks sines, cosines and tangents of values far beyond 2⁴⁵, and of infinities.
 fn angles<R: Runtime>(rt: &R) -> Result<Verdict> {
     let mut rng = numcore::rng::Philox::new(3, 0);
     let mut points: Vec<f64> = (0..500).map(|i| (1.0 + rng.uniform()) * 2f64.powi(40 + 2 * (i % 490))).collect();

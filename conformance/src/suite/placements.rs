@@ -1,4 +1,4 @@
-//! The layout of inputs and the destination of gradients must not matter: strided, flipped, transposed and repeated
+//! Independence of the layout of inputs and of the destination of gradients: strided, flipped, transposed and repeated
 //! views of the same values, gradients written through views of leaves, and accumulated into slots.
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(crate) fn views<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// The inputs in another layout; gradients in the inputs' order.
+/// The results with inputs in another layout; gradients are in the inputs' order.
 fn placed<R: Runtime>(rt: &R, case: &OpCase<R>, placement: Placement, tensors: &[Tensor<R>]) -> Result<Values> {
     let mut vars = Vec::new();
     let mut leaves = Vec::new();
@@ -56,8 +56,8 @@ fn placed<R: Runtime>(rt: &R, case: &OpCase<R>, placement: Placement, tensors: &
     Ok(values)
 }
 
-/// Inputs repeated along an axis (a stride of 0) give the results of inputs that store every repetition, and their
-/// gradients are sums along the axis.
+/// Checks inputs repeated along an axis (a stride of 0). They give the results of inputs that store every repetition,
+/// and their gradients are sums along the axis.
 pub(crate) fn repeated<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("repeated axes");
     for case in cases::all::<R>() {
@@ -91,7 +91,7 @@ fn once<T: Apply>(x: &T, last: bool) -> Result<T> {
     }
 }
 
-/// The output, and gradients of leaves that the inputs are repeated from.
+/// The output, and gradients of the leaves from which the inputs are repeated.
 fn expanded<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R>]) -> Result<Values> {
     let (mut vars, mut leaves) = (Vec::new(), Vec::new());
     for (i, (sample, t)) in case.inputs.iter().zip(stored).enumerate() {
@@ -133,7 +133,7 @@ fn summed<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R>]
     Ok((values, scales))
 }
 
-/// Two backward passes into the same slots give exactly twice the gradient of one.
+/// Checks that two backward passes into the same slots give exactly twice the gradient of one.
 pub(crate) fn slots<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("accumulation in slots");
     for case in cases::all::<R>() {

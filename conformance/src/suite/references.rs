@@ -1,4 +1,4 @@
-//! The reference values of PyTorch's that come with this crate, in every placement, and cast to other types.
+//! PyTorch's reference values of this crate, in every placement, and cast to other types.
 
 use std::{
     path::{Path, PathBuf},
@@ -52,8 +52,8 @@ pub(crate) fn references<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// Whether a case suits a dtype. Only cases of `f32` are cast, and to half precision only those that do not depend on
-/// the order of close values, which may round to equal ones.
+/// Tells whether a case suits a dtype. Only cases of `f32` are cast. To half precision only those are cast that do not
+/// depend on the order of close values, which may round to equal ones.
 fn suits(case: &Case, dtype: DType) -> bool {
     let single = (0..case.count("inputs").unwrap_or(0))
         .all(|i| case.tensor(&format!("in{i}")).is_ok_and(|t| t.dtype == DType::F32 || !t.dtype.is_float()));

@@ -34,7 +34,7 @@ impl Section {
         }
     }
 
-    /// Records that a check cannot run here.
+    /// Records that a check cannot run on this runtime.
     pub fn skip(&mut self, what: impl fmt::Display) {
         self.skipped.push(what.to_string());
     }
@@ -48,12 +48,12 @@ impl Verdict {
     /// The verdict of a check that holds.
     pub const PASSED: Verdict = Verdict(None);
 
-    /// The check does not hold, for this reason.
+    /// The verdict of a check that does not hold, for this reason.
     pub fn failed(why: impl fmt::Display) -> Self {
         Verdict(Some(why.to_string()))
     }
 
-    /// The check holds if `is` does.
+    /// The verdict of a check that holds if `is` does.
     pub fn when<D: fmt::Display>(is: bool, why: impl FnOnce() -> D) -> Self {
         if is { Verdict::PASSED } else { Verdict::failed(why()) }
     }
@@ -63,13 +63,13 @@ impl Verdict {
         self.0.as_deref()
     }
 
-    /// Holds if both do; otherwise the first reason.
+    /// Combines two verdicts: holds if both do; otherwise has the first reason.
     pub fn and(self, other: Verdict) -> Verdict {
         if self.0.is_some() { self } else { other }
     }
 
-    /// Holds if all do; otherwise the first reason. The others are still computed, up to the first error: a runtime
-    /// that lists its kernels before it compiles them meets all of them.
+    /// Combines verdicts: holds if all do; otherwise has the first reason. After a failure the others are still
+    /// computed, up to the first error: a runtime that lists its kernels before it compiles them meets all of them.
     pub fn all(verdicts: impl IntoIterator<Item = Result<Verdict>>) -> Result<Verdict> {
         verdicts.into_iter().try_fold(Verdict::PASSED, |so_far, next| Ok(so_far.and(next?)))
     }
@@ -83,7 +83,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether no check failed.
+    /// Tells whether no check failed.
     pub fn passed(&self) -> bool {
         self.sections.iter().all(|s| s.failures.is_empty())
     }

@@ -20,19 +20,19 @@ enum Kind {
     Truth,
 }
 
-/// Uniform in `[low, high)`.
+/// Reals, uniform in `[low, high)`.
 pub(crate) fn real(shape: &[usize], low: f64, high: f64) -> Sample {
     let mut rng = Philox::new(shape.iter().sum::<usize>() as u64 + (low.to_bits() ^ high.to_bits()), 7);
     Sample::new(shape, Kind::Real, |_| low + (high - low) * rng.uniform())
 }
 
-/// Values around 0.
+/// Reals around 0.
 pub(crate) fn centered(shape: &[usize]) -> Sample {
     real(shape, -1.5, 1.5)
 }
 
-/// Equally spaced and shuffled: no two are near one another, and none is near 0 (or near a bound that is a multiple of
-/// it).
+/// Reals, equally spaced and shuffled: no two are near one another, and none is near 0 (or near a bound that is a
+/// multiple of the spacing).
 pub(crate) fn spread(shape: &[usize], low: f64, high: f64) -> Sample {
     let n: usize = shape.iter().product();
     let order = Philox::new(n as u64, 3).permutation(n);
@@ -47,13 +47,13 @@ pub(crate) fn with_zeros(shape: &[usize], every: usize) -> Sample {
     sample
 }
 
-/// `i64` below `n`, repeated and in no order.
+/// Indices (`i64`) below `n`, repeated and in no order.
 pub(crate) fn index(shape: &[usize], n: usize) -> Sample {
     let mut rng = Philox::new(n as u64, 5);
     Sample::new(shape, Kind::Index, |_| rng.below(n as u64) as f64)
 }
 
-/// Given `i64` values.
+/// Indices (`i64`) with the given values.
 pub(crate) fn indices(shape: &[usize], values: &[i64]) -> Sample {
     Sample::new(shape, Kind::Index, |i| values[i] as f64)
 }
@@ -67,12 +67,12 @@ pub(crate) fn truth(shape: &[usize]) -> Sample {
 impl Sample {
     fn new(shape: &[usize], kind: Kind, mut value: impl FnMut(usize) -> f64) -> Self {
         let values = (0..shape.iter().product()).map(&mut value).collect();
-        // Shapes of cases are written down here, none too large.
+        // Shapes of cases are literals, none too large.
         let shape = Shape::new(shape).unwrap_or(Shape::SCALAR);
         Sample { shape, values, kind }
     }
 
-    /// This sample with its values rotated by `by` positions, so that two inputs of one shape differ.
+    /// Rotates the values by `by` positions, so that two inputs of one shape differ.
     pub(crate) fn turned(mut self, by: usize) -> Sample {
         let n = self.values.len().max(1);
         if self.is_real() {
@@ -81,7 +81,7 @@ impl Sample {
         self
     }
 
-    /// This sample without a gradient.
+    /// Makes this a sample without a gradient.
     pub(crate) fn fixed(self) -> Sample {
         Sample { kind: Kind::Fixed, ..self }
     }
@@ -90,7 +90,7 @@ impl Sample {
         self.kind == Kind::Real
     }
 
-    /// Whether it is of the floating type that a case is run in.
+    /// Tells whether the values have the floating type in which a case is run.
     pub(crate) fn is_float(&self) -> bool {
         matches!(self.kind, Kind::Real | Kind::Fixed)
     }
@@ -99,7 +99,7 @@ impl Sample {
         &self.values
     }
 
-    /// On a device; reals of this floating type.
+    /// Uploads the values to a device; reals get the floating type `dtype`.
     pub(crate) fn on<R: Runtime>(&self, rt: &R, dtype: DType) -> Result<Tensor<R>> {
         self.with(rt, dtype, &self.values)
     }

@@ -193,7 +193,7 @@ fn matmuls<R: Runtime>(rt: &R, section: &mut Section) {
     section.check("matmul 5 × [2, 3] · [3, 2], batches backwards", || backwards(rt));
 }
 
-/// Flipped along the batch: either operand, both.
+/// Checks products of operands flipped along the batch: either operand, both.
 fn backwards<R: Runtime>(rt: &R) -> Result<Verdict> {
     let (a, b) = (Host::new(&[5, 2, 3], 7), Host::new(&[5, 3, 2], 8));
     let (left, right) = (a.on(rt, Placement::Dense)?, b.on(rt, Placement::Dense)?);

@@ -1,4 +1,4 @@
-//! The suite as tests: one for each section, so that a runtime's test program names failures and runs sections in
+//! The suite as tests, one for each section, so that a runtime's test program names failures and runs sections in
 //! parallel.
 
 /// A test for every section that calls `$check` with the section's name; or for those that are named.

@@ -8,7 +8,7 @@ use numcore::{
 
 use super::report::{Section, Verdict};
 
-/// The largest error of a result, in `f32` ULP at the exact value.
+/// A function and the largest error of its result, in `f32` ULP at the exact value.
 struct Row {
     op: Unary,
     write: for<'b> fn(Expr<'b>) -> Expr<'b>,
@@ -21,8 +21,8 @@ macro_rules! rows {
     };
 }
 
-/// The bounds that WebGPU and CUDA promise are wider for some; a runtime within these is as accurate as a good C
-/// library.
+/// Bounds of the functions. WebGPU and CUDA promise wider ones for some; a runtime within these is as accurate as a
+/// good C library.
 const ROWS: &[Row] = rows! {
     Abs abs 0.0;
     Sign sign 0.0;
@@ -52,7 +52,7 @@ const ROWS: &[Row] = rows! {
     Erfc erfc 8.0;
 };
 
-/// Every this many bit patterns: a prime, so that all mantissas occur.
+/// The distance of sampled bit patterns: a prime, so that all mantissas occur.
 const STRIDE: usize = 4099;
 
 pub(crate) fn ulps<R: Runtime>(rt: &R) -> Section {
@@ -104,7 +104,7 @@ fn check<R: Runtime>(rt: &R, row: &Row, patterns: &[f32]) -> Result<Verdict> {
     }))
 }
 
-/// The error in `f32` ULP at `want`. Whether a subnormal is kept or flushed to 0 is a runtime's choice.
+/// The error in `f32` ULP at `want`. A runtime may keep a subnormal or flush it to 0.
 fn distance(got: f32, want: f64) -> f64 {
     let rounded = want as f32;
     if got == rounded || got.is_nan() && want.is_nan() {

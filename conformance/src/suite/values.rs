@@ -104,7 +104,7 @@ fn cast<R: Runtime>(rt: &R, from: DType, to: DType) -> Result<Verdict> {
     Ok(Verdict::PASSED)
 }
 
-/// Also for views, whose elements are gathered before the download.
+/// Checks that uploaded values come back, also from views, whose elements are gathered before the download.
 fn round_trip<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let pool = interesting(dtype);
     let values: Vec<f64> = (0..35).map(|i| pool[i * 3 % pool.len()]).collect();
@@ -167,7 +167,7 @@ fn drawn<R: Runtime>(rt: &R) -> Result<Verdict> {
     Ok(Verdict::when(normal == want && permutation == order, || "other numbers than the host's"))
 }
 
-/// Kept elements are scaled, the others 0, by the words of the seed; about the requested fraction.
+/// Checks dropout: by the words of the seed, elements are kept and scaled, or are 0; about the requested fraction.
 fn dropout<R: Runtime>(rt: &R) -> Result<Verdict> {
     use numcore::fused::NnOps;
     let (n, p, seed) = (10_007, 0.25, 42);

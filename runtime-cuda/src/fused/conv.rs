@@ -136,8 +136,8 @@ impl ConvPlan<'_> {
         Ok(Operand { address, layout: Layout::contiguous(Shape::new(dims)?), dtype: self.x.dtype })
     }
 
-    /// The weight as `[N, G, O/G, C/G · R · S]` (broadcast over `N`), the columns as `[N, G, C/G · R · S, P · Q]`, and
-    /// the output as `[N, G, O/G, P · Q]`.
+    /// The operands of the product: the weight as `[N, G, O/G, C/G · R · S]` (broadcast over `N`), the columns as `[N,
+    /// G, C/G · R · S, P · Q]`, the output as `[N, G, O/G, P · Q]`.
     fn matrices(&self, columns: u64) -> Result<[Operand; 3]> {
         let (n, groups, outputs) = (self.x.dims()[0], self.op.groups, self.w.dims()[0]);
         let inner = self.rows() / groups;

@@ -1,5 +1,5 @@
-//! Answers requests about a pretrained model, one per line of standard input, so that a driver can alternate with another framework's worker:
-//! `bench/pretrained/compare.py` does with transformers.
+//! Answers requests about a pretrained model, one per line of standard input. So a driver can alternate with another
+//! framework's worker, as `bench/pretrained/compare.py` does with transformers.
 //!
 //! ```text
 //! pretrained FOLDER [--threads N] [--simd LEVEL]

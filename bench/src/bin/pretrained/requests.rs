@@ -1,4 +1,4 @@
-//! The requests, and what is kept between them.
+//! The requests, and the state that is kept between them.
 
 use std::{fs, path::PathBuf, time::Instant};
 
@@ -10,7 +10,7 @@ use weftgrad::{
     optim::{AdamW, AdamWConfig, Optimizer},
 };
 
-/// A folder's model, and what was made of it.
+/// A folder's model, and the state derived from it.
 pub struct Server {
     folder: PathBuf,
     cpu: Cpu,
@@ -27,18 +27,18 @@ struct Trained {
     _lora: Lora<Cpu>,
 }
 
-/// Token `i` of a text that both sides make.
+/// Token `i` of a text that both frameworks generate.
 fn token(i: usize, vocab: usize) -> i64 {
     ((i * 7919 + 13) % vocab) as i64
 }
 
 impl Server {
-    /// Nothing is read yet.
+    /// Creates a server; nothing is read yet.
     pub fn new(folder: PathBuf, cpu: Cpu) -> Self {
         Server { folder, cpu, model: None, trained: None, numbers: None }
     }
 
-    /// The answer to a request, as one line.
+    /// Answers a request, in one line.
     pub fn answer(&mut self, words: &[&str]) -> Result<String> {
         let number = |at: usize| {
             let word = words.get(at).and_then(|word| word.parse::<usize>().ok());
@@ -122,7 +122,7 @@ impl Server {
     }
 }
 
-/// The most memory this process ever had resident, as the kernel counts it.
+/// The most memory that this process ever had resident, in KiB, as the kernel counts it.
 fn resident_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmHWM"));

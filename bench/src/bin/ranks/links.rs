@@ -1,4 +1,4 @@
-//! Two ranks over a slow link: what of it a step shows, bucket by bucket and unit by unit.
+//! Two ranks over a slow link: the communication time that a step does not hide, bucket by bucket and unit by unit.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(crate) fn run(n: usize, link: Link) -> Result<()> {
         let on_link: Duration = m.parts.values().map(|p| p.on_link).sum();
         let ratio = format!("{:.3}×", case.rate(m.step) / one);
         println!("{:22} {:>10.1} {ratio:>10} {:>12.1} {:>12.1}", case.name, ms(m.step), ms(on_link), ms(m.exposed));
-        // Bucket 10 after bucket 9.
+        // Orders bucket 10 after bucket 9.
         let mut parts: Vec<_> = m.parts.iter().filter(|_| case.ranks > 1).collect();
         parts.sort_by_key(|(name, _)| name.len());
         for (name, part) in parts {

@@ -1,11 +1,12 @@
 //! Many ranks against one, in one run: the throughput of an all-reduce, and the cost of a training step with each
 //! strategy.
 //!
-//! `ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]`: rounds alternate between the cases; the median is printed, with its
-//! ratio to one rank of one thread that computes the same per rank; a loss that is not that of one rank is an error. With a link, ranks have its latency and bandwidth.
-//! Each strategy is then shown bucket by bucket or unit by unit, and also with a single bucket or unit, which overlaps
-//! little communication. With `--processes`, in a build with the feature
-//! `mpi` and under `mpirun -n 2`, ranks that are processes are shown next to threads.
+//! `ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]`: rounds alternate between the cases. The median is printed, with its
+//! ratio to one rank of one thread that computes as much per rank. A loss that is not that of one rank is an error.
+//!
+//! With `--link`, ranks have its latency and bandwidth. Each strategy is then shown bucket by bucket or unit by unit,
+//! and also with a single bucket or unit, which overlaps little communication. With `--processes`, ranks that are
+//! processes are shown next to threads; this needs a build with the feature `mpi`, under `mpirun -n 2`.
 #![forbid(unsafe_code)]
 
 mod links;
@@ -27,7 +28,7 @@ use weftgrad::{
 
 const ALL_REDUCE: usize = 64 << 20;
 
-/// How far the losses of cases with equal batches may be apart: all compute the same steps in `f32`.
+/// The largest difference of the losses of cases with equal batches: all compute the same steps in `f32`.
 const APART: f64 = 1e-3;
 
 const CASES: [Case; 10] = [
@@ -100,7 +101,7 @@ fn run(n: usize) -> Result<()> {
     Ok(())
 }
 
-/// Bytes a second, counted once.
+/// The throughput of an all-reduce in bytes a second, counted once.
 fn all_reduce() -> Result<f64> {
     let rates = Ranks::new(2).run(
         |_| Ok(Cpu::with_threads(1)),

@@ -1,6 +1,6 @@
 //! Ranks as processes compared with ranks as threads, in one run: `mpirun -n 2 ranks [ROUNDS] --processes`.
 //!
-//! The first process runs the threads while the other waits; then both run the same as processes.
+//! The first process runs the threads while the other waits; then both run the same program as processes.
 
 use std::time::Instant;
 
@@ -54,7 +54,7 @@ fn compare(comm: &Comm<Cpu>, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Seconds on two threads of the first process; the other waits.
+/// The seconds of `program` on two threads of the first process; the other waits.
 fn on_threads(comm: &Comm<Cpu>, program: impl Fn(&Comm<Cpu>) -> Result<f64> + Sync) -> Result<f64> {
     let mut seconds = 0.0;
     if comm.rank() == 0 {
@@ -71,7 +71,7 @@ fn slowest(comm: &Comm<Cpu>, seconds: f64) -> Result<f64> {
     Ok(seconds.fold(0.0, f64::max))
 }
 
-/// Seconds of one.
+/// The seconds of one all-reduce.
 fn all_reduce(comm: &Comm<Cpu>) -> Result<f64> {
     let ones = Tensor::ones(comm.runtime(), [ALL_REDUCE / 4], DType::F32)?;
     let mut x = ones.copy()?.try_mut().map_err(|_| weftgrad::Error::argument("ranks", "a copy is shared"))?;

@@ -21,12 +21,12 @@ use weftgrad::{
     prelude::*,
 };
 
-/// Sequences and their length, on each rank.
+/// The number of sequences of each rank, and their length.
 const BATCH: [usize; 2] = [8, 256];
 const WARM_UP: u32 = 2;
 const TIMED: u32 = 3;
 
-/// Who trains, and how.
+/// A measured training: its ranks, threads, batch and strategy.
 #[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
@@ -37,18 +37,19 @@ pub(crate) struct Case {
     pub(crate) way: Way,
 }
 
-/// How the work is spread over ranks.
+/// The strategy that distributes the work over ranks.
 #[derive(Clone)]
 pub(crate) enum Way {
-    /// Gradients, in buckets of these sizes, or of those that follow from the model.
+    /// Data parallelism with gradients in buckets of these sizes, or of sizes that follow from the model.
     Ddp(Option<BucketLimits>),
-    /// What ZeRO shards, in units.
+    /// ZeRO: the state that is sharded, and the units.
     Zero(ZeroStage, fn() -> UnitOf),
-    /// Layers cut over all ranks, which see the same examples; the sequence between them, if asked for, exchanged in pieces.
+    /// Tensor parallelism over all ranks, which see the same examples. With `sequence`, activations between layers are
+    /// cut along the sequence, and exchanged in `pieces` pieces.
     Tensor { sequence: bool, pieces: usize },
 }
 
-/// Buckets as they are without asking.
+/// Data parallelism with the default buckets.
 pub(crate) const BUCKETS: Way = Way::Ddp(None);
 
 impl Case {
@@ -60,7 +61,7 @@ impl Case {
         Case { name, ranks: 2, threads: 1, batch: 2 * BATCH[0], way }
     }
 
-    /// Tokens a second for each thread.
+    /// Tokens a second per thread.
     pub(crate) fn rate(&self, step: Duration) -> f64 {
         (self.batch * BATCH[1]) as f64 / (self.ranks * self.threads) as f64 / step.as_secs_f64()
     }
@@ -72,19 +73,19 @@ pub(crate) struct Measured {
     pub(crate) exposed: Duration,
     pub(crate) peak: usize,
     pub(crate) loss: f64,
-    /// By bucket or unit.
+    /// The costs by bucket or unit.
     pub(crate) parts: BTreeMap<String, Part>,
 }
 
 /// The cost of a bucket or unit in a step.
 pub(crate) struct Part {
-    /// Time it was waited for.
+    /// The time for which the step waited for it.
     pub(crate) exposed: Duration,
-    /// Time its transfers took on the link.
+    /// The time that its transfers took on the link.
     pub(crate) on_link: Duration,
 }
 
-/// Each case once a round, in turn; by case, fastest first.
+/// Runs each case once per round, in turn. Returns each case's measurements, fastest first.
 pub(crate) fn rounds(cases: &[Case], rounds: usize, link: Option<Link>) -> Result<Vec<Vec<Measured>>> {
     let mut all: Vec<Vec<Measured>> = cases.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {

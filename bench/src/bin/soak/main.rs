@@ -21,7 +21,7 @@ use std::{
 use clap::Parser;
 use program::Program;
 
-/// No program takes this long; one that does hangs.
+/// The time after which a program counts as hanging; none takes this long.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Draws training programs at random, and checks each.

@@ -1,4 +1,4 @@
-//! A random program: all of it follows from its seed.
+//! A random training program, which follows from its seed alone.
 
 use weftgrad::{
     distributed::{
@@ -16,38 +16,38 @@ use crate::task::Task;
 /// The training strategy of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
-    /// Every rank has the model.
+    /// Data parallelism: every rank has the model, and gradients are reduced in buckets.
     Buckets { first: usize, others: usize, compression: GradCompression },
     /// Sharded data parallelism (ZeRO).
     Zero { stage: ZeroStage, whole: bool, state: StatePlace },
     /// Hybrid sharding: `replicas` replicas of the shards.
     Hybrid { replicas: usize, stage: ZeroStage },
-    /// Layers cut over ranks, with replicas or shards on the ranks that are left.
+    /// Layers cut over ranks, with replicas or shards on the remaining ranks.
     Tensor { cut: TensorCut, zero: Option<ZeroStage> },
-    /// Sequences cut over `context` ranks, and layers over others, with replicas or shards on the ranks that are left.
+    /// Sequences cut over `context` ranks, and layers over others, with replicas or shards on the remaining ranks.
     Context { context: usize, exchange: ContextExchange, cut: TensorCut, zero: Option<ZeroStage> },
-    /// In stages on `p` ranks, each cut, and with replicas or sharded on the ranks that are left.
+    /// A pipeline over `p` ranks whose stages may be cut, with replicas or shards on the remaining ranks.
     Pipeline { stages: Stages, cut: TensorCut, zero: Option<ZeroStage> },
-    /// In stages whose sequences are cut over two ranks, and the rest like [`How::Pipeline`].
+    /// A pipeline whose sequences are cut over two ranks; the rest like [`How::Pipeline`].
     ContextPipeline { stages: Stages, exchange: ContextExchange, cut: TensorCut, zero: Option<ZeroStage> },
-    /// Experts over `experts` of the ranks that read different tokens, in stages if there are several.
+    /// Experts over `experts` of the ranks that read different tokens, in a pipeline if there are several stages.
     Experts { experts: usize, stages: Stages, zero: Option<ZeroStage> },
 }
 
-/// A pipeline.
+/// The shape of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stages {
     pub kind: ScheduleKind,
-    /// The number of ranks along it.
+    /// The number of ranks along the pipeline.
     pub p: usize,
-    /// Stages on each rank.
+    /// The number of stages on each rank.
     pub v: usize,
-    /// Micro-batches of a run.
+    /// The number of micro-batches of a run.
     pub micros: usize,
 }
 
 impl Stages {
-    /// A pipeline over `p` ranks.
+    /// Draws a pipeline over `p` ranks.
     fn pick(p: usize, pick: &mut impl FnMut(usize) -> usize) -> Self {
         loop {
             let kind = ScheduleKind::ALL[pick(ScheduleKind::ALL.len())];
@@ -58,7 +58,7 @@ impl Stages {
         }
     }
 
-    /// The schedule.
+    /// The pipeline's schedule, lowered and checked.
     pub fn checked(self) -> weftgrad::Result<Checked> {
         self.kind.generate(self.shape())?.lower(Lowering::default())?.check(Limits::default())
     }
@@ -68,19 +68,19 @@ impl Stages {
     }
 }
 
-/// How layers are cut over ranks.
+/// The cut of layers over ranks (tensor parallelism).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TensorCut {
     /// The number of ranks, 1 or 2.
     pub ranks: usize,
-    /// Whether sequences are cut between the layers.
+    /// True if sequences are cut between the layers.
     pub sequence: bool,
-    /// In how many pieces layers exchange parts of those.
+    /// The number of pieces in which layers exchange parts of sequences.
     pub pieces: usize,
 }
 
 impl TensorCut {
-    /// A cut of a model that some ranks have.
+    /// Draws a cut of a model on `ranks` ranks; an even number may be cut in two.
     fn pick(ranks: usize, pick: &mut impl FnMut(usize) -> usize) -> Self {
         let cuts = ranks.is_multiple_of(2) && pick(2) == 0;
         TensorCut { ranks: 1 + usize::from(cuts), sequence: pick(2) == 0, pieces: 1 + pick(3) }
@@ -90,25 +90,25 @@ impl TensorCut {
 /// The random program of one seed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// The seed that the program follows from.
+    /// The seed from which the program follows.
     pub seed: u64,
     /// The number of ranks.
     pub ranks: usize,
     /// The training strategy.
     pub how: How,
-    /// The model and the data that are trained.
+    /// The model and its data.
     pub task: Task,
-    /// Examples of a step.
+    /// The number of examples of a step.
     pub examples: usize,
-    /// Micro-batches of a step, or runs of the pipeline.
+    /// The number of micro-batches of a step, or of runs of the pipeline.
     pub accumulation: usize,
     /// The number of steps.
     pub steps: usize,
     /// The steps after which a checkpoint is saved.
     pub saves: Vec<usize>,
-    /// The largest gradient norm, if there is one.
+    /// The largest gradient norm, to which gradients are clipped, if there is one.
     pub max_norm: Option<f64>,
-    /// A fault: on which rank, in which of its calls, and what.
+    /// A fault: its rank, the index of the rank's call, and its kind.
     pub fault: Option<(usize, u64, Fault)>,
 }
 
@@ -161,7 +161,7 @@ impl How {
         }
     }
 
-    /// The pipeline, where there is one.
+    /// The shape of the pipeline, if there is one.
     pub fn stages(self) -> Option<Stages> {
         match self {
             How::Pipeline { stages, .. } | How::ContextPipeline { stages, .. } => Some(stages),
@@ -170,7 +170,7 @@ impl How {
         }
     }
 
-    /// The number of ranks that sequences are cut over.
+    /// The number of ranks over which sequences are cut.
     pub fn context(self) -> usize {
         match self {
             How::Context { context, .. } => context,
@@ -179,7 +179,7 @@ impl How {
         }
     }
 
-    /// The number of ranks that each layer is cut over.
+    /// The number of ranks over which each layer is cut.
     pub fn tensor(self) -> usize {
         match self {
             How::Tensor { cut, .. }
@@ -192,7 +192,7 @@ impl How {
 }
 
 impl Program {
-    /// The program of a seed.
+    /// Draws the program of a seed.
     pub fn of(seed: u64) -> Self {
         let mut random = Philox::new(seed, 1);
         let mut pick = |n: usize| random.below(n as u64) as usize;
@@ -224,7 +224,8 @@ impl Program {
     }
 
     /// The largest distance of the weights from those of one rank: rounding in `f64`, grown by a handful of steps of
-    /// AdamW; or, where gradients are compressed, the largest distance of two runs of AdamW after that number of steps.
+    /// AdamW. Where gradients are compressed, it is the largest distance of two runs of AdamW after that number of
+    /// steps.
     pub fn bound(&self) -> f64 {
         if matches!(self.how, How::Buckets { compression: GradCompression::Bf16 | GradCompression::PowerSgd(_), .. }) {
             0.5
@@ -233,7 +234,7 @@ impl Program {
         }
     }
 
-    /// Which copy of the model a rank has, or has a part of.
+    /// The index of the copy of the model of which a rank holds all or a part.
     pub fn replica(&self, rank: usize) -> usize {
         match self.how {
             How::Pipeline { stages, cut: TensorCut { ranks: 1, .. }, .. } => rank / stages.p,
@@ -248,7 +249,7 @@ impl Program {
         }
     }
 
-    /// This program on one rank.
+    /// The program on one rank, without a fault.
     pub fn alone(&self) -> Self {
         Program {
             how: How::Buckets { first: 1000, others: 1000, compression: GradCompression::Own },

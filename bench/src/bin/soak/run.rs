@@ -1,4 +1,4 @@
-//! Running a program, and what must hold of it.
+//! Runs a program, and checks its results.
 
 use std::{
     fs,
@@ -29,7 +29,8 @@ use crate::{
 /// Success, or a description of the failure.
 pub type Verdict = std::result::Result<(), String>;
 
-/// Far longer than any call takes here, and short enough to wait for the detection of a fault.
+/// The time limit of a communication call: far longer than any call takes, and short enough to wait for the detection
+/// of a fault.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The final state of a rank: losses, and the weights it can read.
@@ -39,7 +40,7 @@ struct End {
     weights: Values,
 }
 
-/// Runs a program; what must hold and does not, in words.
+/// Runs a program and checks it; returns the violated condition, in words.
 pub fn check(program: &Program) -> Verdict {
     let scratch = std::env::temp_dir().join(format!("weftgrad-soak-{}-{}", std::process::id(), program.seed));
     let _ = fs::remove_dir_all(&scratch);
@@ -63,8 +64,8 @@ fn checked(program: &Program, scratch: &Path) -> Verdict {
         let errors: Vec<String> = outcomes.iter().filter_map(|o| o.as_ref().err().map(ToString::to_string)).collect();
         return Err(format!("{failed} ranks failed: {}", errors.join("\n")));
     }
-    // A fault may befall a call that was never made; one that does is everybody's. Who left its last call out does not
-    // see that the others wait for it.
+    // A fault may befall a call that was never made; one that occurs fails all ranks. A rank that skipped its last call
+    // does not see that the others wait for it.
     let skipped = matches!(program.fault, Some((_, _, Fault::Skip)));
     if failed > 0 && failed + usize::from(skipped) < program.ranks {
         return Err(format!("a fault was seen by {failed} of {} ranks", program.ranks));
@@ -76,8 +77,8 @@ fn checked(program: &Program, scratch: &Path) -> Verdict {
     resumed(program, &folder, &alone, saved.into_inner())
 }
 
-/// Ranks that came to their end have the same losses, equal copies of weights, all of them together, and those of one
-/// rank.
+/// Checks ranks that finished: they have equal losses, equal copies of weights, all weights together, and agree with
+/// one rank.
 fn agreed(program: &Program, ends: &[End], alone: &End) -> Verdict {
     let mut all = Values::new();
     for (rank, end) in ends.iter().enumerate() {
@@ -117,8 +118,8 @@ fn resumed(program: &Program, folder: &Folder, alone: &End, saved: usize) -> Ver
     same("weights after resuming", program, &weights, &alone.weights)
 }
 
-/// No memory may be booked on a rank where everything was dropped, after any outcome; its communicator may still be
-/// busy.
+/// Checks that no memory is booked on a rank after all tensors were dropped, after any outcome; its communicator may
+/// still be busy.
 fn empty(rank: usize, rt: &Cpu) -> Verdict {
     let begun = Instant::now();
     loop {
@@ -165,7 +166,7 @@ fn rank(comm: Comm<Cpu>, program: &Program, folder: &Folder, saved: &AtomicUsize
         Some((rank, call, fault)) if rank == comm.rank() => Arc::new(FaultyCommunicator::new(comm, call, fault)),
         _ => comm,
     };
-    // Replicas start from what rank 0 has.
+    // Replicas start from the values of rank 0.
     let mut run = Run::new(&comm, program, 1 + program.replica(comm.rank()) as u64)?;
     let mut losses = Vec::new();
     for step in 0..program.steps {

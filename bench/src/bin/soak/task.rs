@@ -1,4 +1,4 @@
-//! The training task: a model, whole or in stages, and its data.
+//! The training task: a model, as one module or in stages, and its data.
 
 use weftgrad::{
     distributed::{
@@ -19,9 +19,9 @@ use crate::program::TensorCut;
 /// A model and its data.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Task {
-    /// Linear and tanh in turn.
+    /// Linear and tanh layers in turn.
     Mlp { widths: Vec<usize> },
-    /// A tiny one, its head tied.
+    /// A tiny GPT with a tied head.
     Gpt { layers: usize },
     /// Mixtures of experts between a table and a projection to logits.
     Experts { layers: usize },
@@ -30,14 +30,14 @@ pub enum Task {
 /// Inputs and targets of a step.
 pub type Batch = (Tensor<Cpu>, Tensor<Cpu>);
 
-/// Stages of a model, and the loss of what the last of them makes.
+/// The stages of a model, and the loss of the last stage's output.
 pub type Staged = (Vec<Box<dyn Stage<Cpu>>>, StageLoss);
 
 /// The loss of outputs and targets.
 pub type StageLoss = Box<dyn Fn(&Var<Cpu>, &Var<Cpu>) -> Result<Loss<Cpu>> + Send>;
 
 impl Task {
-    /// The whole model as one module, and the place of the ranks that its sequences are cut over.
+    /// Builds the model as one module, and the slot for the ranks over which its sequences are cut.
     pub fn whole(&self, rt: &Cpu, seed: u64) -> Result<(Box<dyn Forward<Cpu>>, ContextSlot<Cpu>)> {
         let init = Init::new(rt, seed).dtype(DType::F64);
         Ok(match self {
@@ -51,7 +51,7 @@ impl Task {
         })
     }
 
-    /// The model in pipeline stages, whose sequences may be cut.
+    /// Builds the model in `count` pipeline stages, whose sequences may be cut.
     pub fn stages(&self, rt: &Cpu, seed: u64, count: usize, sequences_cut: bool) -> Result<Staged> {
         let init = Init::new(rt, seed).dtype(DType::F64);
         let task = self.clone();
@@ -82,7 +82,7 @@ impl Task {
         }
     }
 
-    /// How layers are cut over ranks, or experts shared out.
+    /// The plan by which layers are cut over ranks, or experts distributed.
     pub fn tensor_plan(&self, cut: TensorCut) -> TensorPlan {
         match self {
             Task::Experts { .. } => TensorPlan::new().experts("*.mixture.experts"),
@@ -90,7 +90,7 @@ impl Task {
         }
     }
 
-    /// All examples of a step.
+    /// Draws all examples of a step.
     pub fn batch(&self, rt: &Cpu, seed: u64, examples: usize) -> Result<Batch> {
         match self {
             Task::Mlp { widths } => {
@@ -107,7 +107,7 @@ impl Task {
         }
     }
 
-    /// The loss of some examples, by the part of their sequences that is here.
+    /// The loss of some examples, from the part of their sequences on this rank.
     pub fn loss_of_part(&self, y: &Var<Cpu>, target: &Var<Cpu>, context: &ContextSlot<Cpu>) -> Result<Loss<Cpu>> {
         let part = self.loss(y, &context.take(target, 1)?)?;
         Loss::sum(context.of_whole(part.total())?, target.dims().iter().product::<usize>() as f64)
@@ -128,7 +128,7 @@ fn summed() -> CrossEntropyOptions {
     CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() }
 }
 
-/// A mixture of four experts with its norm, and what goes past it.
+/// A mixture of four experts with its norm, in a residual branch.
 #[derive(Module)]
 struct Mixture<R: Runtime> {
     norm: RmsNorm<R>,

@@ -16,7 +16,7 @@ use crate::{
 /// Values of tensors by name.
 pub type Values = BTreeMap<String, Vec<f64>>;
 
-/// A program on this rank.
+/// A program's training on this rank.
 pub struct Run {
     comm: Comm<Cpu>,
     program: Program,
@@ -24,13 +24,13 @@ pub struct Run {
 }
 
 impl Run {
-    /// Before the first step; values are drawn from `seed`, and then those of rank 0.
+    /// Creates the trainer before the first step. Values are drawn from `seed`, and then replaced by those of rank 0.
     pub fn new(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Self> {
         let trainer = trainer(comm, program, seed)?;
         Ok(Run { comm: comm.clone(), program: program.clone(), trainer })
     }
 
-    /// One step, from 0; its loss.
+    /// Runs step `step` (from 0), and returns its loss.
     pub fn step(&mut self, step: usize) -> Result<f64> {
         let Program { seed, examples, task, .. } = &self.program;
         let all: Batch = task.batch(self.comm.runtime(), seed.wrapping_mul(1000) + step as u64, *examples)?;
@@ -47,7 +47,7 @@ impl Run {
         folder.load_latest(&self.comm, self.trainer.state()).map(|_| ())
     }
 
-    /// What this rank can have of the weights; of a piece of one the elements that are elsewhere are NaN.
+    /// The weights that this rank can read. Of a sharded weight, elements on other ranks are NaN.
     pub fn weights(&self) -> Result<Values> {
         let _here = self.trainer.gather()?;
         let mut values = Values::new();

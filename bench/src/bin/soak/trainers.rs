@@ -23,19 +23,19 @@ use crate::{
     task::Batch,
 };
 
-/// A trainer of a model that is whole on every rank, or in stages.
+/// A trainer of a model that is one module on every rank, or in stages.
 pub trait Trains {
     /// Runs a step on this rank's part of all examples.
     fn train(&mut self, program: &Program, all: Batch) -> Result<TrainingMetrics<Cpu>>;
     /// The state that checkpoints contain.
     fn state(&mut self) -> &mut dyn Checkpointed<Cpu>;
-    /// What this rank has of the model.
+    /// The modules of the model on this rank.
     fn modules(&self) -> Vec<&dyn Module<Cpu>>;
     /// Gathers all parameters on this rank, for the lifetime of the returned guard.
     fn gather(&self) -> Result<FullParameters>;
 }
 
-/// The trainer of a program on this rank; values are drawn from `seed`, and then those of rank 0.
+/// Builds the trainer of a program on this rank. Values are drawn from `seed`, and then replaced by those of rank 0.
 pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn Trains>> {
     let (config, rt) = (config(program), comm.runtime());
     let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() });
@@ -50,7 +50,7 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
         How::Zero { stage, whole: one, state } => {
             let ((model, context), units) = (whole()?, if one { UnitOf::whole() } else { UnitOf::layers() });
             let mut options = ZeroOptions { units, state, ..stage.into() };
-            // What is sharded lies where the state does.
+            // Sharded tensors are placed with the state.
             options.gradients = if stage.shards_gradients() { state } else { StatePlace::Device };
             options.parameters = if stage.shards_parameters() { state } else { StatePlace::Device };
             let step = TrainStep::builder(comm, &model).optimizer(adamw).config(config).zero(options);
@@ -100,7 +100,7 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
     })
 }
 
-/// The stages of a program on this rank, cut as it says, and the ranks that they are on.
+/// Builds the stages of a program on this rank, cut by its strategy, and the mesh of ranks.
 fn staged(comm: &Comm<Cpu>, program: &Program, pipeline: Stages, seed: u64) -> Result<(Mesh<Cpu>, PipelineModel<Cpu>)> {
     let (how, task) = (program.how, &program.task);
     let (tensor, context) = (how.tensor(), how.context());
@@ -133,11 +133,11 @@ fn config(program: &Program) -> TrainingConfig {
     TrainingConfig { accumulation: program.accumulation, max_norm: program.max_norm, ..Default::default() }
 }
 
-/// The model is not the trainer's.
+/// A trainer of a model as one module, which the trainer does not own.
 struct Whole {
     trainer: TrainStep<Cpu>,
     model: Box<dyn Forward<Cpu>>,
-    /// The place of the ranks that sequences are cut over.
+    /// The slot for the ranks over which sequences are cut.
     context: ContextSlot<Cpu>,
 }
 

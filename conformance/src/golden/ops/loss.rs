@@ -27,8 +27,8 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
         },
         "bce" | "binary_cross_entropy" => |c| elementwise(c, "mean", loss::bce),
         "bce_with_logits" => |c| elementwise(c, "mean", loss::bce_with_logits),
-        // The divergence of distributions, as the group of losses has it: PyTorch's own default is the mean over
-        // elements.
+        // The divergence of distributions by the default of this group of losses; PyTorch's own default is the mean
+        // over elements.
         "kl_div" => |c| {
             let log_target = c.attrs.bool(&["log_target"], false)?;
             elementwise(c, "batchmean", |x, y, how| {
@@ -40,7 +40,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
     Some(row)
 }
 
-/// What becomes of the losses of all elements; none for a sum over the first axis' size.
+/// The reduction of the losses of all elements; `None` for a sum divided by the first axis' size.
 fn reduction<R: Runtime>(c: &Call<'_, R>, default: &'static str) -> Result<Option<Reduction>> {
     match c.attrs.str("reduction", default)? {
         "mean" => Ok(Some(Reduction::Mean)),
@@ -63,7 +63,7 @@ fn elementwise<R: Runtime>(
     }
 }
 
-/// Classes, which PyTorch has on the second axis, as the last.
+/// Moves the classes, which PyTorch has on the second axis, to the last.
 fn classes_last<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
     let mut order: Vec<isize> = (0..x.dims().len() as isize).collect();
     if order.len() > 2 {
@@ -89,7 +89,8 @@ fn cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     one(loss::cross_entropy_with(&classes_last(c.x(0)?)?, c.x(1)?, c.maybe(2), options))
 }
 
-/// Inputs `x: [.., C]`, a weight, a bias if there are four, and classes. A sum, or the losses themselves, a chunk of rows at a time.
+/// Computes linear cross-entropy a chunk of rows at a time: a sum, or the losses themselves. The inputs are `x: [..,
+/// C]`, a weight, a bias if there are four inputs, and classes.
 fn linear_cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let options = cross_entropy_options(c)?;
     let (x, weight, bias) = (c.x(0)?, c.x(1)?, c.maybe(3).and(c.maybe(2)));

@@ -1,4 +1,5 @@
-//! The op tables: PyTorch's name of an op, and its computation here. One row per op, one file per family.
+//! The op tables, which map PyTorch's name of an op to its computation in this framework. One row per op, one file per
+//! family.
 
 mod loss;
 mod matmul;
@@ -12,7 +13,7 @@ use numcore::Runtime;
 
 use super::call::OpFn;
 
-/// The look-up of one table.
+/// The look-up function of one table.
 type Table<R> = fn(&str) -> Option<OpFn<R>>;
 
 /// The row of an op, from the table that has it.

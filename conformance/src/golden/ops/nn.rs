@@ -24,7 +24,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
             one(c.x(0)?.group_norm(groups, c.maybe(1), c.maybe(2), c.attrs.f64("eps", 1e-5)?))
         },
         "batch_norm_train" => |c| {
-            // Of the running statistics, which are not compared.
+            // An option of the running statistics, which are not compared.
             c.attrs.skip(&["momentum"]);
             let (y, mean, variance) = c.x(0)?.batch_norm_train(c.maybe(1), c.maybe(2), c.attrs.f64("eps", 1e-5)?)?;
             Ok(vec![y, mean, variance])
@@ -55,7 +55,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
     Some(row)
 }
 
-/// A norm over the axes its weight has: several count as one.
+/// A norm over the axes of its weight; several axes count as one.
 fn normalized<R: Runtime>(
     c: &Call<'_, R>,
     norm: impl Fn(&Var<R>, Option<&Var<R>>) -> Result<Var<R>>,
@@ -107,7 +107,7 @@ fn conv1d<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     one(c.x(0)?.conv1d(c.x(1)?, c.maybe(2), Conv1dOptions { stride, padding, dilation, groups }))
 }
 
-/// Without a stride, windows do not overlap.
+/// A pooling op. Without a stride, windows do not overlap.
 fn pool<R: Runtime>(
     c: &Call<'_, R>,
     f: impl Fn(&Var<R>, [usize; 2], [usize; 2], [usize; 2]) -> Result<Var<R>>,
@@ -122,7 +122,7 @@ fn pool<R: Runtime>(
     one(f(c.x(0)?, kernel, stride, c.attrs.pair(&["padding"], 0)?))
 }
 
-/// The layout selects which components are paired: `half` i with i + D/2, `interleaved` 2i with 2i + 1.
+/// Rotary embeddings. The layout selects the paired components: `half` i with i + D/2, `interleaved` 2i with 2i + 1.
 fn rope<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (x, base) = (c.x(0)?, c.attrs.f64("base", 10_000.0)?);
     let start = c.attrs.usize(&["start", "offset"], 0)?;

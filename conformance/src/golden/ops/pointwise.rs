@@ -105,7 +105,7 @@ fn number<R: Runtime>(c: &Call<'_, R>, name: &str) -> Result<f64> {
     given.ok_or_else(|| Error::argument("golden", format!("attribute `{name}` is missing")))
 }
 
-/// `min(max(x, low), high)` whose gradient is 0 at the bounds, as that of PyTorch's bounded activations is.
+/// Computes `min(max(x, low), high)`, whose gradient is 0 at the bounds, as in PyTorch's bounded activations.
 fn bounded(x: Expr<'_>, low: f64, high: f64) -> Expr<'_> {
     x.le(low).select(low, x.ge(high).select(high, x))
 }
@@ -128,7 +128,7 @@ impl<R: Runtime> Scaled<R> {
     }
 }
 
-/// A bound that is not given is none.
+/// Clamps the input; an absent bound is infinite.
 fn clamp<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (low, high) = (c.attrs.f64("min", f64::NEG_INFINITY)?, c.attrs.f64("max", f64::INFINITY)?);
     one(c.x(0)?.clamp(low, high))

@@ -17,7 +17,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
     Some(row)
 }
 
-/// The names of inputs 1 and on.
+/// The parameter names of inputs 1 and on.
 fn names<'a, R: Runtime>(c: &'a Call<'_, R>) -> Result<Vec<&'a str>> {
     let list = c.attrs.raw("params").and_then(Value::as_array).map(|l| l.iter().map(Value::as_str).collect());
     let missing = || Error::argument("golden", "attribute `params` must be a list of names");
@@ -27,7 +27,7 @@ fn names<'a, R: Runtime>(c: &'a Call<'_, R>) -> Result<Vec<&'a str>> {
 fn layer<R: Runtime, C: RecurrentCell>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (x, names) = (c.x(0)?, names(c)?);
     c.attrs.only("batch_first", &true.into())?;
-    // Shapes and names of the parameters say the rest.
+    // Shapes and names of the parameters determine the rest.
     for said in ["hidden", "hidden_size", "input_size", "layers", "num_layers", "bidirectional", "bias"] {
         c.attrs.skip(&[said]);
     }

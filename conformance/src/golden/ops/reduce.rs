@@ -52,7 +52,7 @@ fn axis<R: Runtime>(c: &Call<'_, R>, default: isize) -> Result<isize> {
     c.attrs.isize(&["dim", "axis"], default)
 }
 
-/// A reduction over the axes the case names, all when it names none.
+/// A reduction over the axes that the case names; over all axes if it names none.
 fn over<R: Runtime>(c: &Call<'_, R>, f: impl Fn(&Var<R>, &[isize], bool) -> Result<Var<R>>) -> Result<Vec<Var<R>>> {
     let axes = c.attrs.list(&["dims", "dim", "axis"])?;
     one(f(c.x(0)?, &axes, c.attrs.bool(&["keepdim"], false)?))
@@ -63,7 +63,7 @@ fn correction<R: Runtime>(c: &Call<'_, R>) -> Result<usize> {
     c.attrs.usize(&["correction"], usize::from(unbiased))
 }
 
-/// Without an axis, the position among all elements.
+/// A position along an axis; without an axis, the position among all elements.
 fn position<R: Runtime>(c: &Call<'_, R>, f: impl Fn(&Var<R>, isize, bool) -> Result<Var<R>>) -> Result<Vec<Var<R>>> {
     let (x, keep) = (c.x(0)?, c.attrs.bool(&["keepdim"], false)?);
     match c.attrs.maybe_isize(&["dim", "axis"])? {

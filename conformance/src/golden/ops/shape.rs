@@ -58,7 +58,7 @@ fn axis<R: Runtime>(c: &Call<'_, R>, default: isize) -> Result<isize> {
     c.attrs.isize(&["dim", "axis"], default)
 }
 
-/// Checks that a stated shape is the one the files hold (−1 stands for a size that is kept).
+/// Checks that a stated shape equals that of the file (−1 stands for a size that is kept).
 fn stated<R: Runtime>(c: &Call<'_, R>, y: Var<R>) -> Result<Var<R>> {
     let shape = c.attrs.list(&["shape", "size", "sizes"])?;
     let fits = shape.len() == y.dims().len() && shape.iter().zip(y.dims()).all(|(&s, d)| s == -1 || s == d as isize);
@@ -93,7 +93,7 @@ fn slice_step<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     one(x.slice(axis, start, (end - start).div_ceil(step), step))
 }
 
-/// The row of the padding index gets no gradient.
+/// Looks up rows of a table; the row of the padding index gets no gradient.
 fn embedding<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let table = c.x(0)?;
     let Some(padding) = c.attrs.maybe_isize(&["padding_idx"])? else { return one(table.embedding(c.x(1)?)) };
@@ -103,7 +103,7 @@ fn embedding<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     one(table.detach().where_cond(&frozen, table)?.embedding(c.x(1)?))
 }
 
-/// Without an axis, of all elements in row-major order.
+/// Rolls elements along axes; without an axis, all elements in row-major order.
 fn roll<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (x, shifts) = (c.x(0)?, c.attrs.list(&["shift", "shifts"])?);
     let axes = c.attrs.list(&["dim", "dims"])?;
@@ -114,7 +114,8 @@ fn roll<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     one(axes.iter().zip(&shifts).try_fold(x.clone(), |x, (&a, &s)| x.roll(a, s)))
 }
 
-/// A pair for each axis in order, or PyTorch's flat list, which begins with the last axis.
+/// The padding of each axis, from a pair for each in order, or from PyTorch's flat list, which begins with the last
+/// axis.
 fn pads<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<(usize, usize)>> {
     let bad = || Error::argument("golden", "attribute `pad` must be pairs of counts");
     let given = c.attrs.raw("pad").and_then(Value::as_array).ok_or_else(bad)?;

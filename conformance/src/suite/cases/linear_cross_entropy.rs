@@ -1,4 +1,4 @@
-//! The cross-entropy of a linear layer's outputs: chunks that divide the rows, that do not, and longer ones.
+//! The cross-entropy of a linear layer's outputs, in chunks that divide the rows, that do not, and that are longer.
 
 use autograd::Var;
 use numcore::{
@@ -49,7 +49,7 @@ fn with_classes(classes: &[i64]) -> Vec<Sample> {
     vec![centered(&[classes.len(), 3]), centered(&[5, 3]), indices(&[classes.len()], classes)]
 }
 
-/// The operation on operands `x`, `w`, a bias if there are four, and classes.
+/// The operation on operands `x`, `w`, a bias if there are four operands, and classes.
 fn chunked<R: Runtime>(x: &[Var<R>], chunk: usize, summed: bool, label_smoothing: f64) -> Result<Var<R>> {
     let op = LinearCrossEntropy {
         ignore_index: -100,

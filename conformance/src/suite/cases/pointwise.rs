@@ -84,7 +84,7 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
     cases
 }
 
-/// Two operands, with and without broadcasting, and more.
+/// Cases of two operands, with and without broadcasting, and of more operands.
 fn two<R: Runtime>() -> Vec<OpCase<R>> {
     let mut cases = Vec::new();
     let binary: [(&str, CaseFn<R>); 8] = [

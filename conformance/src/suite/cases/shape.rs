@@ -1,4 +1,4 @@
-//! Views and joins. They are linear: squares make second derivatives.
+//! Views and joins. They are linear, so their results are squared to have second derivatives.
 
 use numcore::{
     Runtime,

@@ -29,7 +29,7 @@ const PLAIN: Geometry = Geometry {
 };
 
 pub(super) const GEOMETRIES: [Geometry; 17] = [
-    // A task has an image of its own.
+    // Each task has one image.
     PLAIN,
     Geometry { channels: [8, 16], size: [8, 8], padding: [2, 2], groups: 2, ..PLAIN },
     // The last image has none behind it, and needs no frame.
@@ -38,7 +38,7 @@ pub(super) const GEOMETRIES: [Geometry; 17] = [
     // Parts of one image.
     Geometry { images: 1, channels: [5, 20], size: [23, 30], ..PLAIN },
     Geometry { images: 1, channels: [5, 20], size: [23, 30], padding: [0, 0], stride: [2, 3], ..PLAIN },
-    // More than a part of a sum, and large weights.
+    // More terms than a part of a sum has, and large weights.
     Geometry { channels: [72, 4], size: [5, 6], ..PLAIN },
     Geometry { images: 2, channels: [160, 140], size: [5, 5], ..PLAIN },
     // Windows that are not adjacent.

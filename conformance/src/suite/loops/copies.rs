@@ -65,7 +65,7 @@ fn cast<R: Runtime>(rt: &R, from: DType, to: DType) -> Result<Verdict> {
     x.expect(&format!("{to}"), &x.tensor.to_dtype(to)?, &want, 0.0)
 }
 
-/// Integers wrap in narrower types.
+/// An integer as a narrower type wraps it.
 fn wrapped(x: f64, to: DType) -> f64 {
     let x = x as i64;
     match to {

@@ -12,9 +12,9 @@ use crate::suite::{
     report::{Section, Verdict},
 };
 
-/// A function of one tensor, and of one number.
+/// A function of one tensor, and the same function of one number.
 type UnaryRow<R> = (&'static str, fn(&Tensor<R>) -> Result<Tensor<R>>, fn(f64) -> f64);
-/// A function of two tensors, and of two numbers.
+/// A function of two tensors, and the same function of two numbers.
 type BinaryRow<R> = (&'static str, fn(&Tensor<R>, &Tensor<R>) -> Result<Tensor<R>>, fn(f64, f64) -> f64);
 
 pub(crate) fn functions<R: Runtime>(rt: &R) -> Section {
@@ -120,7 +120,7 @@ fn binary<R: Runtime>() -> [BinaryRow<R>; 14] {
     ]
 }
 
-/// A function of two tensors, and of two integers.
+/// A function of two tensors, and the same function of two integers.
 type IntegerRow<R> = (&'static str, fn(&Tensor<R>, &Tensor<R>) -> Result<Tensor<R>>, fn(i32, i32) -> i32);
 
 fn integers<R: Runtime>() -> [IntegerRow<R>; 10] {

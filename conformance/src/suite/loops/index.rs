@@ -45,14 +45,15 @@ fn axes<const N: usize>(shapes: [&'static [usize]; N]) -> impl Iterator<Item = (
     shapes.into_iter().flat_map(|shape| (0..shape.len()).map(move |axis| (shape, axis)))
 }
 
-/// `shape` with `n` in place of the size along `axis`.
+/// The shape with size `n` along `axis`.
 fn with(shape: &[usize], axis: usize, n: usize) -> Vec<usize> {
     let mut near = shape.to_vec();
     near[axis] = n;
     near
 }
 
-/// Calls `f` with an element of `near` and the element it names, of a tensor of size `far` along `axis`.
+/// Calls `f` with each element of `near` and the element to which its index points, in a tensor of size `far` along
+/// `axis`.
 fn each(near: &[usize], far: usize, axis: usize, index: &[f64], mut f: impl FnMut(usize, usize)) {
     let (along, after) = (near[axis], near[axis + 1..].iter().product::<usize>());
     for (n, &i) in index.iter().enumerate() {
@@ -107,7 +108,7 @@ fn scatter<R: Runtime>(rt: &R, dtype: DType, shape: &[usize], axis: usize) -> Re
     }))
 }
 
-/// The gradient of what was scattered twice is two gathers: the second is added to the first.
+/// Checks that the gradient of a twice scattered source is two gathers, the second added to the first.
 fn added<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let upstream = Known::drawn(rt, dtype, &[7, 60], 6, InMemory::Dense)?;
     let src = Var::leaf("src", Tensor::zeros(rt, [3, 60], dtype)?)?;

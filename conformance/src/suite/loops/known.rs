@@ -10,7 +10,7 @@ pub(super) const INTS: [DType; 4] = [DType::I32, DType::I64, DType::U32, DType::
 /// All types that have sums.
 pub(super) const NUMBERS: [DType; 8] =
     [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::U32, DType::U8];
-/// Empty, tiny, odd, longer than a block, short rows, tall and wide, many axes.
+/// Shapes: empty, tiny, odd, longer than a block, short rows, tall and wide, many axes.
 pub(super) const SHAPES: [&[usize]; 12] = [
     &[],
     &[1],
@@ -26,7 +26,7 @@ pub(super) const SHAPES: [&[usize]; 12] = [
     &[2, 2, 2, 2, 2, 2, 2, 3],
 ];
 
-/// A way in which an operand can be in memory.
+/// A layout of an operand in memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum InMemory {
     Dense,
@@ -53,7 +53,7 @@ impl InMemory {
         InMemory::LastFlipped,
     ];
 
-    /// The shape of the memory that a view of `shape` is taken from.
+    /// The shape of the memory from which a view of `shape` is taken.
     fn storage(self, shape: &[usize]) -> Vec<usize> {
         let thin = |odd: usize| shape.iter().enumerate().map(|(i, &d)| if i % 2 == odd { d } else { 1 }).collect();
         match self {
@@ -90,18 +90,18 @@ impl InMemory {
 pub(super) struct Known<R: Runtime> {
     pub(super) tensor: Tensor<R>,
     pub(super) values: Vec<f64>,
-    /// The element type, the shape and how it is in memory, for reasons.
+    /// The element type, the shape and the layout in memory, for messages.
     pub(super) what: String,
 }
 
 impl<R: Runtime> Known<R> {
-    /// Row-major memory of these values, as the type rounds them.
+    /// Uploads these values to row-major memory; `values` are then as the type rounds them.
     pub(super) fn dense(rt: &R, dtype: DType, shape: &[usize], values: &[f64]) -> Result<Self> {
         let (tensor, values) = upload(rt, dtype, shape, values)?;
         Ok(Known { tensor, values, what: format!("{dtype} {shape:?}") })
     }
 
-    /// Random values of the type's kind, in memory in this way.
+    /// Random values of the type's kind, in memory in this layout.
     pub(super) fn drawn(rt: &R, dtype: DType, shape: &[usize], seed: u64, way: InMemory) -> Result<Self> {
         Self::of(rt, dtype, shape, way, |n| draw(dtype, n, seed))
     }
@@ -121,23 +121,23 @@ impl<R: Runtime> Known<R> {
         Ok(Known { tensor, values, what: format!("{dtype} {shape:?} {way:?}") })
     }
 
-    /// Random operands of one shape, in memory in every way that there is.
+    /// Random operands of one shape, in memory in every layout.
     pub(super) fn all(rt: &R, dtype: DType, shape: &[usize], seed: u64) -> Result<Vec<Self>> {
         InMemory::ALL.into_iter().map(|way| Self::drawn(rt, dtype, shape, seed, way)).collect()
     }
 
-    /// Whether a result has the expected values within `tolerance`: relative, and absolute below 1.
+    /// Checks that a result has the expected values within `tolerance`: relative, and absolute below 1.
     pub(super) fn expect(&self, what: &str, got: &Tensor<R>, want: &[f64], tolerance: f64) -> Result<Verdict> {
         close(&format!("{what} of {}", self.what), got, want, tolerance)
     }
 }
 
-/// Whether a tensor has the expected values within `tolerance`: relative, and absolute below 1.
+/// Checks that a tensor has the expected values within `tolerance`: relative, and absolute below 1.
 pub(super) fn close<R: Runtime>(what: &str, got: &Tensor<R>, want: &[f64], tolerance: f64) -> Result<Verdict> {
     Ok(near_each(what, &got.to_f64s()?, want, tolerance))
 }
 
-/// Row-major memory, and the values as the type rounds them.
+/// Uploads values to row-major memory, and returns them as the type rounds them.
 pub(crate) fn upload<R: Runtime>(
     rt: &R,
     dtype: DType,

@@ -11,7 +11,7 @@ use crate::suite::{
     report::{Section, Verdict},
 };
 
-/// Batches, rows, terms of a sum, columns.
+/// The numbers of batches, rows, terms of a sum, and columns.
 type Sizes = [usize; 4];
 
 pub(crate) fn matmul<R: Runtime>(rt: &R) -> Section {
@@ -92,7 +92,7 @@ fn layouts<R: Runtime>(rt: &R, dtype: DType, sizes: Sizes) -> Result<Verdict> {
     Verdict::all(left.iter().flat_map(|a| right.iter().map(move |b| product(a, b, sizes))))
 }
 
-/// Batches in every layout, and a matrix that all of a batch share.
+/// Checks batches in every layout, and one matrix shared by all of a batch.
 fn batches<R: Runtime>(rt: &R, dtype: DType, sizes: Sizes) -> Result<Verdict> {
     let [batch, m, k, n] = sizes;
     let b = Known::drawn(rt, dtype, &[batch, k, n], 6, InMemory::Transposed)?;
@@ -131,7 +131,7 @@ fn nothing<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     }))
 }
 
-/// `x: [M, K]`, `w: [N, K]`, bias and residual in every layout.
+/// Checks linear layers: `x: [M, K]`, `w: [N, K]`, bias and residual in every layout.
 fn linear<R: Runtime>(rt: &R, dtype: DType, sizes: Sizes) -> Result<Verdict> {
     let [_, m, k, n] = sizes;
     let w = Known::drawn(rt, dtype, &[n, k], 2, InMemory::Dense)?;
@@ -140,7 +140,7 @@ fn linear<R: Runtime>(rt: &R, dtype: DType, sizes: Sizes) -> Result<Verdict> {
     let inputs = Known::all(rt, dtype, &[m, k], 1)?;
     Verdict::all(inputs.iter().flat_map(|x| {
         let (product, size) = multiply(&x.values, &turned, sizes);
-        // In half precision all is added in `f32` and rounded once.
+        // In half precision all terms are added in `f32` and rounded once.
         let bound =
             if dtype.is_half() { dtype.epsilon() * (k as f64).sqrt().max(1.0) } else { unit(dtype) * (size + 8.0) };
         others.iter().map({

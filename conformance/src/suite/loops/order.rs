@@ -11,7 +11,7 @@ use crate::suite::{
     report::{Section, Verdict},
 };
 
-/// The last one has no elements, and so no extremes.
+/// Shapes, the last of which has no elements, and so no extremes.
 const SHAPES: [&[usize]; 6] = [&[1], &[700], &[5, 300], &[300, 70], &[3, 4, 90], &[2, 0, 3]];
 
 pub(crate) fn order<R: Runtime>(rt: &R) -> Section {
@@ -108,7 +108,7 @@ fn recurrences<R: Runtime>(rt: &R, dtype: DType, shape: &[usize]) -> Result<Verd
     }))
 }
 
-/// Positions in stable order; NaN is the largest.
+/// The positions of elements in stable order; NaN is the largest.
 fn sorted(row: &[f64], descending: bool) -> Vec<usize> {
     let key = |i: &usize| if row[*i].is_nan() { f64::MAX } else { row[*i] };
     let mut at: Vec<usize> = (0..row.len()).collect();
@@ -116,7 +116,7 @@ fn sorted(row: &[f64], descending: bool) -> Vec<usize> {
     at
 }
 
-/// Sorts are stable, along every axis and in both directions.
+/// Checks that sorts are stable, along every axis and in both directions.
 fn sorts<R: Runtime>(rt: &R, dtype: DType, shape: &[usize]) -> Result<Verdict> {
     along_axes(rt, dtype, shape, 4, |x, axis| {
         // Zeros of either sign are equal.
@@ -142,7 +142,7 @@ fn nan_is_largest<R: Runtime>(rt: &R) -> Result<Verdict> {
     Ok(Verdict::when(got == want, || format!("{got:?}, expected {want:?}")))
 }
 
-/// The position of the first of the largest and of the smallest, in every layout along every axis.
+/// Checks the position of the first of the largest and of the smallest elements, in every layout along every axis.
 fn extremes<R: Runtime>(rt: &R, dtype: DType, shape: &[usize]) -> Result<Verdict> {
     let first = |row: &[f64], best: fn(f64, f64) -> f64| {
         let most = row.iter().copied().fold(row[0], best);

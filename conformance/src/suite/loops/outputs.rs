@@ -55,7 +55,7 @@ fn through_a_view<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     x.expect("the sum", &slot.freeze()?, &want, 0.0)
 }
 
-/// Every output may read the old values of all of them.
+/// Checks a program with several outputs, each of which may read the old values of all.
 fn several<R: Runtime>(rt: &R, dtype: DType, n: usize) -> Result<Verdict> {
     let step = Program::new("step", |[w, m, g], [lr]| {
         let m = m * 0.5 + g;
@@ -73,7 +73,7 @@ fn several<R: Runtime>(rt: &R, dtype: DType, n: usize) -> Result<Verdict> {
     Ok(first.and(close("w", &m.freeze()?, &new_w, tolerance(dtype))?))
 }
 
-/// Memory of its own with the values of an operand.
+/// Memory without another owner, with the values of an operand.
 pub(super) fn own<R: Runtime>(x: &Known<R>) -> Result<TensorMut<R>> {
     let shared = |_| Error::argument("conformance", "a fresh copy has another owner");
     x.tensor.copy()?.try_mut().map_err(shared)

@@ -1,4 +1,4 @@
-//! Random programs, compared exactly with their evaluation on the host: operands of any layout, outputs that are fresh,
+//! Random programs, compared exactly with their evaluation on the host. Operands have any layout; outputs are fresh,
 //! written in place, or added to.
 //!
 //! Values stay small integers, so that every type computes them exactly and an FMA gives no other result.
@@ -40,11 +40,11 @@ pub(crate) fn program_layouts<R: Runtime>(rt: &R) -> Section {
 /// A check of one random program.
 type RandomCheck<R> = fn(&mut Random<R>) -> Result<Verdict>;
 
-/// What is random about a check.
+/// The random choices of a check.
 struct Random<'a, R: Runtime> {
     rt: &'a R,
     rng: Philox,
-    /// The types that values pass through.
+    /// The types through which values pass.
     types: &'a [DType],
     dtype: DType,
     shape: &'static [usize],
@@ -96,7 +96,7 @@ impl<'a, R: Runtime> Random<'a, R> {
         })
     }
 
-    /// Small integers, in memory in one of several ways.
+    /// An operand of small integers, in memory in one of several layouts.
     fn operand(&mut self, dense: bool) -> Result<Known<R>> {
         let (seed, unsigned) = (self.rng.next_u64(), matches!(self.dtype, DType::U8 | DType::U32));
         let way = if dense { InMemory::Dense } else { InMemory::ALL[self.below(InMemory::ALL.len())] };
@@ -117,7 +117,7 @@ impl<'a, R: Runtime> Random<'a, R> {
         Ok((0..program.outputs().len()).map(|o| all.iter().map(|v| v[o]).collect()).collect())
     }
 
-    /// Whether the outputs are the expected ones, to the last bit.
+    /// Checks that the outputs equal the expected ones, to the last bit.
     fn compare(&self, program: &Program, got: &[Tensor<R>], want: &[Vec<Number>]) -> Result<Verdict> {
         Verdict::all(got.iter().zip(want).enumerate().map(|(k, (got, want))| {
             let want: Vec<f64> = want.iter().map(|v| v.to_f64()).collect();

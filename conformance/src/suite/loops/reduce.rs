@@ -1,4 +1,4 @@
-//! Reductions over every subset of axes and every layout; their accuracy; what no elements and NaN give.
+//! Reductions over every subset of axes and every layout; their accuracy; their results for no elements and for NaN.
 
 use numcore::{
     DType, ReduceKind, Result, Runtime, Shape, Tensor, TensorMut,
@@ -66,7 +66,7 @@ fn naive(shape: &[usize], gone: u32, values: &[f64], first: f64, f: fn(f64, f64)
     out
 }
 
-/// `shape` with a size of 1 in place of the axes in `gone`.
+/// The shape with a size of 1 in place of the axes in `gone`.
 fn kept(shape: &[usize], gone: u32) -> Vec<usize> {
     shape.iter().enumerate().map(|(i, &d)| if gone >> i & 1 == 1 { 1 } else { d }).collect()
 }
@@ -123,7 +123,7 @@ fn wrapping<R: Runtime>(rt: &R) -> Result<Verdict> {
     Ok(Verdict::when(sum == [i64::MAX.wrapping_mul(100)], || format!("{sum:?}")))
 }
 
-/// A reduction of a program's values down to `to`, accumulated `times` times.
+/// Reduces a program's values to the shape `to`, accumulated `times` times.
 fn reduced<R: Runtime>(op: Reduce, to: &[usize], ins: &[&Tensor<R>], times: usize) -> Result<Tensor<R>> {
     let mut out = TensorMut::alloc(ins[0].runtime(), Shape::new(to)?, ins[0].dtype())?;
     let op = Op::from(op);
@@ -159,7 +159,7 @@ fn positions<R: Runtime>(rt: &R, shape: &[usize]) -> Result<Verdict> {
     }))
 }
 
-/// Twenty million equal numbers, whose rounding errors would add up.
+/// Checks a sum of twenty million equal numbers, whose rounding errors would add up.
 fn long_sums<R: Runtime>(rt: &R) -> Result<Verdict> {
     const N: usize = 20_000_000;
     let x = Tensor::full(rt, [N], DType::F32, 0.1)?;

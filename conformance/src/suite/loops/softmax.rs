@@ -33,7 +33,7 @@ pub(crate) fn softmax<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// Rows of 70: whole vectors and an end.
+/// A row of 70 elements: whole vectors and a remainder.
 fn row(first: [f32; 3], rest: f32) -> Vec<f32> {
     first.into_iter().chain(std::iter::repeat(rest)).take(70).collect()
 }

@@ -1,4 +1,4 @@
-//! Convolutions and pooling against their decompositions, with values that are not finite too.
+//! Convolutions and pooling against their decompositions, also with values that are not finite.
 
 use numcore::{
     DType, Result, Runtime, Tensor,
@@ -56,7 +56,7 @@ fn convolutions<R: Runtime>(rt: &R, dtype: DType, geometry: Geometry) -> Result<
     }))
 }
 
-/// Pooling by two and its gradient, of inputs with many ties and some NaN, to the last bit.
+/// Checks pooling by two and its gradient to the last bit, with many ties and some NaN.
 fn pooling<R: Runtime>(rt: &R, [h, w]: [usize; 2]) -> Result<Verdict> {
     let value = |i: usize| if i % 29 == 7 || i % 31 < 2 { f64::NAN } else { (i * i % 5) as f64 };
     let values: Vec<f64> = (0..2 * 3 * h * w).map(value).collect();
@@ -78,7 +78,7 @@ fn pooling<R: Runtime>(rt: &R, [h, w]: [usize; 2]) -> Result<Verdict> {
     }))
 }
 
-/// Infinities, NaN and the largest number in an image are in the windows that hold them, and nowhere else.
+/// Checks that infinities, NaN and the largest number of an image reach the windows that hold them, and no others.
 fn not_finite<R: Runtime>(rt: &R, geometry: Geometry) -> Result<Verdict> {
     Verdict::all(geometry.calls().iter().map(|call| {
         let known = operands(rt, DType::F32, call)?;

@@ -13,7 +13,7 @@ use numcore::{
 use super::draw::{Draw, Guarded};
 use crate::suite::{close::near, report::Verdict};
 
-/// One op call, with operands that mostly do not fit, computed in three ways.
+/// Checks one op call, with operands that often do not fit, computed in three ways.
 pub(super) fn op_call<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
     let dtype = draw.pick(&[DType::F32, DType::F32, DType::F16, DType::BF16]);
     let (op, mut specs) = call(draw, dtype);
@@ -74,7 +74,7 @@ fn into_memory<R: Runtime>(
         2 => all.chunks(2 * row + 1).flat_map(|r| r.iter().skip(1).step_by(2).copied()).collect(),
         _ => all,
     };
-    // A runtime may find an index out of range only when it is waited for.
+    // A runtime may find an index out of range only at the next wait.
     let outcome = outcome.and_then(|()| rt.synchronize());
     let written = guarded.value(memory)?.map(seen);
     Ok(match (outcome, written, want) {
@@ -91,7 +91,7 @@ fn values<R: Runtime>(outs: Result<ops::Outs<Tensor<R>>>) -> Result<Vec<Vec<f64>
 }
 
 /// Compares like [`near`], where NaN and infinities are equal to themselves. Gradients of fused ops get statistics that
-/// no forward pass computed, and a decomposition does not read those: for them the check only looks for NaN from
+/// no forward pass computed, and a decomposition does not read those. For them the check only looks for NaN from
 /// outside of the operands.
 fn nearly(what: &str, got: &[f64], want: &[f64]) -> Verdict {
     if ["AttentionGrad", "CrossEntropyGrad", "NormGrad"].iter().any(|op| what.starts_with(&format!("Fused({op}"))) {
@@ -231,8 +231,8 @@ fn add() -> Program {
     Program::new("add", |[a, b], []| [a + b])
 }
 
-/// A program into memory, with operands of any number, shape and type, among them old values of outputs that may not
-/// exist.
+/// Checks a program that writes to memory, with operands of any number, shape and type. Among them are old values of
+/// outputs that may not exist.
 pub(super) fn program<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
     let fits = Spec::new([draw.size(), 3], DType::F32);
     let two = Program::new("sum and difference", |[a, b], [s]| [a + b * s, a - b]);

@@ -6,7 +6,7 @@ use numcore::{
     rng::Philox,
 };
 
-/// A source of choices; the same seed makes the same ones.
+/// A source of random choices; equal seeds make equal choices.
 pub(super) struct Draw(Philox);
 
 impl Draw {
@@ -24,17 +24,17 @@ impl Draw {
         self.below(n) == 0
     }
 
-    /// One of these values, at random.
+    /// Picks one of these values at random.
     pub(super) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())].clone()
     }
 
-    /// A size that occurs.
+    /// A random size of an axis: 0, 1, or a small number.
     pub(super) fn size(&mut self) -> usize {
         self.pick(&[0, 1, 2, 3, 4, 6, 17])
     }
 
-    /// An integer on which arithmetic of sizes may overflow: a third of them are small.
+    /// An integer on which arithmetic of sizes may overflow; a third of them are small.
     pub(super) fn number(&mut self) -> usize {
         let (max, high) = (usize::MAX, 1 << (usize::BITS - 1));
         match self.once_in(3) {
@@ -58,7 +58,7 @@ impl Draw {
         Spec::new(shape, self.dtype())
     }
 
-    /// Another size, type, rank, or nothing at all is changed.
+    /// A spec with another size, type or rank, or the same spec.
     pub(super) fn changed(&mut self, spec: Spec) -> Spec {
         let dims = spec.shape.dims();
         match self.below(5) {
@@ -71,7 +71,7 @@ impl Draw {
         }
     }
 
-    /// Operands of these specs, of which, in half of all cases, one or two are changed, missing, added or exchanged.
+    /// Changes operand specs: in half of all cases one or two are changed, removed, added or exchanged.
     pub(super) fn misfit(&mut self, specs: &mut Vec<Spec>) {
         for _ in 0..self.pick(&[0, 0, 1, 2]) {
             match self.below(6) {
@@ -131,7 +131,7 @@ impl Draw {
     }
 }
 
-/// Cast on the host where the runtime has no arithmetic in `f64`.
+/// A cast on the host, for runtimes without arithmetic in `f64`.
 fn host_cast<R: Runtime>(rt: &R, x: &Tensor<R>, dtype: DType) -> Result<Tensor<R>> {
     let values = x.to_f64s()?;
     match dtype {
@@ -145,7 +145,7 @@ fn host_cast<R: Runtime>(rt: &R, x: &Tensor<R>, dtype: DType) -> Result<Tensor<R
 pub(super) struct Guarded<R: Runtime>(Flat<R>);
 
 impl<R: Runtime> Guarded<R> {
-    /// Every byte is 1.
+    /// Creates memory in which every byte is 1.
     pub(super) fn new(rt: &R, spec: Spec) -> Result<Self> {
         let guard = || Shape::from([70]);
         let ranges = [("before", guard()), ("memory", spec.shape), ("after", guard())];
@@ -159,7 +159,7 @@ impl<R: Runtime> Guarded<R> {
         self.0.lend(1)
     }
 
-    /// The written values, after a call that got the memory, or dropped it; an error where a guard changed.
+    /// The written values, after a call that got the memory or dropped it; an error if a guard changed.
     pub(super) fn value(&mut self, memory: Option<TensorMut<R>>) -> Result<Option<Vec<f64>>> {
         let back = memory.map(|m| self.0.restore(m)).transpose()?;
         self.0.reclaim();

@@ -12,11 +12,12 @@ use numcore::{DeviceKind, Runtime};
 use super::report::Section;
 use draw::Draw;
 
-/// The number of calls of each kind where kernels need no compiler at run time. In half of the op calls one or two operands are
-/// changed, missing or added.
+/// The number of calls of each kind on runtimes whose kernels need no compiler at run time. In half of the op calls one
+/// or two operands are changed, missing or added.
 const CALLS: u64 = 1500;
 
-/// Elsewhere most calls compile a kernel of their own, and what is tested, that no kernel is reached, is not the runtime's.
+/// The number of calls on other runtimes, where most calls compile a new kernel. The tested property, that no kernel is
+/// reached, does not depend on the runtime.
 const COMPILED_CALLS: u64 = 100;
 
 pub(crate) fn misuse<R: Runtime>(rt: &R) -> Section {

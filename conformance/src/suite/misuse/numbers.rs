@@ -10,7 +10,7 @@ use numcore::{
 use super::draw::Draw;
 use crate::suite::report::Verdict;
 
-/// One method of a table with mostly invalid arguments; its result, if there is one, can be read.
+/// Checks one method of a table with mostly invalid arguments; its result, if there is one, must be readable.
 pub(super) fn numbers<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
     let x = draw.tensor(rt, numcore::ops::Spec::new([4, 6], DType::F32))?;
     let n = [(); 6].map(|()| draw.number());
@@ -22,7 +22,7 @@ pub(super) fn numbers<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
         c if c < CREATIONS + MEMORY + VIEWS => seen(&x, c - CREATIONS - MEMORY, axis, n),
         c => windows(rt, draw, c - CREATIONS - MEMORY - VIEWS, n),
     };
-    // Of a result too large to be read, the last element is read.
+    // The last element of a result is read, which may be too large to be read whole.
     if let Ok(value) = outcome
         && value.shape().numel() > 0
     {
@@ -102,7 +102,7 @@ fn seen<R: Runtime>(x: &Tensor<R>, call: usize, axis: isize, n: [usize; 6]) -> R
         16 => view(ViewOp::Slice { axis: n[0], start: n[1], len: n[2], step: n[3] }),
         17 => view(ViewOp::Unfold(Windows { axis: n[0], size: n[1], step: n[2], dilation: n[3] })),
         18 => {
-            // Sizes that are too many only together.
+            // Sizes that are too large only together.
             let tall = x.narrow(1, 0, 1)?.narrow(0, 0, 1)?.broadcast_to([n[0], 1])?;
             let wide = x.narrow(1, 0, 1)?.narrow(0, 0, 1)?.broadcast_to([1, n[1]])?;
             if n[2].is_multiple_of(2) { tall.add(&wide) } else { tall.matmul(&wide) }

@@ -18,7 +18,7 @@ use numcore::{
 use super::draw::Draw;
 use crate::suite::report::Verdict;
 
-/// What every value here is.
+/// The shape of every value in this file.
 const DUE: [usize; 2] = [6, 6];
 
 pub(super) fn tape<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
@@ -41,7 +41,7 @@ pub(super) fn tape<R: Runtime>(rt: &R, draw: &mut Draw) -> Result<Verdict> {
     })
 }
 
-/// Ops whose gradients read what they were given in different ways.
+/// Applies an op whose gradient reads saved values, in one of several ways.
 fn read_by<R: Runtime>(draw: &mut Draw, y: &Var<R>) -> Result<Var<R>> {
     match draw.below(8) {
         0 => y.mul(y),
@@ -62,7 +62,7 @@ fn gradient<R: Runtime>(x: &Var<R>, y: &Var<R>) -> Result<Spec> {
     Ok(Spec::new(*gradient.shape(), gradient.dtype()))
 }
 
-/// The identity, with a gradient of some spec, for some input, by some way to give it.
+/// The identity, with a gradient of some spec, for some input, given in some way.
 struct Wrong<R: Runtime> {
     value: Tensor<R>,
     input: usize,
@@ -85,7 +85,7 @@ impl<R: Runtime> Function<R> for Wrong<R> {
             return cx.give_all(Op::identity(), &[&value]);
         }
         if self.input > 0 {
-            // Input positions that this call does not have are errors in every way of naming them.
+            // Positions that this call does not have are errors in every accessor.
             let i = self.input;
             let errors = [cx.input(i).is_err(), cx.output(i).is_err(), cx.upstream(i).is_err()];
             assert!(errors == [true; 3] && cx.input_spec(i).is_err() && cx.output_spec(i).is_err() && !cx.wants(i));
@@ -122,13 +122,13 @@ fn rerun<R: Runtime>(draw: &mut Draw, x: &Var<R>, given: Spec, segment: bool) ->
     let make = move |ins: &[Var<R>]| match runs.fetch_add(1, Ordering::Relaxed) {
         _ if fits => ins[0].mul(2.0),
         0 => ins[0].mul(2.0),
-        // It still depends on the input, where it can.
+        // The value still depends on the input, where it can.
         _ => Ok(Var::new(other.clone())),
     };
     let h = x.mul(1.0)?;
     let y = match segment {
         true => checkpoint(&[&h], move |ins| Ok(vec![make(ins)?]))?.remove(0),
-        // Also on runtimes that would keep the value.
+        // Recomputation is forced, also on runtimes that would keep the value.
         false => with_recomputation(true, || recomputed(&[&h], make))?,
     };
     // A value that is read in backward.
@@ -172,7 +172,7 @@ fn slot<R: Runtime>(rt: &R, draw: &mut Draw, x: &Var<R>, given: Spec) -> Result<
     slots.1.ok_or_else(|| numcore::Error::argument("misuse", "no gradient in the slot"))
 }
 
-/// A gradient, a seed or a value of some spec where one of another is due.
+/// Runs with a gradient, a seed or a value of some spec where one of another is required.
 fn replaced<R: Runtime>(draw: &mut Draw, x: &Var<R>, given: Spec) -> Result<Spec> {
     let rt = x.value()?.runtime().clone();
     let value = draw.tensor(&rt, given)?;

@@ -2,16 +2,16 @@
 
 use super::tree::{One, Tree, Two};
 
-/// A value and a bound on the error of a computed one; `None` in place of it where no bound exists.
+/// A value and a bound on the error of its computed counterpart; functions return `None` where no bound exists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounded {
     pub(super) value: f64,
     pub(super) error: f64,
 }
 
-/// Relative error of one op, in units of the type's spacing: functions are good to a few of them.
+/// The relative error of one op, in units of the type's spacing: functions are accurate to a few of them.
 const PER_OP: f64 = 4.0;
-/// Beyond these magnitudes `f32` overflows, or loses digits as it nears 0.
+/// Magnitudes beyond which `f32` overflows, or loses digits as it nears 0.
 const RANGE: std::ops::Range<f64> = 1e-30..1e30;
 
 impl Tree {
@@ -32,7 +32,7 @@ impl Tree {
 }
 
 impl Bounded {
-    /// With the rounding of the op that made it; nothing where the type's range ends.
+    /// Adds the rounding of the op that made the value; `None` where the type's range ends.
     fn after(mut self, per_op: f64, epsilon: f64) -> Option<Bounded> {
         let magnitude = self.value.abs();
         if self.value.is_nan() || magnitude == f64::INFINITY {
@@ -61,7 +61,7 @@ fn around(center: f64, others: impl IntoIterator<Item = f64>) -> Option<Bounded>
     Some(Bounded { value: center, error })
 }
 
-/// Angles beyond this are a matter of how far a runtime reduces them.
+/// The largest angles that are checked; beyond, results depend on the range reduction of a runtime.
 const ANGLES: f64 = 1e9;
 
 fn one(op: One, x: Bounded) -> Option<Bounded> {
@@ -73,7 +73,7 @@ fn one(op: One, x: Bounded) -> Option<Bounded> {
 }
 
 fn two(op: Two, a: Bounded, b: Bounded) -> Option<Bounded> {
-    // A divisor that may be 0 says nothing, unless it is exactly that.
+    // A divisor that may be 0 gives no bound, unless it is exactly 0.
     let unsure = |x: Bounded| x.error > 0.0 && x.value.abs() <= x.error;
     if op.name == "%" && a.error + b.error > 0.0 {
         return None;

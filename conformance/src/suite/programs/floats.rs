@@ -15,7 +15,7 @@ use crate::{
 };
 
 const INPUTS: usize = 3;
-/// Not a multiple of any vector's length.
+/// The number of elements, not a multiple of any vector's length.
 const ELEMENTS: usize = 37;
 const CASES: u32 = 400;
 
@@ -31,7 +31,7 @@ pub(super) fn checks<R: Runtime>(rt: &R, section: &mut Section) {
     }
 }
 
-/// Ordinary values, and among them special ones: zeros of both signs, infinities, NaN, very large and small values.
+/// Ordinary values; with `special` also zeros of both signs, infinities, NaN, very large and small values.
 fn data(i: usize, special: bool) -> Vec<f64> {
     let mut rng = Philox::new(i as u64, 4);
     let rare = [0.0, -0.0, 1.0, -1.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e20, -1e-20, 0.5, 2.0];
@@ -77,8 +77,8 @@ fn values<R: Runtime>(rt: &R, tree: &Tree, dtype: DType) -> Result<Verdict> {
     Ok(Verdict::PASSED)
 }
 
-/// The symbolic derivative, run by the runtime, against differences on the host; where these are not stable they say
-/// nothing.
+/// Checks the symbolic derivative, run by the runtime, against differences on the host; elements with unstable
+/// differences are skipped.
 fn derivatives<R: Runtime>(rt: &R, tree: &Tree) -> Result<Verdict> {
     let data: Vec<Vec<f64>> = (0..INPUTS).map(|i| data(i, false)).collect();
     let mut ins = tensors(rt, &data, DType::F64)?;

@@ -1,4 +1,4 @@
-//! Programs of integers and `bool`: every bit counts.
+//! Programs of integers and `bool`, which must agree in every bit.
 
 use numcore::{
     DType, Element, Result, Runtime, Tensor,
@@ -32,7 +32,7 @@ enum Tree {
 const ONES: usize = 3;
 const TWOS: usize = 11;
 
-/// Expressions; with `wide`, values also pass through `f64`.
+/// A strategy for expressions; with `wide`, values also pass through `f64`.
 fn trees(wide: bool) -> impl Strategy<Value = Tree> {
     let leaf = prop_oneof![
         4 => (0..2usize).prop_map(Tree::Input),
@@ -106,7 +106,7 @@ fn data<E: Element>(k: usize) -> Vec<E> {
     (0..ELEMENTS).map(|i| E::from_f64(value(i))).collect()
 }
 
-/// The exact value: an `i64` is more than an `f64` holds.
+/// The exact value: an `i64` has more digits than an `f64` holds.
 fn number<E: Element>(x: E) -> Number {
     let mut bytes = [0u8; 8];
     let raw = E::bytes(std::slice::from_ref(&x));

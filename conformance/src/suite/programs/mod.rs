@@ -1,8 +1,8 @@
 //! Random pointwise programs on a runtime, against plain evaluation on the host.
 //!
-//! A program of floats is compared within an error bound that is carried along through its evaluation, so that
-//! cancellation and fused multiply-adds are allowed what they cost and nothing more; where a step, a comparison or a
-//! pole is within the bound, the element is skipped. Programs of integers must agree exactly.
+//! A program of floats is compared within an error bound that is carried along through its evaluation. So cancellation
+//! and fused multiply-adds are allowed their error and nothing more. An element is skipped if a step, a comparison or a
+//! pole is within the bound. Programs of integers must agree exactly.
 
 mod bound;
 mod floats;
@@ -26,7 +26,7 @@ pub(crate) fn programs<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-/// Runs `check` on `cases` random values, always the same, and shrinks the first that fails.
+/// Runs `check` on `cases` random values, equal in every run, and shrinks the first that fails.
 pub(crate) fn random<T: Debug>(
     cases: u32,
     strategy: impl Strategy<Value = T>,

@@ -1,4 +1,4 @@
-//! Random expressions of floats, as trees: evaluated on the host exactly as they are written, and written as a program.
+//! Random expressions of floats, as trees: evaluated on the host in the written order, and written as a program.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub(super) enum Tree {
     Select(Box<[Tree; 4]>),
 }
 
-/// An op of one operand: its name, its value, how it is written, and whether it jumps.
+/// An op of one operand: its name, its value, its form in a program, and whether it jumps.
 #[derive(Clone, Copy)]
 pub(super) struct One {
     pub(super) name: &'static str,
@@ -40,7 +40,7 @@ macro_rules! ones {
     };
 }
 
-/// Smooth where they are defined.
+/// Functions that are smooth where they are defined.
 const SMOOTH: &[One] = ones![
     exp(f64::exp, false),
     expm1(f64::exp_m1, false),
@@ -96,7 +96,7 @@ const EXTREMES: &[Two] = &[
 
 const NUMBERS: [f64; 9] = [0.0, -0.0, 1.0, -1.0, 2.0, 0.5, -3.0, 1e-3, 100.0];
 
-/// Expressions of `inputs` inputs; only of smooth ops when `smooth`.
+/// A strategy for expressions of `inputs` inputs; only of smooth ops if `smooth`.
 pub(super) fn trees(inputs: usize, smooth: bool) -> impl Strategy<Value = Tree> {
     let ones: Vec<One> = if smooth { SMOOTH.to_vec() } else { [SMOOTH, OTHERS].concat() };
     let twos: Vec<Two> = if smooth { ARITHMETIC.to_vec() } else { [ARITHMETIC, EXTREMES].concat() };
@@ -120,11 +120,12 @@ pub(super) fn trees(inputs: usize, smooth: bool) -> impl Strategy<Value = Tree> 
 impl Tree {
     /// The program of this expression.
     pub(super) fn program(&self, inputs: usize) -> Program {
-        // A constant takes the dtype of the operands it is combined with: that of the inputs, if there is no other.
+        // A constant takes the dtype of the operands with which it is combined: that of the inputs, if there is no
+        // other.
         Program::build("random", inputs, 0, |b, x, _| vec![self.write(b, x).cast_like(x[0])])
     }
 
-    /// Whether it depends on an input.
+    /// Tells whether the expression depends on an input.
     pub(super) fn reads(&self) -> bool {
         match self {
             Tree::Input(_) => true,
@@ -148,7 +149,7 @@ impl Tree {
         }
     }
 
-    /// Whether every intermediate has ordinary magnitude: only there do the chain rule and differences agree.
+    /// Tells whether every intermediate has ordinary magnitude: only there do the chain rule and differences agree.
     pub(super) fn is_tame(&self, x: &[f64]) -> bool {
         let parts = match self {
             Tree::Input(_) | Tree::Number(_) => true,

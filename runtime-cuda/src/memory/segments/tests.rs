@@ -49,8 +49,8 @@ impl Simulated {
         self.segments.give_back(block);
     }
 
-    /// Checks that blocks cover their segments without a gap, that no two free ones of a segment are neighbours, and
-    /// that the lists hold exactly the free ones.
+    /// Checks the allocator's invariants. Blocks cover their segments without a gap, no two free ones of a segment are
+    /// neighbours, and the lists hold exactly the free ones.
     fn check(&self) {
         let Segments { segments, pieces, small, large, reserved, used, .. } = &self.segments;
         let (mut listed, mut in_use) = (small.len() + large.len(), 0);

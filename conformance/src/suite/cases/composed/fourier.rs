@@ -1,4 +1,4 @@
-//! Fourier transforms. Sums of as many terms as a transform has elements: rounding grows accordingly.
+//! Fourier transforms. Sums have as many terms as a transform has elements: rounding grows accordingly.
 
 use autograd::Var;
 use numcore::{

@@ -58,7 +58,7 @@ fn at<R: Runtime>(x: &[Var<R>], mode: Interpolation, outside: OutsideGrid, align
 }
 
 fn sampled<R: Runtime>() -> Vec<OpCase<R>> {
-    // Away from whole coordinates, where the derivative by the coordinate jumps.
+    // Coordinates are not whole: the derivative by the coordinate jumps there.
     let image = || [centered(&[2, 2, 4, 3]), spread(&[2, 2, 3, 2], -1.413, 1.377)];
     let volume = || [centered(&[1, 2, 3, 2, 3]), spread(&[1, 2, 1, 2, 3], -1.213, 1.277)];
     use OutsideGrid::*;

@@ -33,7 +33,7 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         ("scatter_reduce amax alone", |x| reduced(x, Amax, false)),
         ("scatter_reduce amin", |x| reduced(x, Amin, true)),
     ];
-    // Fewer rows than both have, and positions that are named often, once and never.
+    // Fewer rows than both have, and positions that occur often, once and never.
     let given = || [spread(&[3, 5], -2.0, 2.0), index(&[2, 6], 5), spread(&[3, 7], -2.1, 1.9)];
     let mut cases: Vec<OpCase<R>> = rows.map(|(name, f)| case(name, given(), f).slack(4.0)).into();
     cases.extend([
