@@ -58,7 +58,8 @@ impl Schedule {
         &self.placement
     }
 
-    /// The number of micro-batches in a run.
+    /// The number of micro-batches in one execution of the schedule, `n_microbatches` of
+    /// `torch.distributed.pipelining`.
     pub fn micro_batches(&self) -> usize {
         self.micros
     }

@@ -81,7 +81,8 @@ impl Simulation<'_> {
         })
     }
 
-    /// The measurements of every rank.
+    /// The measurements of every pipeline rank, in ascending order of ranks: work, idle time and peak memory. Times are
+    /// in the ticks of the simulation's [`Costs`].
     pub fn ranks(&self) -> Vec<RankReport> {
         (0..self.spans.len()).filter_map(|rank| self.rank(rank)).collect()
     }

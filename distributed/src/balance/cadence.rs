@@ -127,7 +127,8 @@ impl Cadence {
         Ok(cadence)
     }
 
-    /// The number of micro-batches of each rank until the next exchange.
+    /// The number of micro-batches of each rank until the next exchange: `[N]` for `N` data-parallel ranks, or replicas
+    /// of a pipeline. Each is at least 1.
     pub fn counts(&self) -> &[usize] {
         &self.counts
     }
@@ -142,7 +143,15 @@ impl Cadence {
         self.is_on
     }
 
-    /// Records the measurements up to an exchange, and chooses the counts until the next.
+    /// Records the measurements since the last exchange, and chooses the [`counts`](Cadence::counts) until the next. It
+    /// does not communicate: call it with equal values on all ranks, so that all choose equal counts.
+    ///
+    /// A time per micro-batch, or of the exchange, that is not positive and finite is ignored. Counts stay until every
+    /// rank is [calibrated](SpeedOptions::calibration), and while all are within the
+    /// [dead zone](SpeedOptions::dead_zone). The [policy](CadenceOptions::policy) may keep them equal, too.
+    ///
+    /// # Errors
+    /// Fails, and records nothing, unless `seconds` and `batches` have one entry per rank.
     pub fn report(&mut self, window: CadenceWindow<'_>) -> Result<()> {
         let CadenceWindow { seconds, batches, exchange } = window;
         require_ranks("Cadence", self.speeds.len(), [seconds.len(), batches.len()])?;

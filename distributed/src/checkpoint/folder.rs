@@ -37,7 +37,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// The folder at a path; the first save creates it.
+    /// Names the folder at a path, without access to the file system. The first save or [`lock`](Folder::lock) creates
+    /// it, with its parents.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Folder { path: path.into(), watch: None, lock_wait: None }
     }

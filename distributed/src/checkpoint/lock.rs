@@ -28,10 +28,12 @@ pub struct FolderLock {
 }
 
 impl Folder {
-    /// Sets the time for which a run waits until another one has [left](Folder::lock) the folder. One rank waits 5
-    /// seconds by default. Several ranks wait twice their communicator's timeout: a rank of a failed job may wait that
-    /// long for the others before it ends. A file server may keep the lock of a dead host for its lease, usually 90
-    /// seconds.
+    /// Sets the longest time that [`lock`](Folder::lock) and [`lock_of_all`](Folder::lock_of_all) wait for another run
+    /// to release the folder's lock. With 0 they try once.
+    ///
+    /// By default one rank waits 5 seconds. Several ranks wait twice their communicator's timeout: a rank of a failed
+    /// job may wait that long for the others before it ends. A file server may keep the lock of a dead host for its
+    /// lease, usually 90 seconds.
     pub fn lock_wait(mut self, most: Duration) -> Self {
         self.lock_wait = Some(most);
         self

@@ -40,15 +40,16 @@ pub use reader::CheckpointReader;
 pub use snapshot::Snapshot;
 pub use snapshot_writer::SnapshotWriter;
 
-/// A part of a checkpoint that this rank saves: consecutive elements of a named tensor.
+/// A part of a checkpoint that this rank saves: consecutive elements of a named tensor, or of this rank's shard of it.
 pub struct CheckpointPart<R: Runtime> {
-    /// The tensor's logical name, the same at every world size.
+    /// The tensor's logical name, such as `parameter/…`. It is independent of the world size, except for names that
+    /// begin with `rank/`.
     pub name: String,
-    /// The piece of the tensor that this rank has; the whole tensor unless it is cut over ranks.
+    /// The shard of the tensor that this rank has: the whole tensor unless it is cut over ranks.
     pub placement: TensorPlacement,
-    /// The first element that this rank saves, as an index into the piece in row-major order.
+    /// The offset of the first saved element in the shard, flattened in row-major order.
     pub start: usize,
-    /// The saved elements, as a row.
+    /// The values of the elements `start..start + n` of the flattened shard: a buffer `[n]`, on the device or the host.
     pub row: StateRow<R>,
 }
 
@@ -165,22 +166,25 @@ impl<R: Runtime, C: Checkpointed<R> + ?Sized> Checkpointed<R> for Box<C> {
 pub struct Wanted {
     /// The tensor's logical name.
     pub name: String,
-    /// The piece of the tensor that this rank has; the whole tensor unless it is cut over ranks.
+    /// The shard of the tensor that this rank has: the whole tensor unless it is cut over ranks.
     pub placement: TensorPlacement,
-    /// The element type of the tensor.
+    /// The element type of the saved tensor.
     pub dtype: DType,
-    /// The range of elements to read, in row-major order of the piece.
+    /// The range of elements to read from the shard, flattened in row-major order.
     pub elements: Range<usize>,
 }
 
 impl Wanted {
-    /// A request for all of a piece of a tensor.
+    /// A read request for all elements of this rank's shard of the tensor `name`, in row-major order of the shard.
     pub fn piece(name: String, placement: TensorPlacement, dtype: DType) -> Self {
         let elements = 0..placement.local().numel();
         Wanted { name, placement, dtype, elements }
     }
 
-    /// A request for a whole tensor.
+    /// A read request for all elements of the tensor `name`, in row-major order. The elements arrive as a 1-D tensor of
+    /// `shape.numel()`.
+    ///
+    /// `shape` and `dtype` must equal those of the saved tensor. A load fails if they differ, and converts nothing.
     pub fn whole(name: String, shape: Shape, dtype: DType) -> Self {
         Self::piece(name, TensorPlacement::whole(shape), dtype)
     }

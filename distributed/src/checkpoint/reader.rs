@@ -108,7 +108,8 @@ impl CheckpointReader {
         Ok(CheckpointReader { folder, manifest, source })
     }
 
-    /// The table of contents.
+    /// The manifest: names of tensors, counters and other numbers, the caller's notes, and the number of ranks that
+    /// wrote the checkpoint.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }

@@ -9,15 +9,18 @@ use numcore::{
 
 use super::KvCache;
 
-/// The inputs of a decoder besides tokens. By default positions are 0, 1, … and every token sees all before it.
+/// The inputs of a decoder besides the token ids `[B, T]`. Attention is causal, within the sliding window of layers
+/// that have one. With context parallelism, `T` is the length of the whole sequence, not of this rank's part.
 pub struct DecoderInputs<'a, R: Runtime> {
-    /// The position of each token, `[B, T]` or `[T]` (`i64`).
+    /// The position of each token, `[B, T]` or `[T]` (`i64`). If `None`, positions are `0..T`, or follow those of the
+    /// tokens in the cache.
     pub positions: Option<&'a Var<R>>,
-    /// The document of each token within its row, `[B, T]` (`i64`): a token sees no other document. [`data::pack`]
-    /// makes these, and positions.
+    /// The document of each token within its row, `[B, T]` (`i64`): a token attends only to tokens with its own id. If
+    /// `None`, each row is one document. Default positions do not restart at a new document; [`data::pack`] makes
+    /// positions that do, with the segments.
     pub segments: Option<&'a Var<R>>,
-    /// Keys and values of earlier tokens, to which those of these tokens are added. Positions and segments must be
-    /// `None` then.
+    /// The keys and values of earlier tokens, which these tokens attend to. The call appends the tokens' own. It fails
+    /// if `positions` or `segments` is set too, or with context parallelism.
     pub cache: Option<&'a mut KvCache<R>>,
 }
 

@@ -52,7 +52,10 @@ impl JsonObject {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// A field that is a count: an integer from 0.
+    /// Reads a field that is an unsigned integer literal; `None` if it is absent or null.
+    ///
+    /// # Errors
+    /// Fails for any other value: also for `4.0`, `"4"` and negative numbers.
     pub fn count(&self, name: &str) -> Result<Option<usize>> {
         self.typed(name, "a count", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
     }

@@ -152,11 +152,15 @@ pub fn is_generation_field(name: &str) -> bool {
 }
 
 impl GenerationOptions {
-    /// Reads `generation_config.json` in a folder; without that file, the fields of generation in `config.json`, as in
-    /// transformers.
+    /// Reads `generation_config.json` in a model's folder; without that file, the generation fields of `config.json`.
+    ///
+    /// Absent fields have the defaults of transformers: no sampling, 20 new tokens, and `top_k` 50 if `do_sample` is
+    /// true. The seed is 0. Without `max_new_tokens`, `max_length` limits prompt and new tokens together.
     ///
     /// # Errors
-    /// Fails if a field is malformed, or requires an unsupported option, such as beams.
+    /// Fails if the file cannot be read, a field is malformed, or one in use is out of range. A field that sets an
+    /// unsupported option, such as `num_beams` 4, is an error too. So is an unknown field of `generation_config.json`,
+    /// unless it is null.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let path = folder.as_ref().join("generation_config.json");
         if path.is_file() {

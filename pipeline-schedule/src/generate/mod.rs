@@ -72,22 +72,33 @@ kinds! {
     DualPipeV = "DualPipeV", dualpipe_v::GENERATOR;
 }
 
-/// The size of a schedule: ranks, stages and micro-batches.
+/// The size of a pipeline schedule. Each kind of schedule has [preconditions](ScheduleKind::generate) on these numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PipeShape {
-    /// Ranks of the pipeline: `p`.
+    /// The number `p` of pipeline-parallel ranks.
     pub ranks: usize,
-    /// Stages on each rank: `v`, 2 for schedules on a fold, 1 for those without interleaving.
+    /// The number `v` of stages on each rank, Megatron's virtual pipeline size; the model has `p·v` stages.
     pub stages_per_rank: usize,
-    /// Micro-batches in a run: `m`.
+    /// The number `m` of micro-batches in one execution of the schedule.
     pub micro_batches: usize,
 }
 
 impl ScheduleKind {
-    /// Makes the passes of every rank.
+    /// Generates the forward and backward passes of every rank, in order. Messages between ranks are not in it;
+    /// [`lower`](Schedule::lower) adds them.
     ///
     /// # Errors
-    /// Fails if the schedule's precondition does not hold for this shape: names it, with the numbers.
+    /// Fails unless the preconditions hold, and names the first that does not, with `p`, `v` and `m`:
+    ///
+    /// | kind | precondition |
+    /// |---|---|
+    /// | all | `p`, `v`, `m` ≥ 1 and `p·v·m` ≤ 2^26 |
+    /// | [`GPipe`](Self::GPipe), [`OneFOneB`](Self::OneFOneB), [`ZbH1`](Self::ZbH1) | `v` = 1 |
+    /// | [`ZbH2`](Self::ZbH2) | `v` = 1 and `m` ≥ `2p − 1` |
+    /// | [`Interleaved`](Self::Interleaved) | `m` ≥ `p` and `m` divisible by `⌊m/p⌋` |
+    /// | [`InterleavedZeroBubble`](Self::InterleavedZeroBubble) | as [`Interleaved`](Self::Interleaved) |
+    /// | [`Zbv`](Self::Zbv) | `v` = 2 and `m` ≥ `2p − 1` |
+    /// | [`DualPipeV`](Self::DualPipeV) | `v` = 2 and `m` ≥ `2p` |
     pub fn generate(self, shape: PipeShape) -> Result<Schedule> {
         let PipeShape { ranks: p, stages_per_rank: v, micro_batches: m } = shape;
         let (generator, size) = (self.generator(), Size { p, v, m });

@@ -4,7 +4,10 @@ use numcore::Result;
 
 use super::{ExactSum, Metric, bytes};
 
-/// The mean of values with weights, such as the losses of batches, each weighted by its number of rows.
+/// The weighted mean `Σwx / Σw`, such as that of the losses of batches, each weighted by its number of rows.
+///
+/// The sums do not round, so the order of additions and the division over ranks do not change the result. The value is
+/// `None` while `Σw` is 0, and NaN after a NaN of nonzero weight.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mean {
     sum: ExactSum,

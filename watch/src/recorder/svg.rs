@@ -18,8 +18,12 @@ const NARROWEST: f64 = 0.3;
 const DEEPEST: usize = 5;
 
 impl RunTimeline {
-    /// Draws a picture: a row per rank and track, spans within spans below them, time to the right. Pointing at a span
-    /// shows its name and time. Spans too narrow or too deep are left out, and counted at the end.
+    /// Draws the timeline as an SVG document, 1358 pixels wide. Each track of each rank has a band; a nested span is
+    /// one line below the span around it. Time goes to the right, with marks in milliseconds.
+    ///
+    /// The colour gives the [kind](SpanKind) of a span, its tooltip the name, the duration in milliseconds and the
+    /// bytes. Spans narrower than 0.3 pixels, or within more than 5 others, are left out. A line at the end counts them
+    /// and the [overwritten](RunTimeline::lost) ones. Counters are not drawn.
     pub fn to_svg(&self) -> String {
         let (mut body, mut y, mut hidden) = (String::new(), TOP, 0);
         let scale = WIDTH / self.length.max(1) as f64;

@@ -39,20 +39,23 @@ pub struct Track {
     pub spans: Vec<TrackSpan>,
 }
 
-/// A span of a track.
+/// An interval of time in which a track did one operation, like an event of a PyTorch profiler trace.
+///
+/// Times count from the start of the recording. In a timeline of a pipeline schedule they are ticks from the start of
+/// the step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackSpan {
-    /// The kind of work in the span.
+    /// The kind of work: a phase of the step, data, a collective, waiting, an op or a kernel.
     pub kind: SpanKind,
-    /// The name of the operation.
+    /// The name of the operation. In a timeline of a pipeline schedule, its action.
     pub name: Arc<str>,
-    /// The named object it was applied to, if any: a bucket, a unit, an action of a pipeline.
+    /// The name of the object that the operation was applied to, if it has one: a gradient bucket, a unit.
     pub of: Option<Arc<str>>,
-    /// The start in nanoseconds.
+    /// The start, in nanoseconds or ticks.
     pub start: u64,
-    /// The end in nanoseconds.
+    /// The end, in nanoseconds or ticks.
     pub end: u64,
-    /// Bytes that it moved; 0 where that is not known.
+    /// The number of bytes that the operation moved; 0 if unknown.
     pub bytes: u64,
 }
 
