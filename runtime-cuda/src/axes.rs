@@ -146,8 +146,8 @@ pub(crate) fn by_steps(rank: usize, reference: &Steps) -> SmallVec<[usize; MAX_R
     order
 }
 
-/// Constants for a division by `d` in 32 bits (Granlund & Montgomery 1994). They are `(magic, shift)`, so that `(high(n
-/// · magic) + n) >> shift` is `n / d` for every `n < 2³¹`.
+/// Constants for a division by `d` in 32 bits (Granlund & Montgomery 1994). They are `(magic, shift)`, so that
+/// `(high(n · magic) + n) >> shift` is `n / d` for every `n < 2³¹`.
 pub(crate) fn magic(d: u32) -> (u32, u32) {
     let shift = u64::from(d).next_power_of_two().trailing_zeros();
     let magic = ((1u64 << 32) * ((1u64 << shift) - u64::from(d))) / u64::from(d) + 1;

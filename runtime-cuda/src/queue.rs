@@ -153,7 +153,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The flag that says a kernel which may set the flag word was launched; with `captured`, that one was captured.
+    /// The flag that is set once a kernel that may set the flag word is launched; with `captured`, once it is captured.
     fn reporting(&self, captured: bool) -> &AtomicBool {
         if captured { &self.captured_flag } else { &self.flagged }
     }

@@ -41,8 +41,8 @@ impl Queue {
         if known.is_some() || self.capture_number().is_some() {
             return Ok(known.flatten());
         }
-        // The lock is not held here: memory may have to wait for the end of a capture, which asks for choices. SAFETY:
-        // the caller's promise.
+        // The lock is not held here: memory may have to wait for the end of a capture, which looks up choices.
+        // SAFETY: the caller's promise.
         let found = unsafe { self.time_candidates(gemm, at, workspace)? };
         Ok(*tuned.lock().entry(*gemm).or_insert(found))
     }

@@ -28,7 +28,7 @@ pub struct Options {
 /// The outcome of a case.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Every value is within its tolerance.
+    /// A success: every value is within its tolerance.
     Passed,
     /// The values that differ, or the error that ended the case.
     Failed(Vec<String>),

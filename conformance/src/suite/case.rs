@@ -26,12 +26,12 @@ pub(crate) fn case<R: Runtime>(name: &str, inputs: impl IntoIterator<Item = Samp
 }
 
 impl<R: Runtime> OpCase<R> {
-    /// This case without a check of the second derivative, because it is 0 or not needed.
+    /// Removes the check of the second derivative, which is 0 or not needed.
     pub(crate) fn once(self) -> Self {
         OpCase { twice: false, ..self }
     }
 
-    /// This case with larger tolerances in narrow types: for long sums and cancellation.
+    /// Sets a factor on the tolerance in narrow types, for long sums and cancellation.
     pub(crate) fn slack(self, slack: f64) -> Self {
         OpCase { slack, ..self }
     }

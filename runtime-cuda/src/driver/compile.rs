@@ -1,8 +1,8 @@
 //! Compiles CUDA C to machine code of one architecture, by NVRTC, and caches it on disk.
 //!
 //! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square
-//! root, gradual underflow. `--fmad` follows [`KernelSource::contracts`]: it is on for hand-written kernels and off for
-//! generated ones.
+//! root, gradual underflow. `--fmad` follows [`KernelSource::contracts`]. It is on for hand-written kernels, where it
+//! saves a norm a third of its instructions, and off for generated ones.
 
 use std::{
     ffi::{CStr, CString},

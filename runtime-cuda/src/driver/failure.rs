@@ -12,7 +12,7 @@ pub(crate) struct DriverFailure {
 /// The consequence of a failure for later calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DriverFailureKind {
-    /// This call failed, and nothing else: later ones may succeed.
+    /// A failure of this call alone: later ones may succeed.
     Once,
     /// The device's context is lost: every later call fails.
     Sticky,

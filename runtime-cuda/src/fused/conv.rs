@@ -136,8 +136,8 @@ impl ConvPlan<'_> {
         Ok(Operand { address, layout: Layout::contiguous(Shape::new(dims)?), dtype: self.x.dtype })
     }
 
-    /// The operands of the product: the weight as `[N, G, O/G, C/G · R · S]` (broadcast over `N`), the columns as `[N,
-    /// G, C/G · R · S, P · Q]`, the output as `[N, G, O/G, P · Q]`.
+    /// The operands of the product: the weight as `[N, G, O/G, C/G · R · S]` (broadcast over `N`), the columns as
+    /// `[N, G, C/G · R · S, P · Q]`, the output as `[N, G, O/G, P · Q]`.
     fn matrices(&self, columns: u64) -> Result<[Operand; 3]> {
         let (n, groups, outputs) = (self.x.dims()[0], self.op.groups, self.w.dims()[0]);
         let inner = self.rows() / groups;
@@ -164,8 +164,8 @@ impl ConvPlan<'_> {
         unsafe { launch.run(blocks(call.cuda, self.x.numel()), [256, 1]) }
     }
 
-    /// Computes the weight's gradient by one GEMM over all images: `[G, O/G, N · P · Q]` times `[G, N · P · Q, C/G · R
-    /// · S]`.
+    /// Computes the weight's gradient by one GEMM over all images: `[G, O/G, N · P · Q]` times
+    /// `[G, N · P · Q, C/G · R · S]`.
     fn weight_adjoint(&self, call: &mut FusedCall<'_>, columns: u64, add: bool) -> Result<()> {
         let (n, groups, outputs, pixels) = (self.x.dims()[0], self.op.groups, self.w.dims()[0], self.pixels());
         self.unfold(call, columns, pixels, n * pixels)?;

@@ -89,8 +89,8 @@ fn cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     one(loss::cross_entropy_with(&classes_last(c.x(0)?)?, c.x(1)?, c.maybe(2), options))
 }
 
-/// Computes linear cross-entropy a chunk of rows at a time: a sum, or the losses themselves. The inputs are `x: [..,
-/// C]`, a weight, a bias if there are four inputs, and classes.
+/// Computes linear cross-entropy a chunk of rows at a time: a sum, or the losses themselves. The inputs are
+/// `x: [.., C]`, a weight, a bias if there are four inputs, and classes.
 fn linear_cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let options = cross_entropy_options(c)?;
     let (x, weight, bias) = (c.x(0)?, c.x(1)?, c.maybe(3).and(c.maybe(2)));

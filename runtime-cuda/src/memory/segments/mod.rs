@@ -16,8 +16,8 @@ use std::{
 
 /// Bytes to whose multiples blocks are sized and aligned.
 const ALIGN: usize = 256;
-/// Requests below this many bytes have small segments. Few activations are as small. With a higher limit, activations of
-/// short batches were below it and those of long ones above it. Neither could then reuse the other's free memory.
+/// Requests below this many bytes have small segments. Few activations are as small. With a higher limit, activations
+/// of short batches were below it and those of long ones above it. Neither could then reuse the other's free memory.
 const SMALL: usize = 128 << 10;
 /// Bytes of a small segment.
 const SMALL_SEGMENT: usize = 2 << 20;
