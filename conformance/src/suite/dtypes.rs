@@ -19,7 +19,7 @@ pub(crate) fn computes<R: Runtime>(rt: &R, dtype: DType) -> bool {
     rt.capabilities().compute.contains(&dtype.compute())
 }
 
-/// The reason for skipping checks of this type; no other reason for a skip exists.
+/// The reason for skipping checks of a type in which the runtime does not compute.
 pub(crate) fn lacks(dtype: DType) -> String {
     format!("{dtype} is not in capabilities.compute")
 }

@@ -110,7 +110,7 @@ fn indices<R: Runtime>() -> Vec<Row<R>> {
         ("index", |g| g.i.sub(1.0)?.one_hot(3)),
         ("cross_entropy", |g| g.x.cross_entropy(&at(g, &[0, 1, 2])?)),
         ("gather", |g| {
-            // A separate kernel may report the index under its own name, and at the next wait.
+            // A fused kernel may report the index as `cross_entropy`, and only at the next wait.
             let y = g.x.cross_entropy(&at(g, &[0, 3])?);
             let y = y.and_then(|t| t.to_bytes().map(|_| t));
             y.map_err(|e| {

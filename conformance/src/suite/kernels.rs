@@ -230,7 +230,7 @@ impl<R: Runtime> Bench<'_, R> {
         self.nothing_to_attend_to();
     }
 
-    /// Computes gradients by the first half of the keys, of attention over all of them.
+    /// Checks partial gradients of attention over all keys: those that come from the first half of the keys.
     fn part_of_keys(&mut self, what: &str, op: Attention, ins: &[&Tensor<R>]) {
         let half = |i: usize, x: &Tensor<R>| match i {
             AttentionGrad::KEYS | AttentionGrad::VALUES => x.narrow(2, 0, x.dims()[2] / 2),

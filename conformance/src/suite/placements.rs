@@ -112,8 +112,8 @@ fn expanded<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R
     Ok(values)
 }
 
-/// The output, and gradients of stored inputs, summed along the axis; and the ratio of the summed magnitudes to the
-/// results. (In rows of equal elements gradients of a norm are large, and cancel.)
+/// The output, and gradients of stored inputs, summed along the axis; and for each the largest magnitude before the
+/// sum, at least 1. (In rows of equal elements gradients of a norm are large, and cancel.)
 fn summed<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R>]) -> Result<(Values, Vec<f64>)> {
     let vars = case.vars(stored)?;
     let mut gradients = autograd::Gradients::new();

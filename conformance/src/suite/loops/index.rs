@@ -108,7 +108,7 @@ fn scatter<R: Runtime>(rt: &R, dtype: DType, shape: &[usize], axis: usize) -> Re
     }))
 }
 
-/// Checks that the gradient of a twice scattered source is two gathers, the second added to the first.
+/// Checks the gradient of a source that is scattered twice: two gathers, the second added to the first.
 fn added<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let upstream = Known::drawn(rt, dtype, &[7, 60], 6, InMemory::Dense)?;
     let src = Var::leaf("src", Tensor::zeros(rt, [3, 60], dtype)?)?;
