@@ -53,12 +53,12 @@ impl FlatLayout {
         self.0.len
     }
 
-    /// The number of ranges.
+    /// The number of ranges: one per tensor, and one for the padding that [`extended`](FlatLayout::extended) adds.
     pub fn len(&self) -> usize {
         self.0.ranges.len()
     }
 
-    /// Tells whether the layout has no ranges.
+    /// Tells whether the layout has no ranges: no tensor and no padding.
     pub fn is_empty(&self) -> bool {
         self.0.ranges.is_empty()
     }

@@ -129,10 +129,10 @@ fn prefixes<R: Runtime, M, B>(callbacks: &Callbacks<'_, R, M, B>) -> Vec<String>
     (0..names.len()).map(|i| format!("{CALLBACK}{}/{}/", names[i].replace('/', "."), nth(i))).collect()
 }
 
-/// Parses a value that a callback wrote with `to_string`.
+/// Parses the value of `key` in a callback's state, which [`Callback::state`] wrote with `to_string`.
 ///
 /// # Errors
-/// An error if it is missing, or cannot be parsed.
+/// An error if the key is missing, or its text is no `T`.
 pub fn parsed<T: std::str::FromStr>(state: &CallbackState, key: &str) -> Result<T> {
     let text = state.get(key).ok_or_else(|| Error::state(key, "is missing in the checkpoint's notes"))?;
     text.parse().map_err(|_| Error::state(key, format!("cannot be `{text}`")))

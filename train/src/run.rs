@@ -16,7 +16,9 @@ use numcore::{Error, Result, Runtime};
 
 use crate::{BestValue, Control, Interval, Length, Progress, callbacks::interrupt, control::Which, sink::Value};
 
-/// A run as its callbacks see it: its progress, its measurements, and their requests.
+/// The view of a training run that [callbacks](crate::Callback) receive: its model, communicator, progress and
+/// measurements. Callbacks record values with it, and request stops, saves and evaluations. `M` is the type of the
+/// model, `B` that of a batch's data.
 pub struct Run<'r, R: Runtime, M, B> {
     pub(crate) model: &'r M,
     pub(crate) engine: &'r mut dyn RunEngine<R, M, B>,
@@ -91,7 +93,8 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         self.state.progress.step > self.state.before.step
     }
 
-    /// The length of the run.
+    /// The length at which the run ends, in updates, epochs, tokens or seconds:
+    /// [`Trainer::until`](crate::Trainer::until), or the last [`set_length`](Run::set_length).
     pub fn length(&self) -> &Length {
         &self.state.length
     }

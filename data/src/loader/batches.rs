@@ -23,13 +23,14 @@ pub struct Batch<B> {
     pub data: B,
     /// The epoch.
     pub epoch: u64,
-    /// The number of the step in its epoch, from 0.
+    /// The number of the batch in its epoch, from 0. Batches of a [stream](crate::stream) count from its start or
+    /// resumption.
     pub step: u64,
     /// The number of rows that count: the first ones. Others fill the batch up and must have loss weight 0.
     pub count: usize,
     /// The number of rows on this rank.
     pub rows: usize,
-    /// The number of rows that count in the batches of all ranks at this step: the divisor of a summed loss.
+    /// The number of rows that count in this batch on all ranks together: the divisor of its summed loss.
     pub total: usize,
 }
 

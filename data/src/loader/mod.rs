@@ -164,7 +164,8 @@ impl<B: Send + 'static> Loader<B> {
         self.collate(move |batch| batch.to_device(&rt))
     }
 
-    /// Sets the number of examples in a step of all ranks together; 1 by default. (PyTorch's `batch_size` is per rank.)
+    /// Sets the global batch size: the number of examples in a batch of all ranks together; 1 by default. (PyTorch's
+    /// `batch_size` is per rank.) A training step that accumulates reads several batches.
     pub fn batch(mut self, examples: usize) -> Self {
         self.batch = examples as u64;
         self
@@ -228,18 +229,19 @@ impl<B: Send + 'static> Loader<B> {
         self
     }
 
-    /// Sets the number of finished batches that each worker keeps ready; 2 by default, 4096 at most.
+    /// Sets the number of finished batches that each worker keeps ready, as PyTorch's `prefetch_factor`; 2 by default.
+    /// More than 4096 count as 4096. With 0 and any workers, [`epoch`](Loader::epoch) fails.
     pub fn ahead(mut self, batches: usize) -> Self {
         self.ahead = batches.min(crate::loader::MOST_AHEAD);
         self
     }
 
-    /// The number of examples in a step of all ranks together, set by [`batch`](Loader::batch).
+    /// The number of examples in a batch of all ranks together, set by [`batch`](Loader::batch).
     pub fn batch_size(&self) -> usize {
         self.batch as usize
     }
 
-    /// The number of steps in an epoch.
+    /// The number of batches in an epoch. Training steps that accumulate are fewer.
     ///
     /// # Errors
     /// Fails if `rank` is not below `ranks`, the batch has 0 examples, or `ahead` is 0 while there are workers. With

@@ -12,7 +12,8 @@ use crate::{
     files::{PositionedFile, Records, lines, without_mark},
 };
 
-/// The text files of a folder and its subfolders, in the order of their paths.
+/// A dataset of the files with one extension in a folder and its subfolders, sorted by path. An example is a full file,
+/// a [`TextFile`], read on access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFolder {
     paths: Vec<PathBuf>,
@@ -23,7 +24,7 @@ pub struct TextFolder {
 pub struct TextFile {
     /// The path of the file.
     pub path: PathBuf,
-    /// The contents of the file.
+    /// The contents of the file: UTF-8, without a byte order mark.
     pub text: String,
 }
 

@@ -117,7 +117,8 @@ impl<B: Send + 'static> StreamLoader<B> {
         self.collate(move |batch| batch.to_device(&rt))
     }
 
-    /// Sets the number of examples in a step of all ranks together; 1 by default.
+    /// Sets the global batch size: the number of examples in a batch of all ranks together; 1 by default. A training
+    /// step that accumulates reads several batches.
     pub fn batch(mut self, examples: usize) -> Self {
         self.share.batch = examples;
         self
@@ -129,7 +130,8 @@ impl<B: Send + 'static> StreamLoader<B> {
         self
     }
 
-    /// Sets the number of batches read ahead; 2 by default, 4096 at most.
+    /// Sets the number of batches that the thread makes ahead, as PyTorch's `prefetch_factor`; 2 by default. More than
+    /// 4096 count as 4096. With 0, [`start`](StreamLoader::start) fails.
     pub fn ahead(mut self, batches: usize) -> Self {
         self.ahead = batches.min(crate::loader::MOST_AHEAD);
         self

@@ -134,7 +134,7 @@ impl ConfigFields {
     /// Reads the `config.json` in a folder.
     ///
     /// # Errors
-    /// Fails if there is none, or it holds no JSON object.
+    /// Fails if there is none, or it is longer than 64 MiB or holds no JSON object.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         if folder.is_dir() && !path.is_file() {

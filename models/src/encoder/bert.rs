@@ -175,10 +175,12 @@ impl<R: Runtime> Bert<R> {
         }
     }
 
-    /// Computes the pooler's output for the first token, `[B, C]`, which classifiers of texts read.
+    /// Computes `pooler_output` of transformers, `[B, C]`, from `states: [B, T, C]`: `tanh` of the linear layer
+    /// [`pooler`](Bert::pooler) of the first token. Classifiers of texts read it.
     ///
     /// # Errors
-    /// Fails if the model has no pooler.
+    /// Fails if the model has no pooler, as for the tasks [`MaskedLm`](BertTask::MaskedLm) and
+    /// [`Tokens`](BertTask::Tokens).
     pub fn pooled(&self, states: &Var<R>) -> Result<Var<R>> {
         let Some(pooler) = &self.pooler else {
             return Err(Error::argument("bert", "a model for tokens has no pooler"));

@@ -92,7 +92,8 @@ impl<R: Runtime, const N: usize> Conv<R, N> {
         self
     }
 
-    /// Sets other padding: different on each side, or the amount that keeps the sizes.
+    /// Replaces the padding of the options: symmetric, given for each side, or [`ConvPadding::Same`] as PyTorch's
+    /// `padding="same"`. With a stride above 1, `Same` is an error of `forward`.
     pub fn with_padding(mut self, padding: ConvPadding<N>) -> Self {
         self.options.padding = padding;
         self

@@ -30,7 +30,7 @@ pub trait RecurrentCell: Send + Sync + 'static {
 pub struct Recurrence<R: Runtime> {
     /// The recurrent weight, `[GATES · H, H]`.
     weight: Var<R>,
-    /// The summed biases of all gates, `[GATES · H]`.
+    /// The recurrent bias of all gates, PyTorch's `bias_hh`: `[GATES · H]`.
     bias: Option<Var<R>>,
 }
 
@@ -50,7 +50,8 @@ impl<R: Runtime> Recurrence<R> {
     }
 }
 
-/// The Elman cell, `h' = tanh(W x + U h)` (Elman 1990).
+/// The Elman cell `h' = tanh(W x + a + U h + b)` with biases `a`, `b` (Elman 1990), as PyTorch's `RNN` with `tanh`. A
+/// type parameter of [`Recurrent`], not a layer.
 #[derive(Debug)]
 pub struct RnnCell;
 

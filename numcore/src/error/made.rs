@@ -58,7 +58,8 @@ impl Error {
         ErrorKind::Format { what: what.into(), why: why.into() }.into()
     }
 
-    /// An error of kind [`ErrorKind::Io`].
+    /// An error of the operating system about the file or folder `path`, of kind [`ErrorKind::Io`]. It is shown as
+    /// `path: source`.
     pub fn io(path: impl Into<PathBuf>, source: io::Error) -> Self {
         ErrorKind::Io { path: path.into(), source }.into()
     }

@@ -13,10 +13,11 @@ use crate::DType;
 /// The bound above which `√(x² ± 1)` equals `x` in every dtype.
 const FAR: f64 = 268_435_456.0;
 
-/// A value of a program that is being built, free to copy; operators and methods add to the program.
+/// A symbolic value of a pointwise program that is being built, like a node of a traced graph: one number per element.
+/// It is free to copy; operators and methods append to the program.
 ///
-/// Operands must have one dtype; constants, scalars and positions take the dtype of the operands they are combined
-/// with.
+/// Operands must have one dtype. Constants, run-time scalars and element positions take the dtype of the operands they
+/// are combined with.
 #[derive(Clone, Copy)]
 pub struct Expr<'b> {
     builder: &'b ProgramBuilder,

@@ -21,7 +21,7 @@ impl MemorySink {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The numbers recorded under a name, with their steps.
+    /// The pairs `(step, value)` of the numbers recorded under a name, in the order of recording.
     pub fn scalars(&self, name: &str) -> Vec<(u64, f64)> {
         let of_step = |record: &Record| record.scalars().find(|(n, _)| *n == name).map(|(_, x)| (record.step, x));
         self.records().iter().filter_map(of_step).collect()
