@@ -150,15 +150,16 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         self
     }
 
-    /// Runs one step of this rank, and a synchronization if one is due. The metrics are this rank's own: loss, weight
-    /// and norm.
+    /// Runs the inner step once, and then a synchronization of weights if one is due. `micro_batch(k)` computes the
+    /// loss of this rank's `k`-th micro-batch.
     ///
-    /// A rank whose losses weigh nothing has no examples in this step: its weights stay, and the loss in its metrics is
-    /// 0.
+    /// All ranks call it, or [`idle`](LocalSteps::idle), equally often, unless [`every`](LocalUpdates::every) is
+    /// `None`. The metrics (loss, weight, gradient norm) cover the ranks of the inner step alone. If the losses of the
+    /// inner step's ranks weigh 0 in total, there is no update, and the loss in the metrics is 0.
     ///
     /// # Errors
-    /// Fails as [`Step::step`]. A failed synchronization is an error on every rank; weights have then changed by the
-    /// step alone.
+    /// Fails as [`Step::step`]. A failed synchronization is an error on every rank and ends the communicator; the
+    /// update of the inner step remains.
     #[track_caller]
     pub fn step<I: Into<StepInput<R>>>(
         &mut self,
@@ -336,6 +337,8 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         if which.contains(&0) {
             self.buffers.sync(&self.comm, self.options.buffers)?;
         }
+        let apart =
+            self.comm.exchange_equal(all.apart.to_le_bytes())?.into_iter().map(f64::from_le_bytes).fold(0.0, f64::max);
         // Nothing has changed until here, and nothing is exchanged from here on.
         for (k, next) in met {
             self.fragments[k].take(next)?;
@@ -344,8 +347,6 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         if keep == 0.0 && which.len() == self.fragments.len() {
             self.together = self.steps;
         }
-        let apart =
-            self.comm.exchange_equal(all.apart.to_le_bytes())?.into_iter().map(f64::from_le_bytes).fold(0.0, f64::max);
         let divergence = if apart == 0.0 { 0.0 } else { (apart / all.norm).sqrt() };
         let meeting = Meeting { number: self.meetings, fragment: which[0], divergence };
         self.last = Some(meeting);
