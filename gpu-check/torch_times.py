@@ -323,12 +323,13 @@ def main():
     end = time.monotonic() + args.seconds
     # The program that runs this ends it by a signal; a case that hangs must not outlive it.
     if args.seconds < float("inf"):
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, args.seconds)
     cuda = args.device.startswith("cuda")
     finish = torch.cuda.synchronize if cuda else lambda: None
     name = torch.cuda.get_device_name() if cuda else "cpu"
     machine = {"framework": "torch", "version": torch.__version__, "device": args.device, "name": name}
+    machine |= {"cudnn": torch.backends.cudnn.version(), "cudnn attention": torch.backends.cuda.cudnn_sdp_enabled()}
     plan = plan_of(args.cases)
     rows = []
     for case, how in plan:

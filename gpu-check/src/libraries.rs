@@ -9,7 +9,9 @@ use std::{
 /// Set in the second start.
 const STARTED: &str = "WEFTGRAD_GPU_CHECK_STARTED";
 const GOLDENS: &str = "WEFTGRAD_GOLDENS";
-const PATH: &str = "LD_LIBRARY_PATH";
+pub const PATH: &str = "LD_LIBRARY_PATH";
+/// The path of the first start, which other programs keep.
+pub const GIVEN: &str = "WEFTGRAD_GPU_CHECK_GIVEN_PATH";
 /// A folder is useful if it contains one of these.
 const NAMES: [&str; 4] = ["libnvrtc.so", "libcublasLt.so", "libnccl.so", "libcuda.so.1"];
 /// Where the toolkit and, in containers, the driver usually are.
@@ -25,7 +27,12 @@ pub fn in_surroundings(goldens: impl FnOnce() -> Result<PathBuf, String>) -> Res
     let path = env::join_paths(given.into_iter().chain(folders())).map_err(|e| e.to_string())?;
     let program = env::current_exe().map_err(|e| e.to_string())?;
     let mut again = Command::new(program);
-    again.args(env::args_os().skip(1)).env(STARTED, "1").env(PATH, path).env(GOLDENS, goldens()?);
+    again
+        .args(env::args_os().skip(1))
+        .env(STARTED, "1")
+        .env(GIVEN, env::var_os(PATH).unwrap_or_default())
+        .env(PATH, path)
+        .env(GOLDENS, goldens()?);
     let status = again.status().map_err(|e| e.to_string())?;
     let code = status.code().and_then(|c| u8::try_from(c).ok());
     code.map(Some).ok_or_else(|| format!("ended with {status}"))

@@ -55,13 +55,14 @@ pub const PARTS: &[Part] = &[
     Part { gpu_only: true, ..checks("graph", "a captured step computes what the step does", |_| words(&["gpt step", "gpt step with adamw", "gpttinybf16"])) },
     Part { gpu_only: true, ..checks("memory", "eight gigabytes in one piece and in many", |quick| if quick { Vec::new() } else { words(&["large"]) }) },
     Part { gpu_only: true, ..checks("nccl", "NCCL with one rank: every collective, a group, an abort", |_| words(&["one rank"])) },
-    Part { gpu_only: true, limit: 120, ..checks("sanitize", "hand-written kernels under compute-sanitizer", |_| sanitize::items()) },
     times("copies", "the bandwidth of copies, alone and beside kernels", 60, |_| words(&["bandwidth", "overlap"])),
     times("bench", "the benchmark cases", 60, bench::items),
     Part { gpu_only: true, ..times("captured", "training steps of the benchmark, captured", 60, bench::captured_items) },
     Part { gpu_only: true, ..times("choices", "GPT-2 with products whose algorithm is timed, and with values recomputed in backward", 60, bench::choices) },
     Part { gpu_only: true, ..times("profile", "where the GPU's time in a training step goes, kernel by kernel", 60, profile::items) },
     Part { gpu_only: true, ..times("torch", "PyTorch on the same cases, GPT-2 first: eager, and compiled with its loss, as far as time goes", 600, |_| words(&["times"])) },
+    // Last: a tool slows an item down up to a hundredfold.
+    Part { gpu_only: true, ..times("sanitize", "hand-written kernels under compute-sanitizer", 120, |_| sanitize::items()) },
 ];
 
 fn words(items: &[&str]) -> Vec<String> {

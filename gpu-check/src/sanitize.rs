@@ -1,4 +1,4 @@
-//! Sections of the suite under NVIDIA's `compute-sanitizer`: what an emulator cannot show, such as races between the threads of a warp.
+//! Rungs of the ladder and sections of the suite under NVIDIA's `compute-sanitizer`: what an emulator cannot show, such as races between the threads of a warp.
 
 use std::{
     env, fs,
@@ -9,20 +9,21 @@ use std::{
 use crate::{args::Args, report::Found, supervise::wait};
 
 const TOOLS: [&str; 4] = ["memcheck", "racecheck", "initcheck", "synccheck"];
-/// The sections with the most hand-written kernels.
-const SECTIONS: [&str; 4] = ["fused kernels", "sizes", "scans and sorts", "index"];
+/// Items with many hand-written kernels at small sizes.
+const ITEMS: [&str; 5] =
+    ["ladder/attention", "ladder/norms", "ladder/cross-entropy", "suite/scans and sorts", "suite/index"];
 /// Where the program is, if the search path does not have it.
 const PLACES: [&str; 2] = ["compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer"];
 /// What it ends with if it found something.
 const FOUND: i32 = 86;
 
 pub fn items() -> Vec<String> {
-    TOOLS.iter().flat_map(|tool| SECTIONS.iter().map(move |section| format!("{tool} {section}"))).collect()
+    TOOLS.iter().flat_map(|tool| ITEMS.iter().map(move |item| format!("{tool} {item}"))).collect()
 }
 
 /// Runs an item of the suite in a process that the tool watches; it is ended with this item.
 pub fn run(args: &Args, item: &str) -> Result<Found, String> {
-    let (tool, section) = item.split_once(' ').ok_or_else(|| format!("no item {item}"))?;
+    let (tool, checked) = item.split_once(' ').ok_or_else(|| format!("no item {item}"))?;
     let is_there = |place: &&&str| {
         Command::new(place).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
     };
@@ -37,7 +38,7 @@ pub fn run(args: &Args, item: &str) -> Result<Found, String> {
     command.arg("--log-file").arg(&log).arg(env::current_exe().map_err(words)?);
     // Else what a kernel writes beyond a block is in another one's memory, and goes unseen.
     command.env("WEFTGRAD_CUDA_BLOCKS", "apart");
-    command.args(["--device", "cuda", "--item", &format!("suite/{section}")]).arg(&result);
+    command.args(["--device", "cuda", "--item", checked]).arg(&result);
     // Ends before this process is ended.
     let limit = Duration::from_secs_f64((args.minutes * 60.0 - 5.0).max(1.0));
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(words)?;

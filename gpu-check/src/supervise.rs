@@ -1,4 +1,4 @@
-//! Items in processes of their own: one that crashes, hangs or breaks the device's context takes nothing with it.
+//! Runs items in separate processes: one that crashes, hangs or breaks the device's context affects no other.
 
 use std::{
     env, fs,
@@ -20,10 +20,10 @@ use crate::{
     report::{Entry, Report, Status},
 };
 
-/// Seconds below which nothing is begun any more.
+/// The least remaining time in which an item is begun.
 const LEAST: Duration = Duration::from_secs(2);
 
-/// Runs every part in order; items of a part run in parallel where it allows that.
+/// Runs every part in order. Items of parts that only check run in parallel.
 pub fn run(args: &Args) -> Report {
     let end = Instant::now() + Duration::from_secs_f64(args.minutes * 60.0);
     let report = Mutex::new(Report::new(&args.device, &args.out));
@@ -49,7 +49,7 @@ fn all(units: &[(&'static Part, String)], jobs: usize, args: &Args, end: Instant
         while let Some((part, item)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut entry = one(part, item, args, end, false);
             let is_wrong = matches!(entry.status, Status::Failed | Status::Crashed);
-            if args.device == "cuda" && part.beside && part.name != "sanitize" && is_wrong {
+            if args.device == "cuda" && part.beside && is_wrong {
                 let again = one(part, item, args, end, true);
                 entry.found["blocking"] = match again.status {
                     Status::Passed => json!(["it passes"]),
@@ -63,7 +63,8 @@ fn all(units: &[(&'static Part, String)], jobs: usize, args: &Args, end: Instant
     thread::scope(|scope| (0..jobs.min(units.len())).for_each(|_| drop(scope.spawn(work))));
 }
 
-/// Runs an item; `blocking`, with launches that the host waits for, so that an error is told by the launch that it is of.
+/// Runs an item. With `blocking` the host waits for each launch, so that an error is reported by the launch that caused
+/// it.
 fn one(part: &'static Part, item: &str, args: &Args, end: Instant, blocking: bool) -> Entry {
     let (start, left) = (Instant::now(), end.saturating_duration_since(Instant::now()));
     let entry = |status, found| Entry { part: part.name, item: item.into(), status, took: start.elapsed(), found };
@@ -113,7 +114,7 @@ fn with(mut found: Value, why: String, files: &Files) -> Value {
     found
 }
 
-/// What an item's process writes.
+/// The files that an item's process writes.
 struct Files {
     result: PathBuf,
     log: PathBuf,

@@ -4,7 +4,7 @@ use std::{env, fs, process::Command, time::Duration};
 
 use serde_json::Value;
 
-use crate::{args::Args, bench, report::Found};
+use crate::{args::Args, bench, libraries, report::Found};
 
 const SCRIPT: &str = include_str!("../torch_times.py");
 
@@ -19,6 +19,8 @@ pub fn run(args: &Args) -> Result<Found, String> {
     let seconds = (Duration::from_secs_f64(args.minutes * 60.0).as_secs_f64() - 3.0).max(1.0);
     let mut command = Command::new("python3");
     command.arg(&script).arg("--out").arg(&out).args(["--device", device, "--seconds", &seconds.to_string()]);
+    // A toolkit's cuDNN in place of PyTorch's own would choose another attention.
+    command.env(libraries::PATH, env::var_os(libraries::GIVEN).unwrap_or_default());
     let status = command.args(bench::items(args.quick)).status().map_err(|e| format!("python3: {e}"))?;
     let text = fs::read_to_string(&out).unwrap_or_default();
     let all: Value = serde_json::from_str(&text).unwrap_or_default();
@@ -26,5 +28,5 @@ pub fn run(args: &Args) -> Result<Found, String> {
     if all["cases"].as_array().is_none_or(Vec::is_empty) {
         return Err(format!("PyTorch timed nothing ({status}); is it installed?"));
     }
-    Ok(Found::default().with("version", all["machine"]["version"].clone()).with("cases", all["cases"].clone()))
+    Ok(Found::default().with("machine", all["machine"].clone()).with("cases", all["cases"].clone()))
 }
