@@ -73,22 +73,26 @@ KERNEL void __launch_bounds__(THREADS, 2)
         const T* bias = mask ? mask + batch * mask_at.batch + head * mask_at.head : mask;
         i64 queries = ((i64)batch * sizes.heads + head) * sizes.queries;
         const int N = BLOCK / 8;
+        // Read before the products, which hide the time that it takes.
+        float base[N][2], dot[N][2];
+        EACH (n, N)
+            EACH (e, 2) {
+                int query = from + column_of(n, e);
+                bool inside = query < sizes.queries;
+                base[n][e] = base_of(inside ? lse[queries + query] : 0.0f), dot[n][e] = inside ? dots[queries + query] : 0.0f;
+            }
         float p[N][4] = {}, d[N][4] = {};
         // Rows are keys here and columns queries, so that the weights have the layout of the next matmul's operand.
         Tiles<T>::scores(p, k_tile + row * TILE_ROW, q_tile);
         Tiles<T>::scores(d, v_tile + row * TILE_ROW, g_tile);
         float unit = Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + row, from);
         EACH (n, N)
-            EACH (e, 2) {
-                int query = from + column_of(n, e);
-                bool inside = query < sizes.queries;
-                float base = base_of(inside ? lse[queries + query] : 0.0f), dot = inside ? dots[queries + query] : 0.0f;
+            EACH (e, 2)
                 EACH (r, 2) {
                     float &weight = p[n][2 * r + e], &back = d[n][2 * r + e];
-                    weight = exp2_flushed(weight * unit - base);
-                    back = weight * (back - dot);
+                    weight = exp2_flushed(weight * unit - base[n][e]);
+                    back = weight * (back - dot[n][e]);
                 }
-            }
         Tiles<T>::weighted(dv_sums, p, g_tile);
         Tiles<T>::weighted(dk_sums, d, q_tile);
     };

@@ -71,6 +71,29 @@ fn sums_of_aligned_columns_are_those_of_any() -> Result<()> {
     Ok(())
 }
 
+/// Products of halves that are split along an extent that is no multiple of 16 bytes are rounded once.
+#[test]
+fn odd_extents_of_products() -> Result<()> {
+    for (dtype, epsilon) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+        for (m, k, n) in [(3, 1027, 5), (2, 9, 1029), (1031, 3, 4), (1025, 1030, 3), (2, 1026, 1033)] {
+            for [left, right] in [[false, false], [true, false], [false, true], [true, true]] {
+                let turned = |x: Tensor<Cuda>, turn: bool| if turn { x.t()?.contiguous()?.t() } else { Ok(x) };
+                let a = turned(random(&*CUDA, &[m, k], dtype)?, left)?;
+                let b = turned(random(&*CUDA, &[k, n], dtype)?, right)?;
+                let (x, y, got) = (a.to_f64s()?, b.to_f64s()?, a.matmul(&b)?.to_f64s()?);
+                for (at, got) in got.iter().enumerate() {
+                    let terms = (0..k).map(|l| x[at / n * k + l] * y[l * n + at % n]);
+                    let (sum, size) = terms.fold((0.0, 0.0f64), |(sum, size), t| (sum + t, size + f64::abs(t)));
+                    let allowed = sum.abs() * epsilon + size * 1e-6;
+                    let spec = format!("[{m}, {k}] x [{k}, {n}] {dtype}");
+                    assert!((got - sum).abs() <= allowed, "{spec} at {at}: {got}, exactly {sum}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn sums_over_axes_in_the_middle() {
     same!(1e-6, |rt| random(rt, &[6, 500, 7], DType::F32)?.sum(&[1], false));

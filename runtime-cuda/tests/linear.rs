@@ -83,7 +83,7 @@ fn logits_of_an_odd_vocabulary_are_aligned() -> Result<()> {
             label_smoothing: 0.0,
             bias: true,
             summed: true,
-            chunk: 8,
+            chunk: Some(8),
             gradients: Bits(7),
         };
         let before = order.operations();
@@ -147,19 +147,19 @@ fn linear_layers_in_every_layout() -> Result<()> {
     Ok(())
 }
 
-/// The losses and gradients of half-precision logits, in rows of an odd vocabulary, chunk by chunk.
+/// The losses and gradients of half-precision logits, in rows of an odd vocabulary, chunk by chunk; also of one whose
+/// products are split.
 #[test]
 fn the_loss_of_a_linear_layer_in_halves() -> Result<()> {
-    fn all<R: Runtime>(rt: &R, dtype: DType, chunk: usize, bias: bool) -> Result<Vec<Vec<f64>>> {
-        let (x, w, b) =
-            (random(rt, &[11, 6], dtype, 1)?, random(rt, &[13, 6], dtype, 2)?, random(rt, &[13], dtype, 3)?);
+    fn all<R: Runtime>(rt: &R, dtype: DType, v: usize, chunk: usize, bias: bool) -> Result<Vec<Vec<f64>>> {
+        let (x, w, b) = (random(rt, &[11, 6], dtype, 1)?, random(rt, &[v, 6], dtype, 2)?, random(rt, &[v], dtype, 3)?);
         let y = Tensor::from_slice(rt, [11], &[0i64, 12, 3, -100, 5, 6, 7, 1, 9, 10, -100])?;
         let op = LinearCrossEntropy {
             ignore_index: CrossEntropyOptions::default().ignore_index,
             label_smoothing: 0.1,
             bias,
             summed: true,
-            chunk,
+            chunk: Some(chunk),
             gradients: Bits(if bias { 7 } else { 3 }),
         };
         let ins: Vec<&Tensor<R>> = [&x, &w].into_iter().chain(bias.then_some(&b)).chain([&y]).collect();
@@ -167,10 +167,15 @@ fn the_loss_of_a_linear_layer_in_halves() -> Result<()> {
         assert!(outs.iter().all(|out| out.dtype() == dtype.compute()));
         outs.iter().map(Tensor::to_f64s).collect()
     }
-    for (dtype, chunk, bias) in
-        [(DType::BF16, 4, false), (DType::BF16, 16, true), (DType::F16, 3, true), (DType::F32, 4, true)]
-    {
-        let (got, want) = (all(&*CUDA, dtype, chunk, bias)?, all(&Cpu::new(), dtype, chunk, bias)?);
+    for (dtype, v, chunk, bias) in [
+        (DType::BF16, 13, 4, false),
+        (DType::BF16, 13, 16, true),
+        (DType::BF16, 1027, 4, false),
+        (DType::F16, 1029, 5, true),
+        (DType::F16, 13, 3, true),
+        (DType::F32, 13, 4, true),
+    ] {
+        let (got, want) = (all(&*CUDA, dtype, v, chunk, bias)?, all(&Cpu::new(), dtype, v, chunk, bias)?);
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             let largest = want.iter().fold(0.0f64, |m, x| m.max(x.abs()));
             let far = got.iter().zip(want).fold(0.0f64, |far, (a, b)| far.max((a - b).abs()));

@@ -4,6 +4,7 @@
 
 use std::thread::{self, ThreadId};
 
+use cudarc::driver::{result::DriverError, sys};
 use parking_lot::{Condvar, Mutex};
 
 use super::{DriverFailure, Fallible};
@@ -95,6 +96,18 @@ impl Drop for Outside<'_> {
         self.0.state.lock().inside -= 1;
         self.0.changed.notify_all();
     }
+}
+
+/// Makes a call that waits for a stream or an event of another stream, also in a captured step of this thread. In a
+/// stricter mode the driver refuses that, and invalidates the capture.
+pub(super) fn relaxed<T>(call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: the pointer is valid; the mode is this thread's alone, and is given back.
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result()?;
+    let done = call();
+    // SAFETY: as above.
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result()?;
+    done
 }
 
 #[cfg(test)]

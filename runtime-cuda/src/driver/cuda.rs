@@ -16,7 +16,7 @@ use super::{
     About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark,
     Recording, Stream,
     blas::Blas,
-    capture_gate::{CaptureGate, Freed},
+    capture_gate::{CaptureGate, Freed, relaxed},
     libraries,
 };
 use crate::{args::Args, codegen::KernelSource};
@@ -217,7 +217,7 @@ impl Driver for CudaDriver {
     fn synchronize(&self, stream: Stream) -> Fallible<()> {
         self.bind()?;
         // SAFETY: a stream of this driver.
-        unsafe { result::stream::synchronize(stream.raw()) }.map_err(words)
+        relaxed(|| unsafe { result::stream::synchronize(stream.raw()) }).map_err(words)
     }
 
     fn mark(&self) -> Fallible<Mark> {
@@ -263,7 +263,7 @@ impl Driver for CudaDriver {
     fn is_reached(&self, mark: Mark) -> Fallible<bool> {
         self.bind()?;
         // SAFETY: a handle of this driver.
-        match unsafe { result::event::query(mark.raw()) } {
+        match relaxed(|| unsafe { result::event::query(mark.raw()) }) {
             Ok(()) => Ok(true),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             Err(e) => Err(words(e)),
@@ -273,7 +273,7 @@ impl Driver for CudaDriver {
     fn await_mark(&self, mark: Mark) -> Fallible<()> {
         self.bind()?;
         // SAFETY: a handle of this driver.
-        unsafe { result::event::synchronize(mark.raw()) }.map_err(words)
+        relaxed(|| unsafe { result::event::synchronize(mark.raw()) }).map_err(words)
     }
 
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
