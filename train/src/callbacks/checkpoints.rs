@@ -18,10 +18,9 @@ use super::{
 };
 use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Which};
 
-/// A callback that saves checkpoints: by default at the end of the run, and after a failed step with the state before
-/// that step. A signal (SIGTERM, Ctrl-C) saves one, too, and ends the run. Others are saved at an
-/// [interval](Checkpoints::every), and when a value is the [best](Checkpoints::best) so far. All stay unless
-/// [`keep`](Checkpoints::keep) is set. The training step waits for a copy to host memory; a thread writes the copy.
+/// Saves checkpoints: at the end of the run, after a failed step (the state before it), and at a signal (SIGTERM,
+/// Ctrl-C), which ends the run; on request at an [interval](Checkpoints::every), or when a value is the
+/// [best](Checkpoints::best). The training step waits for a copy to host memory; a thread writes the copy.
 ///
 /// A checkpoint is complete or absent, and an old one is removed only after a new one is in place. A save that fails
 /// ends the run with its error, unless [`report_failures`](Checkpoints::report_failures) is set; the last good
