@@ -22,14 +22,10 @@ pub struct Part {
 }
 
 impl Part {
-    pub fn items(&self, args: &Args) -> Vec<String> {
-        self.chosen(args, args.quick).collect()
-    }
-
     /// The items that `--only` leaves: of small cases, or of all.
-    fn chosen(&self, args: &Args, quick: bool) -> impl Iterator<Item = String> {
+    pub fn items(&self, args: &Args) -> Vec<String> {
         let wanted = |item: &String| args.only.is_empty() || args.only.iter().any(|text| item.contains(text));
-        (self.items)(quick).into_iter().filter(wanted)
+        (self.items)(args.quick).into_iter().filter(wanted).collect()
     }
 
     pub fn limit(&self) -> Duration {

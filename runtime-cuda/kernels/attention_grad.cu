@@ -37,6 +37,7 @@ DEVICE float base_of(float lse) { return lse == -infinity(0.0f) ? infinity(0.0f)
 // The gradients of keys and values: a block of keys walks the queries of all heads that share them.
 // gridDim = [ceil(keys / BLOCK_ROWS) * heads / group * batches], blockDim = [128], shared memory (2 BLOCK_ROWS + 4 BLOCK) * (HEAD_DIM * sizeof(T) +
 // 16).
+// Two blocks a multiprocessor: left alone, the compiler spills for a third.
 KERNEL void __launch_bounds__(THREADS, 2)
     attention_grad_keys(T* dk, T* dv, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
                         const float* dots, CONSTANT Heads dk_at, CONSTANT Heads dv_at, CONSTANT Heads g_at, CONSTANT Heads q_at,

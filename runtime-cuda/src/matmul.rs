@@ -32,8 +32,8 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
     if a.dims()[a.dims().len() - 1] == 0 {
         return if out.add { Ok(()) } else { fill(cuda, out.to, Scalar::I64(0), false) };
     }
-    if let Some((extent, at)) = uneven(&a, &b) {
-        return in_two(cuda, [a, b], out, extent, at);
+    if let Some((extent, parts)) = uneven(&a, &b, &out.to) {
+        return in_two(cuda, [a, b], out, extent, parts);
     }
     let mut kept: Vec<CudaBuffer> = Vec::new();
     let a = fitting(cuda, a, &mut kept)?;
@@ -67,31 +67,34 @@ const LARGE: usize = 1024;
 /// Halves in 16 bytes: the library has its fast algorithms for multiples of it alone, also where rows are padded to that.
 const GROUP: usize = 8;
 
-/// The large extent of a product of halves that is no multiple of 16 bytes, and the largest multiple below.
-fn uneven(a: &Operand, b: &Operand) -> Option<(Extent, usize)> {
-    let (left, right) = (MatrixLayout::of(&a.layout), MatrixLayout::of(&b.layout));
-    // Rows count where they are contiguous.
-    let rows = if left.steps[0] == 1 { left.rows } else { 0 };
-    let extents = [(Extent::Columns, right.columns), (Extent::Inner, left.columns), (Extent::Rows, rows)];
-    let is_uneven = |(_, extent): &(Extent, usize)| *extent >= LARGE && !extent.is_multiple_of(GROUP);
-    let (axis, extent) = extents.into_iter().find(is_uneven).filter(|_| a.dtype.is_half())?;
-    Some((axis, extent / GROUP * GROUP))
+/// The start and length of two parts of an extent.
+type Parts = [(usize, usize); 2];
+
+/// The large extent of a product of halves that is no multiple of 16 bytes: the largest multiple in it, and what is left.
+/// None where rows of it are not padded to a multiple: most would be unaligned still.
+fn uneven(a: &Operand, b: &Operand, out: &Operand) -> Option<(Extent, Parts)> {
+    let [left, right, to] = [a, b, out].map(|x| MatrixLayout::of(&x.layout));
+    // Along an axis whose elements are adjacent, lines begin at multiples of the group.
+    let is_padded = |m: MatrixLayout, axis: usize| m.steps[axis] != 1 || m.steps[1 - axis] % GROUP as isize == 0;
+    let extents = [
+        (Extent::Columns, right.columns, is_padded(right, 1) && is_padded(to, 1)),
+        (Extent::Inner, left.columns, is_padded(left, 1) && is_padded(right, 0)),
+        (Extent::Rows, left.rows, left.steps[0] == 1 && is_padded(left, 0) && is_padded(to, 0)),
+    ];
+    let is_uneven =
+        |(_, size, padded): &(Extent, usize, bool)| *padded && *size >= LARGE && !size.is_multiple_of(GROUP);
+    let (extent, size, _) = extents.into_iter().find(is_uneven).filter(|_| a.dtype.is_half())?;
+    let at = size / GROUP * GROUP;
+    Some((extent, [(0, at), (at, size - at)]))
 }
 
-/// A product in two, of which the second has what is left beyond `at`. It is rounded once: halves that are sums of both
-/// are summed in `f32`.
-fn in_two(cuda: &Cuda, [a, b]: [Operand; 2], out: Target, extent: Extent, at: usize) -> Result<()> {
+/// A product by the parts of an extent. It is rounded once: halves that are sums of both are summed in `f32`.
+fn in_two(cuda: &Cuda, [a, b]: [Operand; 2], out: Target, extent: Extent, parts: Parts) -> Result<()> {
     let slice = |x: &Operand, from_end: usize, start: usize, length: usize| -> Result<Operand> {
         let layout = x.layout.slice(x.layout.rank() - from_end, start, length, 1)?;
-        let address = x.address + ((layout.offset() - x.layout.offset()) * x.dtype.size()) as u64;
-        Ok(Operand { address, layout, ..*x })
+        let moved = layout.offset() as i64 - x.layout.offset() as i64;
+        Ok(Operand { address: x.address.wrapping_add_signed(moved * x.dtype.size() as i64), layout, ..*x })
     };
-    let whole = match extent {
-        Extent::Rows => a.dims()[a.dims().len() - 2],
-        Extent::Inner => a.dims()[a.dims().len() - 1],
-        Extent::Columns => b.dims()[b.dims().len() - 1],
-    };
-    let parts = [(0, at), (at, whole - at)];
     match extent {
         Extent::Columns => parts.into_iter().try_for_each(|(start, length)| {
             let to = slice(&out.to, 1, start, length)?;
@@ -105,7 +108,7 @@ fn in_two(cuda: &Cuda, [a, b]: [Operand; 2], out: Target, extent: Extent, at: us
             let (layout, dtype) = (Layout::contiguous(*out.to.layout.shape()), out.to.dtype.compute());
             let memory = cuda.scratch(layout.numel() * dtype.size())?;
             let sum = Operand::of(&memory, layout, dtype);
-            in_two(cuda, [a, b], Target { to: sum, add: false }, extent, at)?;
+            in_two(cuda, [a, b], Target { to: sum, add: false }, extent, parts)?;
             convert(cuda, &sum, out.to, out.add)
         }
         Extent::Inner => parts.into_iter().try_for_each(|(start, length)| {
@@ -138,7 +141,7 @@ pub(crate) fn affine(
     if out.numel() == 0 {
         return Ok(Support::Done);
     }
-    if x.dims()[1] == 0 || !is_addend(&out) || uneven(&x, &w).is_some() {
+    if x.dims()[1] == 0 || !is_addend(&out) || uneven(&x, &w, &out).is_some() {
         return Ok(Support::Decompose);
     }
     let mut kept: Vec<CudaBuffer> = Vec::new();

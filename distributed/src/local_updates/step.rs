@@ -333,13 +333,11 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
             met.push((k, fragment));
             all = all.add(distances);
         }
-        self.require_finite(all)?;
+        let apart = self.furthest(all)?;
         if which.contains(&0) {
             self.buffers.sync(&self.comm, self.options.buffers)?;
         }
-        let apart =
-            self.comm.exchange_equal(all.apart.to_le_bytes())?.into_iter().map(f64::from_le_bytes).fold(0.0, f64::max);
-        // Nothing has changed until here, and nothing is exchanged from here on.
+        // No weight has changed until here, and nothing is exchanged from here on.
         for (k, next) in met {
             self.fragments[k].take(next)?;
         }
@@ -353,16 +351,22 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         Ok(meeting)
     }
 
-    /// An error on every rank if the weights of one are not finite, or the rule's result is not.
-    fn require_finite(&self, own: Distances) -> Result<()> {
-        let [mine, made] = [own.own, own.norm].map(|square| u8::from(!square.is_finite()));
-        let all = self.comm.exchange_equal([mine, made])?;
+    /// The largest of the ranks' distances; an error on every rank if the weights of one are not finite, or the rule's
+    /// result is not.
+    fn furthest(&self, own: Distances) -> Result<f64> {
+        let mut bytes = [0; 10];
+        bytes[..2].copy_from_slice(&[own.own, own.norm].map(|square| u8::from(!square.is_finite())));
+        bytes[2..].copy_from_slice(&own.apart.to_le_bytes());
+        let all = self.comm.exchange_equal(bytes)?;
         let wrong: Vec<String> = (0..all.len())
             .filter(|&rank| all[rank][0] != 0)
             .map(|rank| self.comm.members()[rank].to_string())
             .collect();
-        let why = match (wrong.is_empty(), all.iter().all(|[_, made]| *made == 0)) {
-            (true, true) => return Ok(()),
+        let why = match (wrong.is_empty(), all.iter().all(|[_, made, ..]| *made == 0)) {
+            (true, true) => {
+                let apart = |bytes: &[u8; 10]| f64::from_le_bytes(std::array::from_fn(|i| bytes[2 + i]));
+                return Ok(all.iter().map(apart).fold(0.0, f64::max));
+            }
             (true, false) => format!("{:?} made weights that are not finite: lower its rates", self.rule),
             (false, _) => format!(
                 "the weights of rank {} are not finite: leave out steps whose gradients are not (`skip_non_finite`), or go back to a checkpoint",

@@ -71,6 +71,30 @@ fn weights_that_are_not_finite_meet_nobody() {
     }
 }
 
+/// Whichever call of a meeting loses a peer, the weights are those before it, or all of it was done.
+#[test]
+fn a_meeting_that_fails_changes_no_weights() {
+    let mut failures = 0;
+    for at in 0..60 {
+        let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+            let faulty = comm.rank() == 1;
+            let comm: Comm<Cpu> = if faulty { Arc::new(FaultyCommunicator::new(comm, at, Fault::Error)) } else { comm };
+            let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+            let mut step = LocalSteps::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(100))?;
+            step.step(|_| model.loss(rt, 0, &own(comm.rank(), 2)))?;
+            let before = weights(&model)?;
+            let failed = step.meet().is_err();
+            Ok((failed, weights(&model)? == before))
+        });
+        // An error is one of the calls before the meeting.
+        for (failed, same) in outcomes.unwrap().into_iter().flatten() {
+            assert_eq!(failed, same, "call {at}");
+            failures += usize::from(failed);
+        }
+    }
+    assert!(failures > 2, "{failures} meetings failed");
+}
+
 #[test]
 fn halves_and_what_was_not_saved_are_refused() {
     let halves = Ranks::new(2).run(cpu, |comm| {

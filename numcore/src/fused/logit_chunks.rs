@@ -148,7 +148,8 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
         Ok(padded.part(layout, None))
     }
 
-    /// The logits of rows of `x`, computed and rounded as the outputs of a linear layer.
+    /// The logits of rows of `x`. They are rounded as the outputs of a linear layer, or, where a runtime splits the
+    /// product, once more for the bias.
     fn logits(&self, x: &Tensor<R>) -> Result<Tensor<R>> {
         static PLUS: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[y, b], []| [y + b]));
         let mut logits = self.memory(x.dims()[0])?;

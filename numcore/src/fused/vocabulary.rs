@@ -62,7 +62,8 @@ pub trait NnOps: Apply {
     /// targets that are not −100, a scalar. Operands are `self: [.., C]`, `weight: [V, C]` (a tied embedding, say) and
     /// `bias: [V]`.
     ///
-    /// This is the loss of a language model, for any number of rows, with at most some 128 MiB of logits in memory.
+    /// This is the loss of a language model, for any number of rows, with one piece of the logits in memory
+    /// ([`Capabilities::piece`](crate::Capabilities::piece)).
     /// Their gradients take as much again. Gradients of `self`, `weight` and `bias` are computed in the forward pass if
     /// they will be needed, so call it under `no_grad` if they are not. The loss of half-precision operands is `f32`,
     /// and their gradients are rounded once.

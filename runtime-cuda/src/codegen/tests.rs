@@ -241,8 +241,8 @@ fn written(wanted: impl Fn(&str) -> bool) {
             variants = variants.iter().flat_map(with).collect();
         }
         for (i, defines) in variants.into_iter().enumerate().filter(|_| wanted(file)) {
-            let text = defines + &HandwrittenKernel::new(file, "", &[]).source().text;
-            let source = KernelSource { text, entry: file.into(), contracts: false };
+            let written = HandwrittenKernel::new(file, "", &[]).source();
+            let source = KernelSource { text: defines + &written.text, entry: file.into(), ..written };
             if i == 0 { compile_everywhere(&source) } else { compile(&source) }
         }
     }
