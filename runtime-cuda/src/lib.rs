@@ -135,14 +135,6 @@ impl Cuda {
     /// compiled and kept.
     #[cfg(feature = "emulate")]
     pub fn precompile(capability: u32, driver: u32, work: impl FnOnce(&Cuda)) -> Result<usize> {
-        use std::{
-            num::NonZero,
-            sync::{
-                Mutex,
-                atomic::{AtomicUsize, Ordering},
-            },
-            thread::{self, available_parallelism},
-        };
         let error = |e| engine::backend("Cuda::precompile", EMULATED, e);
         let Some(folder) = driver::Compiler::cache_folder() else {
             return Err(error(driver::DriverFailure::new(
@@ -155,17 +147,8 @@ impl Cuda {
         let mut sources = listing.take();
         sources.sort_by(|a, b| a.text.cmp(&b.text));
         sources.dedup();
-        let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-        let work = || {
-            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let failure = compiler.compile(source).err();
-                failed.lock().unwrap_or_else(|e| e.into_inner()).extend(failure);
-            }
-        };
-        let threads = available_parallelism().map_or(1, NonZero::get);
-        thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
-        let failed = failed.into_inner().unwrap_or_else(|e| e.into_inner());
-        failed.into_iter().next().map_or(Ok(sources.len()), |first| Err(error(first)))
+        let compiled = driver::for_each(&sources, |source| compiler.compile(source).map(drop));
+        compiled.map(|()| sources.len()).map_err(error)
     }
 
     /// An emulated GPU, separate from [`Cuda::emulated`], and a race detector. The detector reports memory accesses

@@ -22,7 +22,7 @@ pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
 pub use emulated::{AccessOrder, EmulatedMemory, GemmCandidates, GemmRefusal};
 #[cfg(feature = "emulate")]
-pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered};
+pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered, for_each};
 pub(crate) use failure::{DriverFailure, DriverFailureKind};
 
 pub(crate) type Fallible<T> = Result<T, DriverFailure>;

@@ -69,6 +69,20 @@ pub(crate) struct HostBuilder {
     header: String,
 }
 
+/// Calls `work` with every item, on all processors. An item that fails does not keep the others from theirs; the last
+/// failure is returned.
+pub(crate) fn for_each<T: Sync>(items: &[T], work: impl Fn(&T) -> Fallible<()> + Sync) -> Fallible<()> {
+    let workers = thread::available_parallelism().map_or(1, |n| n.get()).min(items.len());
+    let (next, outcome) = (AtomicUsize::new(0), Mutex::new(Ok(())));
+    let worker = || {
+        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(item).unwrap_or_else(|e| *outcome.lock() = Err(e));
+        }
+    };
+    thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(worker))));
+    outcome.into_inner()
+}
+
 impl HostBuilder {
     /// Creates the folder, and the precompiled header that all kernels include.
     pub(crate) fn new(folder: &Path) -> Fallible<HostBuilder> {
@@ -117,17 +131,7 @@ impl HostBuilder {
         new.dedup_by_key(|k| k.name);
         let workers = thread::available_parallelism().map_or(1, |n| n.get());
         let batches: Vec<&[HostKernel]> = new.chunks(BATCH.min(new.len().div_ceil(workers)).max(1)).collect();
-        let (next, failed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
-        let work = || {
-            while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Err(e) = self.compile(batch) {
-                    *failed.lock() = Err(e);
-                    return;
-                }
-            }
-        };
-        thread::scope(|scope| (0..workers.min(batches.len())).for_each(|_| drop(scope.spawn(work))));
-        failed.into_inner()
+        for_each(&batches, |batch| self.compile(batch))
     }
 
     /// Compiles one library, named after its content, with a link to it by every kernel's name.

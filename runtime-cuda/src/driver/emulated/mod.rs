@@ -43,7 +43,7 @@ use super::{
 use crate::{args::Args, codegen::KernelSource};
 
 pub use access_order::AccessOrder;
-pub(crate) use build::HostBuilder;
+pub(crate) use build::{HostBuilder, for_each};
 pub use candidates::GemmCandidates;
 use captures::{CapturedWork, Captures};
 pub(crate) use listing::Listing;
