@@ -33,7 +33,7 @@ const LOST: usize = 1;
 /// The one that is lost soon after it.
 const SECOND: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// After a minute `mpirun` is told to end, and killed some seconds later.
+/// The time after which `mpirun` has hung: it is told to end after a minute, and killed some seconds later.
 const LAUNCHER_HANGS: Duration = Duration::from_secs(64);
 
 fn main() -> ExitCode {

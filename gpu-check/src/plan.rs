@@ -67,35 +67,35 @@ fn words(items: &[&str]) -> Vec<String> {
 
 /// Runs one item here.
 pub fn run(args: &Args, part: &str, item: &str) -> Result<Found, String> {
-    let words = |e: weftgrad::Error| e.to_string();
     match (part, args.device.as_str()) {
         ("torch", _) => torch::run(args),
         ("sanitize", _) => sanitize::run(args, item),
         ("nccl" | "profile" | "choices", "cpu") => Err(format!("`{part}` is of GPUs alone")),
-        ("nccl", _) => nccl::run(&gpu(args)?, &args.device).map_err(words),
-        ("profile", _) => profile::run(&gpu(args)?, item),
         ("graph" | "captured", "cpu") => Err("the processor captures nothing".into()),
-        ("choices", _) => bench::run_choice(&gpu(args)?, item),
-        ("captured", _) => bench::run_captured(&gpu(args)?, item),
-        ("graph", _) => graph::run(&gpu(args)?, item).map_err(words),
         (_, "cpu") => on(&Cpu::new(), args, part, item),
-        _ => on(&gpu(args)?, args, part, item),
+        _ => on_gpu(&gpu(args)?, args, part, item),
     }
 }
 
-/// Runs what is computed by the library's kernels, on a device that only lists these, and prints how each
-/// item ended.
+fn on_gpu(cuda: &Cuda, args: &Args, part: &str, item: &str) -> Result<Found, String> {
+    let words = |e: weftgrad::Error| e.to_string();
+    match part {
+        "nccl" => nccl::run(cuda, &args.device).map_err(words),
+        "profile" => profile::run(cuda, item),
+        "choices" => bench::run_choice(cuda, item),
+        "captured" => bench::run_captured(cuda, item),
+        "graph" => graph::run(cuda, item).map_err(words),
+        _ => on(cuda, args, part, item),
+    }
+}
+
+/// Runs the items whose kernels are the library's, on a device that only lists these, and prints how each item ended.
 #[cfg(feature = "emulate")]
 pub fn kernels(listing: &Cuda, args: &Args) {
     for part in args.parts().filter(|part| !["sanitize", "nccl", "copies", "profile", "torch"].contains(&part.name)) {
-        // What fails has read zeros; its kernels are listed all the same.
+        // An item that fails has read zeros; its kernels are listed all the same.
         for item in part.items(args) {
-            let done = match part.name {
-                "graph" => graph::run(listing, &item).map_err(|e| e.to_string()),
-                "captured" => bench::run_captured(listing, &item),
-                "choices" => bench::run_choice(listing, &item),
-                name => on(listing, args, name, &item),
-            };
+            let done = on_gpu(listing, args, part.name, &item);
             println!("{}/{item}: {}", part.name, done.map_or_else(|why| why, |_| "listed".into()));
         }
     }

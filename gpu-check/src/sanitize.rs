@@ -1,4 +1,5 @@
-//! Rungs of the ladder and sections of the suite under NVIDIA's `compute-sanitizer`: what an emulator cannot show, such as races between the threads of a warp.
+//! Rungs of the ladder and sections of the suite under NVIDIA's `compute-sanitizer`. It shows faults that an emulator
+//! cannot, such as races between the threads of a warp.
 
 use std::{
     env, fs,
@@ -21,7 +22,7 @@ pub fn items() -> Vec<String> {
     TOOLS.iter().flat_map(|tool| ITEMS.iter().map(move |item| format!("{tool} {item}"))).collect()
 }
 
-/// Runs an item of the suite in a process that the tool watches; it is ended with this item.
+/// Runs an item in a process that the tool watches. The process is ended with this item.
 pub fn run(args: &Args, item: &str) -> Result<Found, String> {
     let (tool, checked) = item.split_once(' ').ok_or_else(|| format!("no item {item}"))?;
     let is_there = |place: &&&str| {

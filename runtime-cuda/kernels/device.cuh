@@ -115,7 +115,7 @@ DEVICE void copy_async16(void* to, const void* from, bool wanted) {
 // Ends a group of this thread's copies.
 DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `N` of this thread's latest groups are under way. Other threads' copies need a barrier after it.
-template <int N> DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+// Waits for this thread's groups. Other threads' copies need a barrier after it.
+DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 #endif

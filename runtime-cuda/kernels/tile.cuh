@@ -12,7 +12,7 @@
 #define WARPS 4
 #define STRIP 16
 // Rows of a block: a strip of each warp, which takes all columns. Two strips a warp would read the other operand half as often, but
-// leave room for half as many warps, which an H100 is slower by.
+// leave room for half as many warps: halves are slower so on an H100.
 #define BLOCK_ROWS (WARPS * STRIP)
 #define THREADS (WARPS * WARP)
 #define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
@@ -46,13 +46,13 @@ template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, U
     if (steps > 0) fetch(0, 0);
     copy_async_commit();
     for (int i = 0; i < steps; i++) {
-        copy_async_wait<0>();
+        copy_async_wait();
         __syncthreads();
         if (i + 1 < steps) fetch(i + 1, (i + 1) % 2);
         copy_async_commit();
         use(i, i % 2);
     }
-    copy_async_wait<0>();
+    copy_async_wait();
 }
 
 // The type whose overloads say how tiles are multiplied.

@@ -55,7 +55,7 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
 }
 
 /// An extent that a product is split along.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Extent {
     Rows,
     Inner,

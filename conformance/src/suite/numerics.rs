@@ -178,7 +178,7 @@ fn far_along<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
         ("linear_scan", tenths.linear_scan(&ones, 0)?, tenth * N as f64),
     ];
     if !dtype.is_half() {
-        // Factors that differ in all bits: the roundings of equal ones, or of multiples of 2⁻²³, have one sign, and add
+        // Factors that differ in all bits. The roundings of equal ones, or of multiples of 2⁻²³, have one sign, and add
         // up.
         let mut random = Philox::new(7, 0);
         let mut factor = || 1.0 + 2f64.powi(-19) * random.below(1 << 32) as f64 / 2f64.powi(32);

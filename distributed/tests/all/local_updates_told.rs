@@ -71,7 +71,7 @@ fn weights_that_are_not_finite_meet_nobody() {
     }
 }
 
-/// Whichever call of a meeting loses a peer, the weights are those before it, or all of it was done.
+/// A synchronization that fails at any of its calls leaves the weights as they were before it.
 #[test]
 fn a_meeting_that_fails_changes_no_weights() {
     let mut failures = 0;

@@ -342,9 +342,9 @@ inline void copy_async_commit() {
     me.groups.push_back({});
     me.groups.back().swap(me.copies);
 }
-template <int N> void copy_async_wait() {
+inline void copy_async_wait() {
     auto& groups = emulator::self().groups;
-    while (groups.size() > N) {
+    while (!groups.empty()) {
         for (auto& c : groups.front()) {
             if (c.wanted)
                 memcpy(c.to, c.from, 16);

@@ -25,12 +25,12 @@ fn forward_rows(dtype: DType) -> usize {
 
 /// Rows that either gradient holds: two operands' of its block, and of two steps of the others (`BLOCK`).
 fn gradient_rows(dtype: DType, head_dim: usize) -> usize {
-    2 * ROWS
-        + 4 * match dtype.is_half() {
-            true if head_dim <= 64 => 64,
-            true => 32,
-            false => 16,
-        }
+    let step = match dtype.is_half() {
+        true if head_dim <= 64 => 64,
+        true => 32,
+        false => 16,
+    };
+    2 * ROWS + 4 * step
 }
 
 /// `struct Heads`: strides of `[B, H, rows, HEAD_DIM]`.
