@@ -49,7 +49,7 @@ impl RankDevices {
     }
 
     /// Tells whether ranks have different devices, so that one may wait for another in every step:
-    /// [`balance`](crate::balance) gives faster ranks more work.
+    /// `adaptive::balance` gives faster ranks more work.
     pub fn is_heterogeneous(&self) -> bool {
         self.0.iter().any(|name| *name != self.0[0])
     }

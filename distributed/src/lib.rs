@@ -1,8 +1,7 @@
-//! Distributed training on many ranks: gradient buckets, ZeRO, tensor, context and expert parallelism, local updates,
-//! pipeline schedules, uneven machines, changing worlds, sharded checkpoints.
+//! Distributed training on many ranks: gradient buckets, ZeRO, tensor, context and expert parallelism,
+//! pipeline schedules, sharded checkpoints.
 #![forbid(unsafe_code)]
 
-pub mod balance;
 pub mod buckets;
 pub mod checkpoint;
 pub mod combinations;
@@ -10,10 +9,8 @@ pub mod context_parallel;
 pub mod ddp;
 mod devices;
 pub mod differentiable;
-pub mod elastic;
 pub mod expert_parallel;
 mod hooks;
-pub mod local_updates;
 mod loss;
 pub mod mesh;
 pub mod pipeline;

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use adaptive::elastic::{Elastic, ElasticWorld};
 use engine_mpi::engine_process::{
     Processes,
     comm::{Collectives, Comm, Communicator, Quorum, Ranks, ReduceOp},
@@ -20,7 +21,6 @@ use numcore::{
 };
 use real_distributed::{
     checkpoint::Folder,
-    elastic::{Elastic, ElasticWorld},
     train::{CheckpointNotes, Loss, TrainStep},
     zero::ZeroStage,
 };

@@ -1,14 +1,19 @@
-//! Which rows of a batch count, where others only fill it up.
+//! Rows of a batch that count, if others only fill it up.
 
 use std::cell::Cell;
 
-/// So many of the rows of a batch count, the first ones; the others fill it up.
+/// The number of rows of a batch that count: the first ones. The others only fill it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedRows {
-    /// How many rows count.
+    /// The number of rows that count.
     pub count: usize,
-    /// How many rows there are.
+    /// The number of all rows.
     pub rows: usize,
+}
+
+impl CountedRows {
+    /// The rows of a batch that is computed for other ranks alone: no row counts.
+    pub const NONE: Self = CountedRows { count: 0, rows: 1 };
 }
 
 thread_local! {

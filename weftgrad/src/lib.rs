@@ -58,8 +58,8 @@
 //!
 //! The crates of which this one consists are [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the
 //! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features, all of them in `full`, add crates of the same names: `data`
-//! (datasets and loaders), `distributed` (many ranks), `watch` (sinks, metrics, reports) and `train` (the training
-//! loop). Likewise `models` adds pretrained models, and `export` writes them as GGUF and ONNX files.
+//! (datasets and loaders), `distributed` (many ranks), `adaptive` (slow links, uneven and changing ranks), `watch`
+//! (sinks, metrics, reports) and `train` (the training loop). Likewise `models` adds pretrained models, and `export` writes them as GGUF and ONNX files.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]
@@ -67,6 +67,8 @@ mod device;
 #[cfg(all(feature = "cpu", feature = "distributed"))]
 mod launcher;
 
+#[cfg(feature = "adaptive")]
+pub use adaptive;
 pub use autograd::{self, *};
 #[cfg(feature = "data")]
 pub use data;

@@ -8,6 +8,7 @@ use crate::repo;
 
 /// The crates that users depend on, as rustdoc names them.
 const CRATES: &[&str] = &[
+    "adaptive",
     "autograd",
     "comm",
     "data",

@@ -18,6 +18,7 @@ const FOLDER: &str = "target/packaged";
 const FEATURES: &[&str] = &[
     "data",
     "distributed",
+    "adaptive",
     "watch",
     "train",
     "models",

@@ -9,19 +9,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numcore::{DType, Error, Result, Shape, safetensors};
+use numcore::{DType, Error, Result, Runtime, Shape, safetensors};
 
 use super::{
-    CheckpointReader, Folder, Manifest, Region, Snapshot, Wanted,
+    CheckpointReader, Checkpointed, Folder, Manifest, Region, Snapshot, Wanted,
     folder::create_all,
     reader::BLOCK,
     source::RegionSource,
     writer::{file, joined, lines_of, table_of},
 };
+use crate::comm::Comm;
 
 /// The part of a checkpoint that one rank has saved, in memory of that rank or of another.
 #[derive(Clone, Debug)]
-pub(crate) struct HeldPiece {
+pub struct HeldPiece {
     /// The byte range of each region, by key.
     regions: BTreeMap<String, Range<usize>>,
     bytes: Vec<u8>,
@@ -29,15 +30,18 @@ pub(crate) struct HeldPiece {
 
 /// A region of a checkpoint: the rank that saved it, its key, and its size in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct RegionId {
-    pub(crate) piece: usize,
-    pub(crate) key: String,
-    pub(crate) len: usize,
+pub struct RegionId {
+    /// The rank that saved the region.
+    pub piece: usize,
+    /// The key of the region in the rank's piece.
+    pub key: String,
+    /// The size in bytes.
+    pub len: usize,
 }
 
 impl Snapshot {
     /// The snapshot's table of contents as text, and the bytes of all parts, concatenated.
-    pub(crate) fn packed(&self) -> (Vec<u8>, Vec<u8>) {
+    pub fn packed(&self) -> (Vec<u8>, Vec<u8>) {
         let checksums: Vec<u32> = self.parts.iter().map(|part| crc32fast::hash(&part.bytes)).collect();
         let entries: Vec<_> = self.parts.iter().map(|part| part.entry()).collect();
         let mut bytes = Vec::with_capacity(self.bytes());
@@ -48,7 +52,7 @@ impl Snapshot {
 
 impl HeldPiece {
     /// Unpacks the table and bytes that rank `rank` has [packed](Snapshot::packed).
-    pub(crate) fn new(table: &[u8], rank: usize, bytes: Vec<u8>) -> Result<Self> {
+    pub fn new(table: &[u8], rank: usize, bytes: Vec<u8>) -> Result<Self> {
         let (mut regions, mut at) = (BTreeMap::new(), 0);
         for (_, _, dtype, region) in lines_of(table, rank)? {
             let end = at + region.len * dtype.size();
@@ -63,7 +67,7 @@ impl HeldPiece {
     }
 
     /// The bytes of a region, by key.
-    pub(crate) fn region(&self, key: &str) -> Option<&[u8]> {
+    pub fn region(&self, key: &str) -> Option<&[u8]> {
         self.bytes.get(self.regions.get(key)?.clone())
     }
 }
@@ -72,7 +76,7 @@ impl Folder {
     /// Writes the pieces of a checkpoint that this rank holds, as a survivor of a world that cannot go on. Once all
     /// pieces are there, one of the survivors publishes it; `holder` is the survivor's number. Returns true if all
     /// pieces came within `patience`, or the folder has this step or a later one already.
-    pub(crate) fn save_held(
+    pub fn save_held(
         &self,
         holder: usize,
         (step, manifest): (u64, &Manifest),
@@ -127,16 +131,17 @@ impl HeldPiece {
 
 impl Manifest {
     /// Joins the tables of contents of all ranks into one manifest.
-    pub(crate) fn of_tables(tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<Self> {
+    pub fn of_tables(tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<Self> {
         joined(tables, notes)
     }
 
     /// The text that [`from_text`](Manifest::from_text) reads.
-    pub(crate) fn to_text(&self) -> String {
+    pub fn to_text(&self) -> String {
         self.to_json()
     }
 
-    pub(crate) fn from_text(text: &str) -> Result<Self> {
+    /// Reads a manifest from text.
+    pub fn from_text(text: &str) -> Result<Self> {
         Manifest::parse(Path::new(COMMIT), text)
     }
 }
@@ -144,15 +149,32 @@ impl Manifest {
 /// The name of a checkpoint in memory, in errors.
 const COMMIT: &str = "a commit in memory";
 
-impl CheckpointReader {
-    /// A reader of a checkpoint whose manifest is known, and whose regions are not in memory yet.
-    pub(crate) fn in_memory(manifest: Manifest) -> Self {
+impl Manifest {
+    /// Restores `state` from the checkpoint that this manifest describes, over any number of ranks. `fetch` returns the
+    /// bytes of the regions that this rank needs, by piece and key. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank, unless the checkpoint has all tensors that the ranks need, with matching checksums, and nothing
+    /// else. Nothing is changed then.
+    pub fn restore<R: Runtime>(
+        self,
+        comm: &Comm<R>,
+        state: &mut (impl Checkpointed<R> + ?Sized),
+        fetch: impl FnOnce(&BTreeSet<RegionId>) -> Result<BTreeMap<(usize, String), Vec<u8>>>,
+    ) -> Result<()> {
         let source = RegionSource::Memory(BTreeMap::new());
-        CheckpointReader { folder: PathBuf::from(COMMIT), manifest, source }
+        let mut reader = CheckpointReader { folder: PathBuf::from(COMMIT), manifest: self, source };
+        let wanted = reader.wanted_by(comm, state)?;
+        let needed = reader.needed(&wanted);
+        reader.source = RegionSource::Memory(fetch(&needed)?);
+        let checked = reader.check_needed(&needed);
+        reader.restore(comm, state, checked)
     }
+}
 
+impl CheckpointReader {
     /// The regions that have any of the wanted elements, in order.
-    pub(crate) fn needed(&self, wanted: &[Wanted]) -> BTreeSet<RegionId> {
+    fn needed(&self, wanted: &[Wanted]) -> BTreeSet<RegionId> {
         let of = |wanted: &Wanted| {
             let entry = self.manifest.entries.get(&wanted.name)?;
             let id = |region: &super::Region| RegionId {
@@ -165,13 +187,8 @@ impl CheckpointReader {
         wanted.iter().filter_map(of).flatten().collect()
     }
 
-    /// Gives the reader the bytes of regions, by rank and key.
-    pub(crate) fn hold(&mut self, regions: BTreeMap<(usize, String), Vec<u8>>) {
-        self.source = RegionSource::Memory(regions);
-    }
-
     /// An error unless the needed regions are present and their checksums match.
-    pub(crate) fn check_needed(&mut self, needed: &BTreeSet<RegionId>) -> Result<()> {
+    fn check_needed(&mut self, needed: &BTreeSet<RegionId>) -> Result<()> {
         let mut block = vec![0; BLOCK];
         for (name, entry) in &self.manifest.entries {
             for region in &entry.regions {

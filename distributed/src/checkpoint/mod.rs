@@ -18,7 +18,7 @@ mod held;
 pub(crate) mod hyper;
 mod lock;
 mod manifest;
-pub(crate) mod names;
+pub mod names;
 mod overlap;
 mod parameters;
 mod reader;
@@ -33,7 +33,7 @@ use numcore::{DType, Result, Runtime, Shape, Tensor, placement::TensorPlacement}
 use optim::StateRow;
 
 pub use folder::Folder;
-pub(crate) use held::{HeldPiece, RegionId};
+pub use held::{HeldPiece, RegionId};
 pub use lock::FolderLock;
 pub use manifest::{Manifest, Region};
 pub use reader::CheckpointReader;
@@ -94,7 +94,7 @@ pub trait Checkpointed<R: Runtime> {
         let _ = numbers;
     }
     /// A description of state that would be lost if another number of ranks took over now; none if nothing would be.
-    /// Ranks that leave and join [commit](crate::elastic::ElasticWorld::commit) nothing while there is such state.
+    /// Ranks that leave and join (`adaptive::elastic`) commit nothing while there is such state.
     fn lost_at_another_size(&self) -> Option<&'static str> {
         None
     }
@@ -111,7 +111,9 @@ pub trait Checkpointed<R: Runtime> {
     ) -> Result<()>;
 }
 
-/// Implements the methods of [`Checkpointed`] by delegation, to a field or the contents of a box.
+/// Implements the methods of [`Checkpointed`](crate::checkpoint::Checkpointed) for a runtime `R` by delegation, to a
+/// field or the contents of a box: for wrappers of steps.
+#[macro_export]
 macro_rules! checkpointed_by {
     ($this:ident => $inner:expr, $inner_mut:expr) => {
         fn parts(&$this) -> numcore::Result<Vec<$crate::checkpoint::CheckpointPart<R>>> {
@@ -155,7 +157,6 @@ macro_rules! checkpointed_by {
         }
     };
 }
-pub(crate) use checkpointed_by;
 
 impl<R: Runtime, C: Checkpointed<R> + ?Sized> Checkpointed<R> for Box<C> {
     checkpointed_by!(self => (**self), (**self));

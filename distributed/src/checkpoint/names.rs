@@ -1,4 +1,4 @@
-//! Logical names in checkpoints: the same for all strategies that save or load.
+//! Logical names in checkpoints, equal for all strategies that save or load.
 
 use nn::Buffer;
 use numcore::{Result, Runtime, Tensor, ops::ViewOps};
@@ -9,12 +9,12 @@ use super::{CheckpointPart, Wanted};
 pub(crate) const STEPS: &str = "steps";
 
 /// The logical name of a parameter's value.
-pub(crate) fn parameter(name: &str) -> String {
+pub fn parameter(name: &str) -> String {
     format!("parameter/{name}")
 }
 
 /// Tells whether a tensor is a parameter's value.
-pub(crate) fn is_parameter(name: &str) -> bool {
+pub fn is_parameter(name: &str) -> bool {
     name.starts_with("parameter/")
 }
 
@@ -24,7 +24,7 @@ pub(crate) fn buffer(name: &str) -> String {
 }
 
 /// Tells whether a tensor is a buffer's value.
-pub(crate) fn is_buffer(name: &str) -> bool {
+pub fn is_buffer(name: &str) -> bool {
     name.starts_with("buffer/")
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn parted(name: &str) -> Option<(&str, &str)> {
 }
 
 /// The logical name of a number or tensor that belongs to one rank.
-pub(crate) fn own(rank: usize, name: &str) -> String {
+pub fn own(rank: usize, name: &str) -> String {
     format!("rank/{rank}/{name}")
 }
 
@@ -86,16 +86,17 @@ pub(crate) fn is_local(name: &str) -> bool {
 }
 
 /// The buffers of a model: rank 0 saves them, every rank reads them.
-pub(crate) struct Buffers<R: Runtime>(pub(crate) Vec<(String, Buffer<R>)>);
+pub struct Buffers<R: Runtime>(pub Vec<(String, Buffer<R>)>);
 
 impl<R: Runtime> Buffers<R> {
     /// The parts of the buffers if this rank is the first, which saves them; otherwise none.
-    pub(crate) fn parts(&self, is_first: bool) -> Result<Vec<CheckpointPart<R>>> {
+    pub fn parts(&self, is_first: bool) -> Result<Vec<CheckpointPart<R>>> {
         let own = if is_first { &self.0[..] } else { &[] };
         own.iter().map(|(name, value)| CheckpointPart::whole(buffer(name), &value.value())).collect()
     }
 
-    pub(crate) fn wanted(&self) -> Vec<Wanted> {
+    /// The buffers to read, whole.
+    pub fn wanted(&self) -> Vec<Wanted> {
         let wanted = |(name, value): &(String, Buffer<R>)| {
             let spec = value.spec();
             Wanted::whole(buffer(name), spec.shape, spec.dtype)
@@ -103,7 +104,8 @@ impl<R: Runtime> Buffers<R> {
         self.0.iter().map(wanted).collect()
     }
 
-    pub(crate) fn restore(&self, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<()> {
+    /// Sets the buffers to the values that `read` returns.
+    pub fn restore(&self, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<()> {
         let both = self.wanted().into_iter().zip(&self.0);
         both.into_iter()
             .try_for_each(|(wanted, (_, buffer))| buffer.set(read(&wanted)?.reshape(wanted.placement.local())?))

@@ -126,7 +126,7 @@ impl CheckpointReader {
 
     /// The elements that this rank needs. An error on all ranks unless the checkpoint has all that they need, and
     /// nothing else.
-    pub(crate) fn wanted_by<R: Runtime>(
+    pub(super) fn wanted_by<R: Runtime>(
         &mut self,
         comm: &Comm<R>,
         state: &mut (impl Checkpointed<R> + ?Sized),
@@ -143,7 +143,7 @@ impl CheckpointReader {
     }
 
     /// Restores `state` on all ranks, if `checked` is no error and the state accepts the numbers, on every rank.
-    pub(crate) fn restore<R: Runtime>(
+    pub(super) fn restore<R: Runtime>(
         &mut self,
         comm: &Comm<R>,
         state: &mut (impl Checkpointed<R> + ?Sized),

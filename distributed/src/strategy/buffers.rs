@@ -31,7 +31,7 @@ pub enum BufferSync {
 
 impl<R: Runtime> Buffers<R> {
     /// Makes the buffers of all ranks equal, with one collective for each dtype. The host waits for nothing.
-    pub(crate) fn sync(&self, comm: &Comm<R>, how: BufferSync) -> Result<()> {
+    pub fn sync(&self, comm: &Comm<R>, how: BufferSync) -> Result<()> {
         if how == BufferSync::Own || comm.size() == 1 {
             return Ok(());
         }

@@ -6,8 +6,8 @@ use numcore::{Result, Runtime};
 use super::{Loss, StepInput, StepWork, TrainStep, TrainingMetrics};
 use crate::{checkpoint::Checkpointed, combinations::Features, strategy::StepRanks};
 
-/// A training step that loops and wrappers take: a [`TrainStep`](super::TrainStep), or one in
-/// [`LocalSteps`](crate::local_updates::LocalSteps) or [`Balanced`](crate::balance::Balanced).
+/// A training step that loops and wrappers take: a [`TrainStep`](super::TrainStep), or a
+/// wrapper of one, such as the `LocalSteps` and `Balanced` of the crate `adaptive`.
 pub trait Step<R: Runtime>: Checkpointed<R> {
     /// The ranks that take the step together.
     fn ranks(&self) -> &StepRanks<R>;

@@ -106,9 +106,25 @@ impl<'a, R: Runtime> StepWork<'a, R> {
         }
     }
 
+    /// Work of a rank that computes nothing while each other rank has `micro_batches`. Only steps that can be
+    /// [idle](crate::combinations::Feature::Idle) take it.
+    pub fn idle(micro_batches: usize, input: &'a mut dyn FnMut(usize) -> Result<StepInput<R>>) -> Self {
+        StepWork { own: 0, ..StepWork::new(micro_batches, input) }
+    }
+
     /// Allows ranks to have different numbers of micro-batches, at most `most`, which must be equal on all ranks.
     pub fn of(self, most: usize) -> Self {
         StepWork { most, uneven: true, ..self }
+    }
+
+    /// Makes a step whose losses weigh 0 on all of its ranks skip its update: without this, it is an error.
+    pub fn skips_if_empty(self) -> Self {
+        StepWork { empty: Empty::IsLeftOut, ..self }
+    }
+
+    /// Calls a function after this rank's last backward pass, before it waits for other ranks.
+    pub fn after_backward(self, call: &'a mut dyn FnMut() -> Result<()>) -> Self {
+        StepWork { computed: Some(call), ..self }
     }
 
     /// Computes the `k`-th of this rank's micro-batches, from 0.

@@ -61,10 +61,19 @@ impl<R: Runtime> TrainingMetrics<R> {
         self.own_weight
     }
 
-    /// The synchronization of weights that this step ended with, where ranks make [local
-    /// updates](crate::local_updates).
+    /// The synchronization of weights that this step ended with, where ranks make local updates.
     pub fn meeting(&self) -> Option<Meeting> {
         self.meeting
+    }
+
+    /// The measurements with the weight of another set of ranks, `[]`, of which none report the same sequences.
+    pub fn with_weight(self, weight: Tensor<R>) -> Self {
+        TrainingMetrics { weight, alike: 1, ..self }
+    }
+
+    /// The measurements of a step that ended with a synchronization of weights, or with none.
+    pub fn with_meeting(self, meeting: Option<Meeting>) -> Self {
+        TrainingMetrics { meeting, ..self }
     }
 
     /// The norm of all gradients before clipping; none without clipping. Waits for the device.

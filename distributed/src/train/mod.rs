@@ -24,7 +24,7 @@ pub(crate) use input::Empty;
 pub use input::{StepInput, StepWork};
 pub use metrics::{Meeting, TrainingMetrics};
 pub use step::TrainStep;
-pub(crate) use step::{NO_ROW, at_call};
+pub(crate) use step::at_call;
 use updates::Updates;
 
 pub use crate::{

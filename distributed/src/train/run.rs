@@ -2,10 +2,10 @@
 
 use std::panic::Location;
 
-use nn::set_counted_rows;
+use nn::{CountedRows, set_counted_rows};
 use numcore::{Error, Result, Runtime, Within};
 
-use super::{NO_ROW, StepInput, StepWork, TrainStep, TrainingMetrics, at_call, step::nothing};
+use super::{StepInput, StepWork, TrainStep, TrainingMetrics, at_call, step::nothing};
 use crate::{
     combinations::Feature,
     comm::{Communicator, all_gather_bool},
@@ -58,7 +58,7 @@ impl<R: Runtime> TrainStep<R> {
             let mut input = |k: usize| match (taken.get(k), taken.last().or(last.as_ref())) {
                 (Some(batch), _) => Ok(loss(batch)?.into()),
                 (None, Some(batch)) => {
-                    set_counted_rows(NO_ROW);
+                    set_counted_rows(Some(CountedRows::NONE));
                     loss(batch)?.into().weightless()
                 }
                 (None, None) => nothing(k),

@@ -3,7 +3,6 @@
 use std::{collections::HashSet, panic::Location};
 
 use autograd::backward_with_hooks;
-use nn::CountedRows;
 use numcore::{
     Error, ErrorKind, Result, Runtime, Within,
     trace::{self, SpanKind},
@@ -149,7 +148,7 @@ impl<R: Runtime> TrainStep<R> {
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         let most = self.updates.config.accumulation;
-        self.step_of(StepWork { own: 0, ..StepWork::new(most, &mut nothing) }).at_caller()
+        self.step_of(StepWork::idle(most, &mut nothing)).at_caller()
     }
 
     /// The number of updates so far.
@@ -317,9 +316,6 @@ impl<R: Runtime> TrainStep<R> {
 pub(super) fn nothing<R: Runtime>(_: usize) -> Result<StepInput<R>> {
     Err(Error::internal("a training step", "a rank without a micro-batch was asked for one"))
 }
-
-/// The row count of a batch that is computed for other ranks alone: no row counts.
-pub(crate) const NO_ROW: Option<CountedRows> = Some(CountedRows { count: 0, rows: 1 });
 
 /// Runs a part of a step as a span of recordings.
 fn traced<T>(phase: &'static str, f: impl FnOnce() -> T) -> T {

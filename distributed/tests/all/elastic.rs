@@ -2,10 +2,8 @@
 
 use std::thread;
 
-use distributed::{
-    comm::{FaultyRendezvous, ThreadSeat},
-    elastic::Restored,
-};
+use adaptive::elastic::Restored;
+use distributed::comm::{FaultyRendezvous, ThreadSeat};
 
 use crate::prelude::*;
 

@@ -14,12 +14,16 @@ pub use std::{
     time::{Duration, Instant},
 };
 
+pub use adaptive::{
+    balance::{Balanced, BatchRanges, CadenceOptions},
+    elastic::{Elastic, ElasticWorld},
+    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
+};
 pub use autograd::{
     BackwardHook, Function, Leaf, Var, apply_function, autocast, backward, grad, is_grad_enabled, manual_seed, no_grad,
 };
 pub use data::{InMemory, Loader};
 pub use distributed::{
-    balance::{Balanced, BatchRanges, CadenceOptions},
     buckets::{AllReduce, BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
     checkpoint::{CheckpointPart, CheckpointReader, Checkpointed, Folder, Wanted},
     combinations::{Feature, Features},
@@ -30,8 +34,6 @@ pub use distributed::{
     },
     context_parallel::{ContextExchange, ContextRanks},
     ddp::{DataParallel, Ddp},
-    elastic::{Elastic, ElasticWorld},
-    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
     mesh::{AsMesh, Mesh},
     pipeline::{
         Checked, Costs, Direction, Limits, Lowering, Message, MicroBatches, Pipeline, PipelineGroups, PipelineModel,

@@ -1,7 +1,7 @@
 //! Steps in wrappers: what these do around a model that is whole they do around a pipeline.
 
+use adaptive::balance::BalancePolicy;
 use distributed::{
-    balance::BalancePolicy,
     pipeline::{balanced, split},
     train::Step,
 };

@@ -14,12 +14,14 @@ use std::{
 use clap::Parser;
 use weftgrad::{
     AnyRuntime, Error,
+    adaptive::{
+        balance::{Balanced, BatchRanges, CadenceOptions},
+        local_updates::{DiLoCo, LocalSteps, LocalUpdates},
+    },
     autograd::no_grad,
     data::{Batch, Loader},
     distributed::{
-        balance::{Balanced, BatchRanges, CadenceOptions},
         comm::{Collectives, Comm, Communicator, Link, NoOpCommunicator, SlowCommunicator},
-        local_updates::{DiLoCo, LocalSteps, LocalUpdates},
         train::{Loss, TrainStep},
     },
     nn::{Gpt, GptConfig, Init},

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use distributed::local_updates::Meeting;
+use distributed::train::Meeting;
 use numcore::{Error, Result, Runtime};
 
 use crate::{Callback, CallbackState, Event, Run, parsed};
 
 /// Records, at each synchronization, the differences between ranks that [train by
-/// themselves](distributed::local_updates), as `divergence`. It is the largest distance of a rank's weights from the
+/// themselves](adaptive::local_updates), as `divergence`. It is the largest distance of a rank's weights from the
 /// new ones, over the norm of the new ones. The run ends if a fragment's divergence has risen in three synchronizations
 /// in a row and is above a threshold. Ranks should then synchronize more often, or learn more slowly.
 ///
-/// Ranks that never synchronize in full ([`ElasticAveraging`](distributed::local_updates::ElasticAveraging)) differ
+/// Ranks that never synchronize in full ([`ElasticAveraging`](adaptive::local_updates::ElasticAveraging)) differ
 /// more: 0.3 is a threshold for them.
 #[derive(Clone, Debug)]
 pub struct DivergenceGuard {

@@ -1,9 +1,9 @@
 //! Commits within a run whose ranks may leave and join.
 
+use adaptive::elastic::ElasticWorld;
 use data::Batch;
 use distributed::{
     checkpoint::Checkpointed,
-    elastic::ElasticWorld,
     train::{Step, StepInput},
 };
 use numcore::{Result, Runtime};

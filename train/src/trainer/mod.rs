@@ -20,11 +20,9 @@ pub use setup::{TrainConfig, TrainSetup};
 
 use std::{collections::BTreeMap, fmt};
 
+use adaptive::elastic::ElasticWorld;
 use data::{Batch, Loader};
-use distributed::{
-    elastic::ElasticWorld,
-    train::{Step, StepInput},
-};
+use distributed::train::{Step, StepInput};
 use nn::ModuleExt;
 use numcore::{Result, Runtime};
 
@@ -181,7 +179,7 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
     /// Lets ranks leave and join. The run goes on from the world's last [commit](ElasticWorld::commit). It commits at
     /// its beginning, at the interval `every`, and right before each checkpoint.
     ///
-    /// The run belongs within the program of [`Elastic::run`](distributed::elastic::Elastic::run), to which every error
+    /// The run belongs within the program of [`Elastic::run`](adaptive::elastic::Elastic::run), to which every error
     /// goes. Two errors make all ranks form a new world: one that names another rank, and the one that announces
     /// waiting ranks.
     ///

@@ -164,7 +164,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
 
     /// The devices of all ranks: [printed](std::fmt::Display), a summary for the start of a run. Where they
     /// [differ](RankDevices::is_heterogeneous), ranks wait for the slowest in every step, unless a
-    /// [`Balanced`](distributed::balance::Balanced) gives the faster ranks more to do.
+    /// [`Balanced`](adaptive::balance::Balanced) gives the faster ranks more to do.
     pub fn devices(&self) -> &RankDevices {
         &self.devices
     }

@@ -1,6 +1,6 @@
 //! The loop over ranks of different speeds, which take whole batches in turn.
 
-use distributed::balance::{BalancePolicy, Balanced, CadenceOptions};
+use adaptive::balance::{BalancePolicy, Balanced, CadenceOptions};
 
 use crate::{common::*, prelude::*};
 

@@ -1,9 +1,7 @@
 //! The loop over ranks that train by themselves and meet.
 
-use distributed::{
-    comm::{Collectives, NoOpCommunicator},
-    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
-};
+use adaptive::local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo};
+use distributed::comm::{Collectives, NoOpCommunicator};
 use train::{DivergenceGuard, RunReport};
 
 use crate::{common::*, prelude::*};

@@ -11,12 +11,12 @@ pub use std::{
     time::Duration,
 };
 
+pub use adaptive::elastic::{Elastic, ElasticWorld};
 pub use autograd::Var;
 pub use data::{Batch, Loader};
 pub use distributed::{
     checkpoint::Folder,
     comm::{Comm, Communicator, Quorum, Ranks, ThreadRendezvous},
-    elastic::{Elastic, ElasticWorld},
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::{Loss, Step, TrainStep, TrainingConfig},

@@ -22,7 +22,19 @@ const ZERO: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test",
 const BUCKETS: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "bucket", "data_parallel", "canonical"];
 const SINKS: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "sinks"];
-const ELASTIC: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "elastic", "copies"];
+const ELASTIC: &[&str] = &[
+    "test",
+    "-p",
+    "weftgrad-distributed",
+    "-p",
+    "weftgrad-adaptive",
+    "--lib",
+    "--test",
+    "all",
+    "--",
+    "elastic",
+    "copies",
+];
 const SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint"];
 const LOCAL: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "local_updates"];
 const POWER: &[&str] =
@@ -30,7 +42,8 @@ const POWER: &[&str] =
 const TENSOR: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "tensor_decisions"];
 const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--test", "collectives"];
 const JOBS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--test", "jobs"];
-const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
+const BALANCE: &[&str] =
+    &["test", "-p", "weftgrad-distributed", "-p", "weftgrad-adaptive", "--lib", "--test", "all", "--", "balance"];
 const AGREEMENTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "agreements"];
 const EXPERTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "expert_decisions", "ways"];
 const FROZEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "frozen_parameters"];
@@ -155,9 +168,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/buckets/layout.rs", from: "first.range..last.range + 1", to: "first.range..last.range", test: BUCKETS },
     Mutant { file: "distributed/src/ddp/exchange.rs", from: "p.used = used || (every_pass && p.used);", to: "p.used = used;", test: BUCKETS },
     Mutant { file: "distributed/src/ddp/exchange.rs", from: "self.next = k + 1;", to: "self.next = k;", test: BUCKETS },
-    Mutant { file: "distributed/src/balance/ranges.rs", from: "count as f64 / total as f64", to: "count as f64", test: BALANCE },
-    Mutant { file: "distributed/src/balance/speed.rs", from: "} else if off.abs() <= self.options.noise {", to: "} else if off <= self.options.noise {", test: BALANCE },
-    Mutant { file: "distributed/src/balance/shares.rs", from: "speed.measure(seconds / examples as f64);", to: "speed.measure(*seconds);", test: BALANCE },
+    Mutant { file: "adaptive/src/balance/ranges.rs", from: "count as f64 / total as f64", to: "count as f64", test: BALANCE },
+    Mutant { file: "adaptive/src/balance/speed.rs", from: "} else if off.abs() <= self.options.noise {", to: "} else if off <= self.options.noise {", test: BALANCE },
+    Mutant { file: "adaptive/src/balance/shares.rs", from: "speed.measure(seconds / examples as f64);", to: "speed.measure(*seconds);", test: BALANCE },
     Mutant { file: "distributed/src/zero/layout.rs", from: "rank * self.shard()..(rank + 1) * self.shard()", to: "rank * self.shard()..rank * self.shard()", test: ZERO },
     Mutant { file: "distributed/src/zero/layout.rs", from: "span.start.max(start)..span.end.min(end)", to: "span.start.max(start)..end", test: ZERO },
     Mutant { file: "distributed/src/zero/layout.rs", from: "elements.start - start..elements.end - start", to: "elements.start..elements.end", test: ZERO },
@@ -225,13 +238,13 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/ddp/data_parallel.rs", from: "Unused::Allow => self.tensor.used_anywhere(&own)?,", to: "Unused::Allow => vec![true; own.len()],", test: TENSOR },
     Mutant { file: "distributed/src/zero/checkpoint.rs", from: "self.groups.replicas.is_some() || self.tensor.is_cut()", to: "self.groups.replicas.is_some()", test: TENSOR },
     Mutant { file: "distributed/src/strategy/set.rs", from: "share_groups(self.parts_mut(), groups, |part, own| part.set_hyper_parameters(own))", to: "share_groups(self.parts_mut().take(1), groups, |part, own| part.set_hyper_parameters(own))", test: SAVES },
-    Mutant { file: "distributed/src/local_updates/fragment.rs", from: "(self.weight, self.rate) = (0.0, rate);", to: "self.rate = rate;", test: LOCAL },
-    Mutant { file: "distributed/src/local_updates/step.rs", from: "if metrics.stepped() {", to: "if metrics.learning_rate() >= 0.0 {", test: LOCAL },
-    Mutant { file: "distributed/src/local_updates/step.rs", from: "self.fragments[k].begin(&self.comm, share, rate)?", to: "self.fragments[k].begin(&self.comm, share, self.rate)?", test: LOCAL },
+    Mutant { file: "adaptive/src/local_updates/fragment.rs", from: "(self.weight, self.rate) = (0.0, rate);", to: "self.rate = rate;", test: LOCAL },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "if metrics.stepped() {", to: "if metrics.learning_rate() >= 0.0 {", test: LOCAL },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "self.fragments[k].begin(&self.comm, share, rate)?", to: "self.fragments[k].begin(&self.comm, share, self.rate)?", test: LOCAL },
     Mutant { file: "distributed/src/checkpoint/writer.rs", from: "let own = all_ok_after(comm, \"save\", || written(&at))?;", to: "let own = all_ok(comm, \"save\", written(&at))?;", test: SAVES },
     Mutant { file: "distributed/src/checkpoint/reader.rs", from: "let own = all_ok(comm, \"load\", if comm.rank() == 0 { self.latest() } else { Ok(None) })?;", to: "let own = self.latest()?;", test: SAVES },
-    Mutant { file: "distributed/src/elastic/store.rs", from: "(at_home(other), held[other],", to: "(0 * at_home(other), held[other],", test: ELASTIC },
-    Mutant { file: "distributed/src/elastic/run.rs", from: "self.world.save_stranded();", to: "", test: ELASTIC },
+    Mutant { file: "adaptive/src/elastic/store.rs", from: "(at_home(other), held[other],", to: "(0 * at_home(other), held[other],", test: ELASTIC },
+    Mutant { file: "adaptive/src/elastic/run.rs", from: "self.world.save_stranded();", to: "", test: ELASTIC },
     Mutant { file: "engine-process/src/rendezvous.rs", from: "self.run.committed = true;", to: "self.run.committed = false;", test: PROCESS },
     Mutant { file: "engine-process/src/progress.rs", from: "self.gone[from] = true;\n                self.recovery_lost();", to: "self.gone[from] = true;", test: PROCESS },
     Mutant { file: "engine-process/src/tags.rs", from: "if end >= self.limit {", to: "if end >= u32::MAX {", test: PROCESS },
@@ -280,7 +293,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/train/push.rs", from: "gradient.mul(scaler.factor())", to: "gradient.mul(1.0)", test: PUSHED },
     Mutant { file: "distributed/src/train/metrics.rs", from: "sums.iter().sum::<f64>() / weight", to: "sums[0] / weight", test: PUSHED },
     Mutant { file: "distributed/src/zero/sharded.rs", from: "own.rank == rank)", to: "own.rank != rank)", test: PUSHED },
-    Mutant { file: "distributed/src/balance/speed.rs", from: "(new / old - 1.0).abs() > self.dead_zone", to: "(new / old - 1.0) > self.dead_zone", test: BALANCE },
+    Mutant { file: "adaptive/src/balance/speed.rs", from: "(new / old - 1.0).abs() > self.dead_zone", to: "(new / old - 1.0) > self.dead_zone", test: BALANCE },
     Mutant { file: "train/src/trainer/setup.rs", from: "self.step.global_step() >= most", to: "self.step.global_step() > most", test: DOORS },
     Mutant { file: "runtime-cpu/src/gemm/widen.rs", from: "let to = to.offset(i, j);", to: "let to = to.offset(0, j);", test: GEMM },
     Mutant { file: "runtime-cpu/src/gemm/loops.rs", from: "widen(simd, a.offset(i, from)", to: "widen(simd, a.offset(0, from)", test: GEMM },
@@ -308,18 +321,18 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/train/builder.rs", from: "if tied.iter().any(|own| own == name)", to: "if tied.is_empty() && name.is_empty()", test: SETS },
     Mutant { file: "distributed/src/combinations.rs", from: "is_none_or(|partner| !self.has(partner))", to: "is_none_or(|partner| self.has(partner))", test: COMBINED },
     Mutant { file: "distributed/src/combinations.rs", from: "        refused([Uneven, ReduceEachPass], EACH_PASS),\n", to: "", test: BALANCE },
-    Mutant { file: "distributed/src/balance/step.rs", from: "*of_share = f64::max(*of_share, computed);", to: "*of_share = 0.0;", test: WRAPPED },
-    Mutant { file: "distributed/src/balance/step.rs", from: "ranges[ranks.share.index].clone()", to: "ranges[ranks.everyone.rank() % ranges.len()].clone()", test: WRAPPED },
-    Mutant { file: "distributed/src/local_updates/step.rs", from: "inside.share.index == 0 && inside.losses", to: "inside.losses", test: WRAPPED },
-    Mutant { file: "distributed/src/local_updates/step.rs", from: "            named.extend(stage.named_parameters());\n", to: "", test: WRAPPED },
-    Mutant { file: "distributed/src/local_updates/as_step.rs", from: "TrainingMetrics { weight, alike: 1, ..metrics }", to: "TrainingMetrics { weight, ..metrics }", test: LOCAL_LOOP },
+    Mutant { file: "adaptive/src/balance/step.rs", from: "*of_share = f64::max(*of_share, computed);", to: "*of_share = 0.0;", test: WRAPPED },
+    Mutant { file: "adaptive/src/balance/step.rs", from: "ranges[ranks.share.index].clone()", to: "ranges[ranks.everyone.rank() % ranges.len()].clone()", test: WRAPPED },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "inside.share.index == 0 && inside.losses", to: "inside.losses", test: WRAPPED },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "            named.extend(stage.named_parameters());\n", to: "", test: WRAPPED },
+    Mutant { file: "adaptive/src/local_updates/as_step.rs", from: "TrainingMetrics { weight, alike: 1, ..metrics }", to: "TrainingMetrics { weight, ..metrics }", test: LOCAL_LOOP },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "expert_leaves(&**stage)", to: "HashSet::from([expert_leaves(&**stage).len()])", test: EXPERTS },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "count.saturating_sub(micro * own).min(own)", to: "count.min(own)", test: PIPED },
     Mutant { file: "distributed/src/train/updates.rs", from: "stepped: true,", to: "stepped: false,", test: LOCAL },
     Mutant { file: "distributed/src/ddp/thaw.rs", from: "self.begun = 0;", to: "self.begun = 3;", test: FROZEN },
     Mutant { file: "distributed/src/zero/engine.rs", from: "self.sends.add(unit);", to: "", test: FROZEN },
     Mutant { file: "distributed/src/checkpoint/lock.rs", from: "is_mine && matches!(tried, Ok(None)) && begun.elapsed() < most", to: "is_mine && matches!(tried, Ok(None))", test: POLICIES },
-    Mutant { file: "distributed/src/elastic/store.rs", from: "at.0 != edge.0 && at.1 != edge.1", to: "at.0 != edge.0", test: ELASTIC },
+    Mutant { file: "adaptive/src/elastic/store.rs", from: "at.0 != edge.0 && at.1 != edge.1", to: "at.0 != edge.0", test: ELASTIC },
     Mutant { file: "nn/src/moe/router.rs", from: ".of_first(counted)", to: ".of_first(x.dims()[0])", test: EXPERTS },
     Mutant { file: "nn/src/moe/routing.rs", from: "self.loads.of_counted(&self.logits)?", to: "self.logits", test: EXPERTS },
     Mutant { file: "train/src/callbacks/weight_averaging.rs", from: "Event::StepEnd(_) if run.has_stepped()", to: "Event::StepEnd(metrics) if metrics.stepped()", test: LOCAL_LOOP },

@@ -7,6 +7,7 @@ use super::tree::Tree;
 
 /// The crates that are looked at. Those below are engines of one piece: tensors and their operations, the tape, kernels.
 const CRATES: &[&str] = &[
+    "adaptive",
     "comm",
     "data",
     "distributed",

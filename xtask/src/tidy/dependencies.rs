@@ -20,8 +20,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("optim", &["numcore", "autograd", "nn"]),
     ("pipeline-schedule", &["numcore"]),
     ("distributed", &["numcore", "autograd", "comm", "nn", "optim", "pipeline-schedule"]),
+    ("adaptive", &["numcore", "autograd", "nn", "optim", "distributed"]),
     ("watch", &["numcore", "comm", "data", "pipeline-schedule"]),
-    ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "data", "watch"]),
+    ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "adaptive", "data", "watch"]),
     ("models", &["numcore", "autograd", "nn", "data"]),
     ("models-export", &["numcore", "nn", "data", "models"]),
     // The golden binary needs something to run on.

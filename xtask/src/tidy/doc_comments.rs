@@ -25,6 +25,7 @@ const CLAUSES: &[&str] = &[
 
 /// Sources in which a comment begins with no clause and is no wider than [`COLUMNS`].
 const PLAIN: &[&str] = &[
+    "adaptive/",
     "comm/",
     "distributed/",
     "engine-mpi/",

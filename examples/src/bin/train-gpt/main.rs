@@ -13,11 +13,13 @@ use clap::Parser;
 use config::{Config, Together};
 use weftgrad::{
     AnyRuntime,
+    adaptive::{
+        balance::Balanced,
+        local_updates::{DiLoCo, LocalSteps, LocalUpdates},
+    },
     data::{Loader, sources::Characters},
     distributed::{
-        balance::Balanced,
         comm::Comm,
-        local_updates::{DiLoCo, LocalSteps, LocalUpdates},
         mesh::AsMesh,
         train::{Step, TrainStep},
         zero::ZeroStage,

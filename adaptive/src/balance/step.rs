@@ -5,16 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nn::{Module, set_counted_rows};
+use nn::{CountedRows, Module, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
 use super::{BatchRanges, Cadence, CadenceOptions, CadenceWindow};
-use crate::{
+use distributed::{
     combinations::Feature,
     comm::{Collectives, Communicator, abort_on_err},
     strategy::StepRanks,
-    train::{Combines, NO_ROW, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
+    train::{Combines, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
 };
 
 /// A training step to which fast ranks contribute more micro-batches than slow ones. Replaces the fixed number of its
@@ -25,8 +25,8 @@ use crate::{
 /// all ranks. The step waits for the device twice, to measure.
 ///
 /// ```
+/// use adaptive::balance::{Balanced, BatchRanges, CadenceOptions};
 /// use distributed::{
-///     balance::{Balanced, BatchRanges, CadenceOptions},
 ///     comm::{Communicator, Ranks},
 ///     train::{Loss, TrainStep},
 /// };
@@ -63,7 +63,7 @@ impl<S> Balanced<S> {
     ///
     /// # Errors
     /// On every rank, if options are invalid or differ between ranks, or a feature of the step
-    /// [excludes](crate::combinations::COMBINATIONS) uneven micro-batches.
+    /// [excludes](distributed::combinations::COMBINATIONS) uneven micro-batches.
     #[track_caller]
     pub fn new<R: Runtime>(inner: S, options: CadenceOptions) -> Result<Self>
     where
@@ -127,7 +127,7 @@ impl<S> Balanced<S> {
         let (mut measured, begun) = (Duration::ZERO, clock());
         let metrics = match len(&own) {
             0 => {
-                let before = set_counted_rows(NO_ROW);
+                let before = set_counted_rows(Some(CountedRows::NONE));
                 let mut again = |_| input(own.start.saturating_sub(1))?.weightless();
                 let metrics = self.inner.step(StepWork::new(1, &mut again).of(most));
                 set_counted_rows(before);
@@ -140,7 +140,7 @@ impl<S> Balanced<S> {
                     measured = clock().saturating_sub(begun);
                     Ok(())
                 };
-                self.inner.step(StepWork { computed: Some(&mut computed), ..StepWork::new(count, &mut next).of(most) })
+                self.inner.step(StepWork::new(count, &mut next).of(most).after_backward(&mut computed))
             }
         }?;
         rt.synchronize()?;
@@ -204,7 +204,7 @@ impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
     }
 
     fn step(&mut self, mut work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
-        let mut left = BatchRanges::new(work.most as u64);
+        let mut left = BatchRanges::new(work.most() as u64);
         let metrics = Balanced::step(self, &mut left, |number| work.input(number as usize))?;
         metrics.ok_or_else(|| Error::argument("Balanced", "a step of no batches"))
     }

@@ -2,7 +2,7 @@
 
 use numcore::{Result, Runtime};
 
-use crate::comm::{Collectives, Comm, Communicator};
+use distributed::comm::{Collectives, Comm, Communicator};
 
 /// The sums over ranks of each number in `own`. All ranks must give equally many.
 pub(super) fn sums<R: Runtime>(comm: &Comm<R>, own: &[f64]) -> Result<Vec<f64>> {

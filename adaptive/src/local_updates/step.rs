@@ -11,23 +11,23 @@ use super::{
     fragment::{Distances, OuterFragment, fragments},
     totals::sums,
 };
-use crate::{
+use distributed::{
     checkpoint::names::Buffers,
     combinations::Feature,
     comm::{Collectives, Comm, Communicator, Label, abort_on_err, memory},
     strategy::{BatchShare, BufferSync, StepRanks},
-    train::{Empty, Meeting, Step, StepInput, StepWork, TrainingMetrics},
+    train::{Meeting, Step, StepInput, StepWork, TrainingMetrics},
 };
 
 /// Trains a model on ranks that each take steps of their own and synchronize their weights by [a rule](super).
 ///
-/// The inner step is made over the ranks of one machine, or a [`NoOpCommunicator`](crate::comm::NoOpCommunicator) for a
-/// single rank. `comm` joins the ranks of all machines that have the same parameters.
+/// The inner step is made over the ranks of one machine, or a
+/// [`NoOpCommunicator`](distributed::comm::NoOpCommunicator) for a single rank. `comm` joins the ranks of all machines that have the same parameters.
 ///
 /// ```
+/// use adaptive::local_updates::{DiLoCo, LocalSteps, LocalUpdates};
 /// use distributed::{
 ///     comm::{Communicator, NoOpCommunicator, Ranks},
-///     local_updates::{DiLoCo, LocalSteps, LocalUpdates},
 ///     train::{Loss, TrainStep},
 /// };
 /// use nn::{Forward, Init, Linear};
@@ -188,13 +188,12 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         let line = Location::caller();
         let mut none = |_| Err(Error::internal("LocalSteps", "an idle rank was asked for a micro-batch"));
-        self.take(StepWork { own: 0, ..StepWork::new(self.inner.accumulation(), &mut none) })
-            .map_err(|error| error.at(line))
+        self.take(StepWork::idle(self.inner.accumulation(), &mut none)).map_err(|error| error.at(line))
     }
 
     pub(super) fn take(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
         abort_on_err(&self.comm, self.require_frozen())?;
-        let metrics = self.inner.step(StepWork { empty: Empty::IsLeftOut, ..work });
+        let metrics = self.inner.step(work.skips_if_empty());
         self.after(metrics)
     }
 
@@ -218,7 +217,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let met = self.meet_if_due();
         abort_on_err(&self.comm, met)?;
         let meeting = self.last.filter(|_| self.meetings > before);
-        Ok(TrainingMetrics { meeting, ..metrics })
+        Ok(metrics.with_meeting(meeting))
     }
 
     /// Synchronizes all parameters with the other ranks now. Sums in flight are applied before. Every rank calls it.

@@ -17,7 +17,7 @@ use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 use super::{LocalSteps, fragment::OwnElements};
 use optim::StateRow;
 
-use crate::{
+use distributed::{
     checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, names},
     comm::{Comm, Communicator},
     train::{CheckpointNotes, Step},

@@ -3,10 +3,7 @@
 use numcore::Runtime;
 
 use super::Balanced;
-use crate::{
-    checkpoint::{Checkpointed, checkpointed_by},
-    train::Step,
-};
+use distributed::{checkpoint::Checkpointed, checkpointed_by, train::Step};
 
 impl<R: Runtime, S: Step<R>> Checkpointed<R> for Balanced<S> {
     checkpointed_by!(self => self.inner, self.inner);

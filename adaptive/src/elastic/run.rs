@@ -5,14 +5,14 @@ use std::panic::resume_unwind;
 use numcore::{Result, Runtime};
 
 use super::ElasticWorld;
-use crate::comm::{Collectives, Rendezvous, engine::guarded};
+use distributed::comm::{Collectives, Rendezvous, engine::guarded};
 
 /// A rank of a run whose set of ranks may change.
 ///
 /// ```
+/// use adaptive::elastic::Elastic;
 /// use distributed::{
 ///     comm::{Communicator, Quorum, ThreadRendezvous},
-///     elastic::Elastic,
 ///     train::{Loss, TrainStep},
 /// };
 /// # use nn::{Forward, Init, Linear};

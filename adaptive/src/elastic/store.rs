@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut};
 
-use crate::{
+use distributed::{
     checkpoint::{HeldPiece, Manifest, Snapshot},
     comm::{
         Collectives, Comm, Communicator, all_ok,

@@ -2,9 +2,9 @@
 //!
 //! At intervals the ranks *commit*: each copies its part of a checkpoint to host memory, and so do its neighbours
 //! ([`Elastic::copies`]), so that the part survives a lost rank. When a rank is lost, the communicator is dead. The
-//! survivors [meet](crate::comm::Rendezvous) in a new world, build model and step over it, and restore the last commit.
-//! Each reads the elements of its new pieces, as from a checkpoint of another number of ranks. A newcomer joins after a
-//! commit, in the same way.
+//! survivors [meet](distributed::comm::Rendezvous) in a new world, build model and step over it, and restore the last
+//! commit. Each reads the elements of its new pieces, as from a checkpoint of another number of ranks. A newcomer joins
+//! after a commit, in the same way.
 //!
 //! An error that names another rank makes this rank meet the others again. With any other error, its own, it leaves.
 //!

@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result};
 
-use crate::strategy::BufferSync;
+use distributed::strategy::BufferSync;
 
 /// Options of local updates: the steps between synchronizations of weights, and the parts of each.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,8 +1,8 @@
 //! Local updates: ranks train separately and synchronize their weights every `H` steps, for links too slow for a sum of
 //! gradients in each step.
 //!
-//! Each rank, or each machine, has a [`TrainStep`](crate::train::TrainStep) of its own, the *inner* step. The state of
-//! its optimizer is not exchanged. After every [`every`](LocalUpdates::every) steps an [`OuterRule`] computes new
+//! Each rank, or each machine, has a [`TrainStep`](distributed::train::TrainStep) of its own, the *inner* step. The
+//! state of its optimizer is not exchanged. After every [`every`](LocalUpdates::every) steps an [`OuterRule`] computes new
 //! *global* weights `X` for all ranks. It uses the global weights of the last synchronization and the mean `X̄` of the
 //! ranks' current weights:
 //!
@@ -36,4 +36,4 @@ pub use options::LocalUpdates;
 pub use rules::{DiLoCo, ElasticAveraging, LocalSgd, OuterRule, OuterStep, SlowMo};
 pub use step::LocalSteps;
 
-pub use crate::train::Meeting;
+pub use distributed::train::Meeting;

@@ -8,7 +8,7 @@ use super::shares::apportioned;
 /// the counts.
 ///
 /// ```
-/// use distributed::balance::BatchRanges;
+/// use adaptive::balance::BatchRanges;
 /// let mut ranges = BatchRanges::new(10);
 /// assert_eq!(ranges.next(&[3, 1]).unwrap(), [0..3, 3..4]);
 /// assert_eq!(ranges.next(&[3, 1]).unwrap(), [4..7, 7..8]);

@@ -7,7 +7,7 @@ use super::{SpeedEstimate, SpeedOptions};
 /// Shares of a batch that ranks of different speeds compute in the same time.
 ///
 /// ```
-/// use distributed::balance::SpeedShares;
+/// use adaptive::balance::SpeedShares;
 /// # fn main() -> numcore::Result<()> {
 /// let mut shares = SpeedShares::new(2)?;
 /// assert_eq!(shares.sizes(30), [15, 15]);

@@ -12,7 +12,7 @@ use numcore::{
 use parking_lot::Mutex;
 
 use super::{OuterRule, OuterStep};
-use crate::comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory};
+use distributed::comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory};
 
 /// A parameter, and its start in the flat range of its fragment.
 pub(super) struct OuterLeaf<R: Runtime> {

@@ -8,7 +8,7 @@ use super::{
     restore::{Restored, restore},
     store::{CommitId, Placing, Store},
 };
-use crate::{
+use distributed::{
     checkpoint::{Checkpointed, Folder, Snapshot},
     comm::{Collectives, Comm, Communicator, Membership, Rendezvous},
     train::CheckpointNotes,

@@ -76,7 +76,7 @@ pub struct CadenceWindow<'a> {
 /// Counts of micro-batches that ranks of different speeds compute in the same time.
 ///
 /// ```
-/// use distributed::balance::{Cadence, CadenceOptions, CadenceWindow};
+/// use adaptive::balance::{Cadence, CadenceOptions, CadenceWindow};
 /// # fn main() -> numcore::Result<()> {
 /// let mut cadence = Cadence::new(2, CadenceOptions { anchor: 4, ..Default::default() })?;
 /// for _ in 0..3 {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut};
 
 use super::store::{CommitId, Holders, Store};
-use crate::{
-    checkpoint::{CheckpointReader, Checkpointed, Manifest, RegionId},
+use distributed::{
+    checkpoint::{Checkpointed, Manifest, RegionId},
     comm::{
         Collectives, Comm, Communicator, all_ok,
         engine::{WireReader, Writer},
@@ -46,12 +46,7 @@ pub(super) fn restore<R: Runtime>(
     let (step, manifest) = tell(comm, holders, own.map(|commit| (commit.step, commit.manifest.to_text())))?;
     let (ranks, notes) = (manifest.ranks(), manifest.notes().clone());
     all_ok(comm, "restore", check(&notes))?;
-    let mut reader = CheckpointReader::in_memory(manifest);
-    let wanted = reader.wanted_by(comm, state)?;
-    let needed = reader.needed(&wanted);
-    reader.hold(fetch(store, comm, *id, holders, &needed, message)?);
-    let checked = reader.check_needed(&needed);
-    reader.restore(comm, state, checked)?;
+    manifest.restore(comm, state, |needed| fetch(store, comm, *id, holders, needed, message))?;
     Ok(Some(Restored { step, ranks, generation: id.generation, notes }))
 }
 

@@ -4,7 +4,7 @@ use nn::Module;
 use numcore::{DType, Result, Runtime, Tensor};
 
 use super::LocalSteps;
-use crate::{
+use distributed::{
     combinations::Feature,
     comm::{Communicator, abort_on_err},
     strategy::StepRanks,
@@ -34,7 +34,7 @@ impl<R: Runtime, S: Step<R>> Step<R> for LocalSteps<R, S> {
         abort_on_err(&self.comm, self.everyone().map(drop))?;
         let metrics = self.take(work)?;
         let weight = Tensor::full(self.comm.runtime(), [], DType::F64, self.weight_of_all()?)?;
-        Ok(TrainingMetrics { weight, alike: 1, ..metrics })
+        Ok(metrics.with_weight(weight))
     }
 
     fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum> {
