@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::Leaf;
 use numcore::{Error, Flat, Result, Runtime, Tensor};
 
-use crate::{FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, hyper::require_groups};
+use crate::{FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, hyper::require_groups};
 
 /// Optimizers of disjoint parameters that step together, with one set of gradients.
 pub struct Combined<R: Runtime> {
@@ -42,6 +42,45 @@ impl<R: Runtime> Combined<R> {
 }
 
 impl<R: Runtime> Optimizer<R> for Combined<R> {
+    fn steps(&self) -> u64 {
+        self.all.first().map_or(0, |o| o.steps())
+    }
+
+    fn lrs(&self) -> Vec<f64> {
+        self.all.iter().flat_map(|o| o.lrs()).collect()
+    }
+
+    fn set_lr(&mut self, lr: f64) -> Result<()> {
+        self.all.iter_mut().try_for_each(|o| o.set_lr(lr))
+    }
+
+    fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>) {
+        self.all.iter_mut().for_each(|o| o.set_schedule(schedule.clone()));
+    }
+
+    /// The entries of all optimizers, each name prefixed with the optimizer's index: `0.momentum_buffer.weight`.
+    fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
+        let mut state = Vec::new();
+        for (k, optimizer) in self.all.iter().enumerate() {
+            state.extend(optimizer.state_dict()?.into_iter().map(|(name, t)| (format!("{k}.{name}"), t)));
+        }
+        Ok(state)
+    }
+
+    fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
+        self.check_state_dict(state)?;
+        self.check_sole()?;
+        let load = |(k, o): (usize, &mut Box<dyn Optimizer<R>>)| o.load_state_dict(&Self::own(state, k));
+        self.all.iter_mut().enumerate().try_for_each(load)
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        self.prepare_advance()?;
+        self.all.iter_mut().try_for_each(|o| o.advance())
+    }
+}
+
+impl<R: Runtime> OptimizerCore<R> for Combined<R> {
     fn params(&self) -> Vec<&FlatParams<R>> {
         self.all.iter().flat_map(|o| o.params()).collect()
     }
@@ -75,38 +114,6 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
 
     fn own_gradients(&mut self) -> &mut OwnGradients<R> {
         &mut self.own
-    }
-
-    fn steps(&self) -> u64 {
-        self.all.first().map_or(0, |o| o.steps())
-    }
-
-    fn lrs(&self) -> Vec<f64> {
-        self.all.iter().flat_map(|o| o.lrs()).collect()
-    }
-
-    fn set_lr(&mut self, lr: f64) -> Result<()> {
-        self.all.iter_mut().try_for_each(|o| o.set_lr(lr))
-    }
-
-    fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>) {
-        self.all.iter_mut().for_each(|o| o.set_schedule(schedule.clone()));
-    }
-
-    /// The entries of all optimizers, each name prefixed with the optimizer's index: `0.momentum_buffer.weight`.
-    fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
-        let mut state = Vec::new();
-        for (k, optimizer) in self.all.iter().enumerate() {
-            state.extend(optimizer.state_dict()?.into_iter().map(|(name, t)| (format!("{k}.{name}"), t)));
-        }
-        Ok(state)
-    }
-
-    fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
-        self.check_state_dict(state)?;
-        self.check_sole()?;
-        let load = |(k, o): (usize, &mut Box<dyn Optimizer<R>>)| o.load_state_dict(&Self::own(state, k));
-        self.all.iter_mut().enumerate().try_for_each(load)
     }
 
     fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()> {
@@ -148,11 +155,6 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         self.all.iter_mut().try_for_each(|o| o.prepare_advance())
     }
 
-    fn advance(&mut self) -> Result<()> {
-        self.prepare_advance()?;
-        self.all.iter_mut().try_for_each(|o| o.advance())
-    }
-
     fn is_elementwise(&self) -> bool {
         self.all.iter().all(|o| o.is_elementwise())
     }
@@ -168,5 +170,14 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
 
     fn check_sole(&mut self) -> Result<()> {
         self.all.iter_mut().try_for_each(|o| o.check_sole())
+    }
+
+    fn add_params(&mut self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
+        let names: Vec<String> = leaves.iter().map(|leaf| format!("`{}`", leaf.name())).collect();
+        let why = format!(
+            "several optimizers in one take no further parameters, so {} cannot be trained: make them anew",
+            names.join(", ")
+        );
+        Err(Error::argument("Combined", why))
     }
 }

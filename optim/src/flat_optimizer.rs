@@ -7,7 +7,7 @@ use nn::{Module, ModuleExt};
 use numcore::{DType, Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{
-    Elementwise, FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateRule,
+    Elementwise, FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, StepContext, UpdateRule,
     captured::require_replayable, further_params::GroupsByName, hyper::require_groups, param_part::ParamPart,
     params::same_places,
 };
@@ -67,7 +67,7 @@ pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     /// Makes an optimizer over the parameters of `model` that require gradients, in one group. A parameter that is
-    /// frozen now is trained only after [`add_params`](Optimizer::add_params).
+    /// frozen now is trained only after [`add_params`](OptimizerCore::add_params).
     #[track_caller]
     pub fn new(model: &(impl Module<R> + ?Sized), config: C) -> Result<Self> {
         let leaves = model.parameters().into_iter().map(|p| p.leaf());
@@ -238,6 +238,44 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
 }
 
 impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
+    fn advance(&mut self) -> Result<()> {
+        self.prepare_advance()?;
+        self.parts.iter_mut().try_for_each(|part| part.numbers.advance(&mut part.steps))?;
+        self.steps += 1;
+        Ok(())
+    }
+
+    fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn lrs(&self) -> Vec<f64> {
+        self.groups.iter().map(|c| self.lr(c)).collect()
+    }
+
+    fn set_lr(&mut self, lr: f64) -> Result<()> {
+        for config in &mut self.groups {
+            let before = config.lr();
+            config.set_lr(lr);
+            config.check().inspect_err(|_| config.set_lr(before))?;
+        }
+        Ok(())
+    }
+
+    fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>) {
+        self.schedule = Some(schedule);
+    }
+
+    fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
+        self.save()
+    }
+
+    fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
+        self.load(state)
+    }
+}
+
+impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
     fn params(&self) -> Vec<&FlatParams<R>> {
         self.parts.iter().map(|p| &p.params).collect()
     }
@@ -287,48 +325,12 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
         Ok(())
     }
 
-    fn advance(&mut self) -> Result<()> {
-        self.prepare_advance()?;
-        self.parts.iter_mut().try_for_each(|part| part.numbers.advance(&mut part.steps))?;
-        self.steps += 1;
-        Ok(())
-    }
-
     fn own_gradients(&mut self) -> &mut OwnGradients<R> {
         &mut self.own
     }
 
     fn frozen(&self) -> Vec<Arc<Leaf<R>>> {
         self.frozen.clone()
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    fn lrs(&self) -> Vec<f64> {
-        self.groups.iter().map(|c| self.lr(c)).collect()
-    }
-
-    fn set_lr(&mut self, lr: f64) -> Result<()> {
-        for config in &mut self.groups {
-            let before = config.lr();
-            config.set_lr(lr);
-            config.check().inspect_err(|_| config.set_lr(before))?;
-        }
-        Ok(())
-    }
-
-    fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>) {
-        self.schedule = Some(schedule);
-    }
-
-    fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
-        self.save()
-    }
-
-    fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
-        self.load(state)
     }
 
     fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()> {

@@ -76,7 +76,7 @@ pub use lion::{Lion, LionConfig};
 pub use memory::UpdateMemory;
 pub use muon::{AdjustLr, Muon, MuonConfig};
 pub use nadam::{NAdam, NAdamConfig};
-pub use optimizer::Optimizer;
+pub use optimizer::{Optimizer, OptimizerCore};
 pub use own::OwnGradients;
 pub use param_groups::ParamGroups;
 pub use params::FlatParams;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use numcore::{DType, Error, Flat, Result, Runtime, Shape, Tensor, ops::Spec};
 
-use crate::{FlatOptimizer, Optimizer, UpdateRule, param_part::ParamPart};
+use crate::{FlatOptimizer, OptimizerCore, UpdateRule, param_part::ParamPart};
 
 /// The name prefix of the master copies of half-precision parameters.
 pub(crate) const MASTER: &str = "master";

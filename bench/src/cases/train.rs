@@ -6,7 +6,7 @@ use weftgrad::{
     DType, Error, Leaf, NnOps, Result, Runtime, Tensor, Var,
     nn::{Conv2d, Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Relu, Sequential, parallel::VocabularyLoss},
     ops::{PointwiseOps, ViewOps},
-    optim::{AdamW, AdamWConfig, Optimizer},
+    optim::{AdamW, AdamWConfig, Optimizer, OptimizerCore},
     prelude::Module,
 };
 

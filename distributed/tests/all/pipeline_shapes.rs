@@ -76,7 +76,7 @@ fn trained(comm: &Comm<Cpu>, checked: &Checked, depth: usize, rows: &[usize]) ->
         let output = pipeline.run(batch(rt, step as u64, m, rows)?, &mut gradients)?;
         losses.push(pipeline.losses(&output)?);
         for (stage, optimizer) in &mut optimizers {
-            optim::Optimizer::step_from(optimizer, &gradients[stage])?;
+            optim::OptimizerCore::step_from(optimizer, &gradients[stage])?;
         }
     }
     Ok((losses, stage_weights(pipeline.stages().values())))

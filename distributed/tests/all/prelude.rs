@@ -63,7 +63,7 @@ pub use numcore::{
 };
 pub use optim::{
     AdagradConfig, AdamW, AdamWConfig, Combined, Elementwise, FlatGradients, FlatOptimizer, LionConfig, LossScaler,
-    Muon, MuonConfig, Optimizer, ParamGroups, Sgd, SgdConfig,
+    Muon, MuonConfig, Optimizer, OptimizerCore, ParamGroups, Sgd, SgdConfig,
 };
 pub use runtime_cpu::Cpu;
 

@@ -3,7 +3,7 @@
 use numcore::{DType, Result};
 use optim::{
     AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, Cosine, Elementwise, FlatOptimizer,
-    LionConfig, NAdamConfig, Optimizer, RAdamConfig, RmsPropConfig, SgdConfig,
+    LionConfig, NAdamConfig, Optimizer, OptimizerCore, RAdamConfig, RmsPropConfig, SgdConfig,
 };
 use runtime_cpu::Cpu;
 

@@ -4,7 +4,8 @@ use autograd::{Var, backward_with_hooks};
 use nn::{Forward, Init, Linear, ModuleExt, loss};
 use numcore::{DType, ErrorKind, Result, Tensor, ops::PointwiseOps};
 use optim::{
-    AdamW, AdamWConfig, Combined, LossScaler, Muon, MuonConfig, NormOrder, Optimizer, Sgd, SgdConfig, clip_grad_norm,
+    AdamW, AdamWConfig, Combined, LossScaler, Muon, MuonConfig, NormOrder, Optimizer, OptimizerCore, Sgd, SgdConfig,
+    clip_grad_norm,
 };
 use runtime_cpu::Cpu;
 
