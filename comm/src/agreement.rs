@@ -39,7 +39,7 @@ pub fn all_ok_after<R: Runtime, T>(comm: &Comm<R>, op: &'static str, work: impl 
     let (at, progress, rank) = (Location::caller(), WorkProgress::default(), trace::rank());
     let tell = || {
         rank.into_iter().for_each(trace::set_rank);
-        progress.tell(comm, at)
+        progress.report_progress(comm, at)
     };
     let (own, told) = thread::scope(|scope| {
         let done = DoneWhenDropped(&progress);
@@ -51,7 +51,7 @@ pub fn all_ok_after<R: Runtime, T>(comm: &Comm<R>, op: &'static str, work: impl 
         drop(done);
         // A panic of an engine is this rank's own: it makes no call after that.
         let ended = |teller: ScopedJoinHandle<'_, _>| teller.join().unwrap_or_else(|panic| resume_unwind(panic));
-        (own, teller.map_or_else(|_| progress.tell(comm, at), ended))
+        (own, teller.map_or_else(|_| progress.report_progress(comm, at), ended))
     });
     match told {
         Ok(()) => all_ok(comm, op, own),
@@ -70,7 +70,7 @@ struct WorkProgress {
 impl WorkProgress {
     /// Exchanges with the other ranks, well within the timeout of a call, whether this rank still works, until none
     /// does.
-    fn tell<R: Runtime>(&self, comm: &Comm<R>, at: &'static Location<'static>) -> Result<()> {
+    fn report_progress<R: Runtime>(&self, comm: &Comm<R>, at: &'static Location<'static>) -> Result<()> {
         let most = (comm.timeout() / 4).min(Duration::from_secs(15));
         loop {
             let works = {

@@ -2,16 +2,16 @@
 //!
 //! An engine that moves bytes between processes sends each call's [`Fingerprint`](crate::Fingerprint) as
 //! [bytes](crate::Fingerprint::to_bytes) (or its [digest](crate::Fingerprint::digest)) ahead of the data. It notes the
-//! call in a [`Recorder`], combines arriving data with a [`Combiner`], and gives every rank an equal [`Failure`]. Bytes
+//! call in a [`FlightRecorder`], combines arriving data with a [`Combiner`], and gives every rank an equal [`Failure`]. Bytes
 //! are accessed by `Tensor::host_bytes` and `TensorMut::host_bytes_mut`, or copied.
 
 pub use super::{
     combine::{Combiner, cuts},
-    failure::{Failure, LEFT, Why},
-    meeting::{SplitPlace, disagreement, split_place},
+    failure::{Failure, FailureReason, LEFT},
+    matching::{SplitPlace, mismatch, split_place},
     portable::Portable,
     ranks::{all_or_first_error, guarded, panic_message, with_causes},
-    recorder::Recorder,
+    recorder::FlightRecorder,
     transfer_plan::{CallShape, PhaseEnd, TransferChunk, TransferMemory, TransferPhase, TransferPlan},
     volume::Volume,
     wire::{WireReader, Writer},

@@ -11,7 +11,7 @@ pub const LEFT: &str = "it left";
 
 /// The reason for which a world failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum FailureReason {
     /// A rank failed, or left.
     Peer {
         /// The world rank that failed.
@@ -39,8 +39,8 @@ pub enum Why {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The reason.
-    pub why: Why,
-    /// The lines of the [`Recorder`](super::recorder::Recorder).
+    pub reason: FailureReason,
+    /// The lines of the [`FlightRecorder`](super::recorder::FlightRecorder).
     pub calls: String,
 }
 
@@ -48,20 +48,22 @@ impl Failure {
     /// The error of a call `op` on world rank `rank`.
     pub fn error(self, op: &'static str, rank: usize) -> Error {
         let calls = self.calls;
-        let kind = match self.why {
-            Why::Peer { peer, cause } => ErrorKind::Peer { op, peer, cause: format!("{cause}\n{calls}") },
-            Why::Mismatch { why } => ErrorKind::Mismatch { op, why: format!("{why}\n{calls}") },
-            Why::Timeout { waited, missing, called } => ErrorKind::Timeout { op, waited, missing, called, calls },
+        let kind = match self.reason {
+            FailureReason::Peer { peer, cause } => ErrorKind::Peer { op, peer, cause: format!("{cause}\n{calls}") },
+            FailureReason::Mismatch { why } => ErrorKind::Mismatch { op, why: format!("{why}\n{calls}") },
+            FailureReason::Timeout { waited, missing, called } => {
+                ErrorKind::Timeout { op, waited, missing, called, calls }
+            }
         };
         Error::from(kind).on_rank(rank)
     }
 
     /// Writes the wire form, which another process reads with [`read`](Failure::read).
     pub fn write(&self, to: &mut Writer) {
-        match &self.why {
-            Why::Peer { peer, cause } => to.u8(0).usize(*peer).text(cause),
-            Why::Mismatch { why } => to.u8(1).text(why),
-            Why::Timeout { waited, missing, called } => {
+        match &self.reason {
+            FailureReason::Peer { peer, cause } => to.u8(0).usize(*peer).text(cause),
+            FailureReason::Mismatch { why } => to.u8(1).text(why),
+            FailureReason::Timeout { waited, missing, called } => {
                 let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
                 to.u8(2).u64(nanos).list(missing).u8(u8::from(*called))
             }
@@ -72,15 +74,15 @@ impl Failure {
     /// Reads the failure that another process wrote.
     pub fn read(from: &mut WireReader<'_>) -> Result<Failure> {
         let why = match from.u8()? {
-            0 => Why::Peer { peer: from.usize()?, cause: from.text()?.into() },
-            1 => Why::Mismatch { why: from.text()?.into() },
+            0 => FailureReason::Peer { peer: from.usize()?, cause: from.text()?.into() },
+            1 => FailureReason::Mismatch { why: from.text()?.into() },
             2 => {
                 let waited = Duration::from_nanos(from.u64()?);
-                Why::Timeout { waited, missing: from.list()?, called: from.u8()? != 0 }
+                FailureReason::Timeout { waited, missing: from.list()?, called: from.u8()? != 0 }
             }
             _ => return Err(malformed("a failure")),
         };
-        Ok(Failure { why, calls: from.text()?.into() })
+        Ok(Failure { reason: why, calls: from.text()?.into() })
     }
 }
 
@@ -91,13 +93,13 @@ mod tests {
     #[test]
     fn failures_travel() {
         let whys = [
-            Why::Peer { peer: 3, cause: "panicked: no".into() },
-            Why::Mismatch { why: "rank 0 called a, rank 1 b".into() },
-            Why::Timeout { waited: Duration::from_millis(1500), missing: vec![2, 5], called: false },
-            Why::Timeout { waited: Duration::from_millis(1500), missing: vec![2], called: true },
+            FailureReason::Peer { peer: 3, cause: "panicked: no".into() },
+            FailureReason::Mismatch { why: "rank 0 called a, rank 1 b".into() },
+            FailureReason::Timeout { waited: Duration::from_millis(1500), missing: vec![2, 5], called: false },
+            FailureReason::Timeout { waited: Duration::from_millis(1500), missing: vec![2], called: true },
         ];
         for why in whys {
-            let failure = Failure { why, calls: "last calls:".into() };
+            let failure = Failure { reason: why, calls: "last calls:".into() };
             let mut w = Writer::default();
             failure.write(&mut w);
             let bytes = w.finish();

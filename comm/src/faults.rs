@@ -60,7 +60,7 @@ impl<R: Runtime> FaultyCommunicator<R> {
 
 impl<R: Runtime> FaultyCommunicator<R> {
     /// Counts a call, and injects the fault if it is due: true if the call is left out.
-    fn befall(&self, op: &'static str) -> Result<bool> {
+    fn inject(&self, op: &'static str) -> Result<bool> {
         if self.calls.fetch_add(1, Ordering::Relaxed) != self.at {
             return Ok(false);
         }
@@ -76,7 +76,7 @@ impl<R: Runtime> FaultyCommunicator<R> {
     }
 
     fn exchange_on_host(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
-        match self.befall("all_gather")? {
+        match self.inject("all_gather")? {
             true => Ok(vec![Vec::new(); self.size()]),
             false => self.inner.exchange_bytes(exchange),
         }
@@ -93,7 +93,7 @@ impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
     fn start_all(&self, mut calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
         let mut left_out = None;
         for (k, call) in calls.iter().enumerate() {
-            if self.befall(call.what().name())? {
+            if self.inject(call.what().name())? {
                 left_out = Some(k);
             }
         }
@@ -126,8 +126,8 @@ impl<T> FaultyRendezvous<T> {
 }
 
 impl<R: Runtime, T: Rendezvous<R>> Rendezvous<R> for FaultyRendezvous<T> {
-    fn meet(&mut self) -> Result<Membership<R>> {
-        let mut world = self.inner.meet()?;
+    fn next_world(&mut self) -> Result<Membership<R>> {
+        let mut world = self.inner.next_world()?;
         for (_, at, fault) in self.faults.iter().filter(|(of, ..)| *of == world.generation) {
             world.comm = Arc::new(FaultyCommunicator::new(world.comm, *at, *fault));
         }

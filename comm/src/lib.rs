@@ -24,7 +24,7 @@ mod fingerprint;
 mod group;
 mod guarantees;
 mod in_order;
-mod meeting;
+mod matching;
 mod memory;
 mod named;
 mod noop;

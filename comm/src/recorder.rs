@@ -9,15 +9,15 @@ const KEPT: usize = 4;
 
 /// The last calls of the ranks of a world.
 #[derive(Debug, Default)]
-pub struct Recorder(Vec<VecDeque<Noted>>);
+pub struct FlightRecorder(Vec<VecDeque<RecordedCall>>);
 
 /// A call: its number in its group, and the world ranks of that group.
-type Noted = (Arc<[usize]>, u64, Fingerprint);
+type RecordedCall = (Arc<[usize]>, u64, Fingerprint);
 
-impl Recorder {
+impl FlightRecorder {
     /// Makes the empty recorder of a world of `ranks` ranks.
     pub fn new(ranks: usize) -> Self {
-        Recorder(vec![VecDeque::with_capacity(KEPT); ranks])
+        FlightRecorder(vec![VecDeque::with_capacity(KEPT); ranks])
     }
 
     /// Notes call `number` of world rank `rank` in the group of these world ranks.
@@ -34,7 +34,7 @@ impl Recorder {
     pub fn lines(&self) -> String {
         let mut text = String::from("last calls:");
         for (rank, calls) in self.0.iter().enumerate() {
-            let told = |(group, n, call): &Noted| {
+            let told = |(group, n, call): &RecordedCall| {
                 let call = call.in_world(group);
                 if group.iter().copied().eq(0..self.0.len()) {
                     format!("#{n} {call}")

@@ -16,7 +16,7 @@ pub trait Rendezvous<R: Runtime>: Send {
     /// # Errors
     /// An error if the ranks that came cannot form a world: they are fewer than a [`Quorum`] requires, or no rank of
     /// the last world is left. All of them get the error; a newcomer that does not fit the others gets one alone.
-    fn meet(&mut self) -> Result<Membership<R>>;
+    fn next_world(&mut self) -> Result<Membership<R>>;
 
     /// The number of waiting ranks that are in no world yet. It may differ between ranks.
     fn newcomers(&self) -> usize {
@@ -68,12 +68,12 @@ impl Quorum {
             return Some(format!("{back} of the last world's {before} ranks are no majority"));
         }
         (ranks < self.min_ranks)
-            .then(|| format!("{ranks} came, and a world has at least {} (`min_ranks`)", self.min_ranks))
+            .then(|| format!("{ranks} ranks are present, and a world has at least {} (`min_ranks`)", self.min_ranks))
     }
 
     /// The error of ranks that may not form a world.
     pub fn refused(why: &str) -> Error {
-        Error::argument("Rendezvous::meet", format!("{why}: start the run again from its last checkpoint"))
+        Error::argument("Rendezvous::next_world", format!("{why}: start the run again from its last checkpoint"))
     }
 }
 

@@ -213,7 +213,7 @@ impl CallShape<'_> {
         let at = |part: usize, k: usize| part * count + k;
         let chunk = |k: usize| {
             let own = at(self.rank, k);
-            let (scratch, ins) = self.aside(len(self.rank, k), TransferMemory::Piece(own));
+            let (scratch, ins) = self.scratch_for(len(self.rank, k), TransferMemory::Piece(own));
             let mut phases = vec![TransferPhase {
                 sends: self.others().map(|r| (r, TransferMemory::Piece(at(r, k)))).collect(),
                 receives: self.others().enumerate().map(|(s, r)| (r, TransferMemory::Scratch(s))).collect(),
@@ -234,7 +234,7 @@ impl CallShape<'_> {
 
     /// The lengths of scratch memory for `len` elements of every other rank, and the operands of all ranks in their
     /// order.
-    fn aside(&self, len: usize, own: TransferMemory) -> (Vec<usize>, Vec<TransferMemory>) {
+    fn scratch_for(&self, len: usize, own: TransferMemory) -> (Vec<usize>, Vec<TransferMemory>) {
         let mut ins: Vec<TransferMemory> = (0..self.n - 1).map(TransferMemory::Scratch).collect();
         ins.insert(self.rank, own);
         (vec![len; self.n - 1], ins)
@@ -249,7 +249,7 @@ impl CallShape<'_> {
         };
         let len = |k: usize| self.chunk.min(self.send[self.rank].saturating_sub(k * self.chunk));
         let chunk = |k: usize| {
-            let (scratch, ins) = self.aside(len(k), part(self.rank, k));
+            let (scratch, ins) = self.scratch_for(len(k), part(self.rank, k));
             let phase = TransferPhase {
                 sends: self.others().map(|r| (r, part(r, k))).collect(),
                 receives: self.others().enumerate().map(|(s, r)| (r, TransferMemory::Scratch(s))).collect(),
@@ -272,7 +272,7 @@ impl CallShape<'_> {
                 };
                 return TransferChunk { index: k, phases: vec![phase], scratch: Vec::new() };
             }
-            let (scratch, ins) = self.aside(len(k), TransferMemory::Piece(k));
+            let (scratch, ins) = self.scratch_for(len(k), TransferMemory::Piece(k));
             let receives = self.others().enumerate().map(|(s, r)| (r, TransferMemory::Scratch(s))).collect();
             let phase = TransferPhase { sends: Vec::new(), receives, end: PhaseEnd::Combine { op, ins, out: k } };
             TransferChunk { index: k, phases: vec![phase], scratch }

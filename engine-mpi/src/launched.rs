@@ -4,7 +4,7 @@
 /// set. `mpirun` then belongs to another installation than the library, which takes each process for a world of its
 /// own.
 #[cfg_attr(not(feature = "open-mpi"), allow(dead_code, reason = "tested without MPI too"))]
-pub(crate) fn contradicted(rank: usize, size: usize, get: impl Fn(&str) -> Option<String>) -> Option<String> {
+pub(crate) fn launcher_mismatch(rank: usize, size: usize, get: impl Fn(&str) -> Option<String>) -> Option<String> {
     let number = |name: &str| get(name)?.parse::<usize>().ok();
     let (said_rank, said_size) = (number("OMPI_COMM_WORLD_RANK")?, number("OMPI_COMM_WORLD_SIZE")?);
     ((said_rank, said_size) != (rank, size)).then(|| {
@@ -27,11 +27,11 @@ mod tests {
                 "OMPI_COMM_WORLD_SIZE" => Some("8".into()),
                 _ => None,
             };
-            contradicted(rank, size, get)
+            launcher_mismatch(rank, size, get)
         };
         assert_eq!(said(3, 8), None);
         let why = said(0, 1).expect("another installation");
         assert!(why.contains("rank 3 of 8") && why.contains("rank 0 of 1"), "{why}");
-        assert_eq!(contradicted(0, 1, |_| None), None);
+        assert_eq!(launcher_mismatch(0, 1, |_| None), None);
     }
 }

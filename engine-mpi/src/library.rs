@@ -56,7 +56,7 @@ impl Library {
         }
     }
 
-    fn under_way(&mut self, handle: ffi::MPI_Request) -> Request {
+    fn register(&mut self, handle: ffi::MPI_Request) -> Request {
         let Some(number) = self.free.pop() else {
             self.handles.push(handle);
             return Request(self.handles.len() - 1);
@@ -87,7 +87,7 @@ impl Transport for Library {
         if std::env::var(FAULT_TOLERANCE).is_ok_and(|value| is_on(&value)) {
             return Ok(());
         }
-        Err("this launcher ends all processes when one dies, so nobody would be left to meet: start with Open MPI 5 and `mpirun --with-ft ulfm`, or \
+        Err("this launcher ends all processes when one dies, so no process would be left to recover: start with Open MPI 5 and `mpirun --with-ft ulfm`, or \
              save checkpoints and start again from the last one, on as many processes as there are then"
             .into())
     }
@@ -105,7 +105,7 @@ impl Transport for Library {
             let (comm, kind) = (self.channel(on), ffi::RSMPI_UINT8_T);
             ffi::MPI_Isend(from.cast(), bytes as c_int, kind, to as c_int, tag as c_int, comm, &raw mut request)
         };
-        check("MPI_Isend", code).map(|()| self.under_way(request))
+        check("MPI_Isend", code).map(|()| self.register(request))
     }
 
     // SAFETY: asked of callers as the trait says.
@@ -116,7 +116,7 @@ impl Transport for Library {
             let (comm, kind) = (self.channel(on), ffi::RSMPI_UINT8_T);
             ffi::MPI_Irecv(into.cast(), bytes as c_int, kind, from as c_int, tag as c_int, comm, &raw mut request)
         };
-        check("MPI_Irecv", code).map(|()| self.under_way(request))
+        check("MPI_Irecv", code).map(|()| self.register(request))
     }
 
     fn test(&mut self, request: &Request) -> Test {
@@ -128,7 +128,7 @@ impl Transport for Library {
             self.free.push(request.0);
         }
         if code != 0 {
-            return if PROCESS_FAILED.contains(&class(code)) { Test::Dead } else { Test::Failed(words(code)) };
+            return if PROCESS_FAILED.contains(&class(code)) { Test::Dead } else { Test::Failed(error_text(code)) };
         }
         if ended == 0 {
             return Test::Pending;
@@ -136,7 +136,7 @@ impl Transport for Library {
         let mut count = 0;
         // SAFETY: a status that MPI has filled.
         let code = unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut count) };
-        if code == 0 { Test::Done(count.max(0) as usize) } else { Test::Failed(words(code)) }
+        if code == 0 { Test::Done(count.max(0) as usize) } else { Test::Failed(error_text(code)) }
     }
 
     fn cancel(&mut self, request: &Request) {
@@ -201,7 +201,7 @@ fn class(code: c_int) -> c_int {
 }
 
 /// MPI's text of an error code.
-fn words(code: c_int) -> String {
+fn error_text(code: c_int) -> String {
     let (mut text, mut length) = ([0u8; 4096], 0);
     // SAFETY: no version writes more than MPI_MAX_ERROR_STRING bytes, which is below 4096.
     let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut length) };
@@ -210,5 +210,5 @@ fn words(code: c_int) -> String {
 }
 
 fn check(call: &'static str, code: c_int) -> Result<()> {
-    if code == 0 { Ok(()) } else { Err(Error::argument(call, words(code))) }
+    if code == 0 { Ok(()) } else { Err(Error::argument(call, error_text(code))) }
 }

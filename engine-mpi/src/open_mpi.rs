@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use engine_process::{Processes, Transport};
 use numcore::{Error, Result};
 
-use super::{launched::contradicted, library::Library};
+use super::{launched::launcher_mismatch, library::Library};
 
 /// True once initialisation of MPI was tried, which is possible once in a process.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
@@ -27,7 +27,7 @@ pub fn init() -> Result<Processes> {
         ));
     }
     let processes = Processes::over(|| Ok(Box::new(Library::init()?) as Box<dyn Transport>))?;
-    match contradicted(processes.rank(), processes.size(), |name| std::env::var(name).ok()) {
+    match launcher_mismatch(processes.rank(), processes.size(), |name| std::env::var(name).ok()) {
         None => Ok(processes),
         Some(why) => Err(Error::argument("engine_mpi::init", why)),
     }

@@ -205,8 +205,8 @@ fn go_on(mpi: &Processes, error: &Error) -> ExitCode {
 fn elastic(mpi: Processes, role: &str) -> ExitCode {
     let (mpi, rt) = (Arc::new(mpi), Cpu::with_threads(1));
     let join_timeout = if role == "elastic-hang" { TIMEOUT } else { 10 * TIMEOUT };
-    let outcome = mpi.rendezvous(rt, Quorum { join_timeout, ..Quorum::default() }).and_then(|meeting| {
-        Elastic::new(meeting).copies(2).run(|world| {
+    let outcome = mpi.rendezvous(rt, Quorum { join_timeout, ..Quorum::default() }).and_then(|rendezvous| {
+        Elastic::new(rendezvous).copies(2).run(|world| {
             let outcome = elastic_world(world, role);
             if (role, mpi.rank()) == ("elastic-two", SECOND) {
                 // The second one dies while the others meet.

@@ -109,5 +109,5 @@ pub(crate) trait NcclApi: Send + Sync {
     /// Addresses are of memory of this size that `stream` may use, and that is not reused before the stream has passed.
     unsafe fn enqueue(&self, comm: RawComm, operation: &Operation, stream: usize) -> Status;
     /// The meaning of a status, with the library's text of the last error.
-    fn words(&self, status: Status, comm: Option<RawComm>) -> String;
+    fn error_text(&self, status: Status, comm: Option<RawComm>) -> String;
 }

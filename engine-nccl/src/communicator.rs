@@ -14,9 +14,9 @@ use numcore::{Error, QueueMark, Result, Runtime, Tensor, TensorMut};
 use parking_lot::Mutex;
 
 use super::{
-    greeting::meet,
-    handle::{Handle, Trouble, pause},
-    moves::{CallBuffers, Moving, Queueing, Stop},
+    bootstrap::exchange_id,
+    handle::{CallFailure, Handle, pause},
+    moves::{CallBuffers, Moving, QueueContext, QueueError},
     nccl::Nccl,
     watch::{Watch, WatchOwner, Watched},
     world::World,
@@ -63,15 +63,15 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         // A rank on an unreachable device takes part in the exchange, so that all ranks report the same reason.
         let unreachable = device.is_none() && !nccl.api.takes_host_memory();
         let world = World::new(control, device);
-        let id = meet(nccl, control, unreachable.then(|| rt.device().to_string()), at)?;
+        let id = exchange_id(nccl, control, unreachable.then(|| rt.device().to_string()), at)?;
         let made = world.enter(OP, || {
             let raw = nccl.api.init(control.size(), &id, control.rank());
-            let raw = raw.map_err(|status| Trouble::Failed(nccl.api.words(status, None)))?;
+            let raw = raw.map_err(|status| CallFailure::Failed(nccl.api.error_text(status, None)))?;
             let handle = Handle::new(nccl.api.clone(), raw);
             let is_over = || world.is_over();
-            handle.joined(&world.patience(&is_over)).map(|()| handle)
+            handle.joined(&world.wait_limit(&is_over)).map(|()| handle)
         })?;
-        let handle = Arc::new(made.map_err(|trouble| world.trouble(OP, trouble))?);
+        let handle = Arc::new(made.map_err(|failure| world.failure_error(OP, failure))?);
         world.keep(&handle);
         // Without this exchange, a rank that goes on and fails at once would abort communicators that others are still
         // making.
@@ -83,8 +83,8 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
     }
 
     /// Queues calls: collectives one after another, then transfers between two ranks together.
-    fn queue(&self, calls: Vec<Call<R>>, combiner: &mut Combiner<R>) -> Result<Vec<Queued<R>>, Stop> {
-        let mut by = Queueing {
+    fn queue(&self, calls: Vec<Call<R>>, combiner: &mut Combiner<R>) -> Result<Vec<Queued<R>>, QueueError> {
+        let mut by = QueueContext {
             world: &self.shared.world,
             handle: &self.handle,
             combiner,
@@ -115,17 +115,17 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
 
     /// The error of calls that could not be queued. The library gives no reasons, so the reason comes from the control
     /// plane, if the ranks can exchange it.
-    fn stopped(&self, op: &'static str, stop: Stop, handshakes: Vec<Work<Option<TensorMut<H>>>>) -> Error {
+    fn stopped(&self, op: &'static str, stop: QueueError, handshakes: Vec<Work<Option<TensorMut<H>>>>) -> Error {
         let world = &self.shared.world;
         match stop {
-            Stop::Error(error) => {
+            QueueError::Error(error) => {
                 world.fail(op, &error.to_string());
                 error.on_rank(world.world_rank)
             }
-            Stop::Trouble(trouble @ Trouble::Failed(_)) => world.trouble(op, trouble),
-            Stop::Trouble(trouble) => {
-                let told = handshakes.into_iter().find_map(|handshake| handshake.wait().err());
-                told.inspect(|_| world.end()).unwrap_or_else(|| world.trouble(op, trouble))
+            QueueError::Library(failure @ CallFailure::Failed(_)) => world.failure_error(op, failure),
+            QueueError::Library(failure) => {
+                let known = handshakes.into_iter().find_map(|handshake| handshake.wait().err());
+                known.inspect(|_| world.end()).unwrap_or_else(|| world.failure_error(op, failure))
             }
         }
     }
@@ -221,8 +221,8 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
         until_reached(OP, world, mark.as_deref())?;
         let is_over = || world.is_over();
         let (color, key) = (place.map(|place| place.0), place.map_or(0, |place| place.1));
-        let made = world.enter(OP, || self.handle.split(&world.patience(&is_over), color, key))?;
-        let made = made.map_err(|trouble| world.trouble(OP, trouble))?;
+        let made = world.enter(OP, || self.handle.split(&world.wait_limit(&is_over), color, key))?;
+        let made = made.map_err(|failure| world.failure_error(OP, failure))?;
         drop(order);
         let Some(control) = part else { return Ok(None) };
         let handle = made.ok_or_else(|| world.fail(OP, "NCCL gave a rank with a color no communicator"))?;
@@ -274,18 +274,18 @@ struct InFlight<R: Runtime, H: Runtime> {
 
 impl<R: Runtime, H: Runtime> InFlight<R, H> {
     /// Waits until all ranks have started the call without a failure.
-    fn met(self) -> Result<Met<R, H>> {
+    fn wait_for_start(self) -> Result<StartedCall<R, H>> {
         let InFlight { op, world, handshake, rt, _input, output, after, mark } = self;
         // A mismatch or failure of another rank also ends the work queued on this one.
         handshake.wait().inspect_err(|_| world.end())?;
         rt.wait(&after)?;
         world.check(op)?;
-        Ok(Met { op, world, output, mark })
+        Ok(StartedCall { op, world, output, mark })
     }
 }
 
 /// A call that all ranks have started.
-struct Met<R: Runtime, H: Runtime> {
+struct StartedCall<R: Runtime, H: Runtime> {
     op: &'static str,
     world: Arc<World<H>>,
     output: Option<TensorMut<R>>,
@@ -306,11 +306,11 @@ fn until_reached<H: Runtime>(op: &'static str, world: &World<H>, mark: Option<&d
 
 impl<R: Runtime, H: Runtime> Pending<Option<TensorMut<R>>> for InFlight<R, H> {
     fn wait(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
-        Ok(self.met()?.output)
+        Ok(self.wait_for_start()?.output)
     }
 
     fn done(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
-        let Met { op, world, output, mark } = self.met()?;
+        let StartedCall { op, world, output, mark } = self.wait_for_start()?;
         until_reached(op, &world, mark.as_deref())?;
         if let Some((_, cause)) = world.late_error() {
             return Err(world.fail(op, &cause));

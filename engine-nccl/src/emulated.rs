@@ -297,7 +297,7 @@ impl NcclApi for EmulatedNccl {
         if grouped { Status::SUCCESS } else { self.start(vec![(comm, *operation)]) }
     }
 
-    fn words(&self, status: Status, _: Option<RawComm>) -> String {
+    fn error_text(&self, status: Status, _: Option<RawComm>) -> String {
         let text = match status {
             REMOTE_ERROR => "remote process exited or there was a network error",
             INVALID_USAGE => "invalid usage",

@@ -15,7 +15,7 @@ use super::api::{NcclApi, RawComm, Status};
 
 /// The way in which a call on a communicator failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub(crate) enum CallFailure {
     /// The library returned an error, with this text.
     Failed(String),
     /// The world had failed, so the communicator was aborted.
@@ -25,7 +25,7 @@ pub(crate) enum Trouble {
 }
 
 /// The conditions that end a wait for the library early.
-pub(crate) struct Patience<'a> {
+pub(crate) struct WaitLimit<'a> {
     /// Tells whether the world has failed.
     pub(crate) is_over: &'a dyn Fn() -> bool,
     pub(crate) deadline: Instant,
@@ -46,32 +46,32 @@ impl Handle {
     /// After an error the communicator is aborted.
     pub(crate) fn run(
         &self,
-        patience: &Patience<'_>,
+        limit: &WaitLimit<'_>,
         call: impl FnOnce(&dyn NcclApi, RawComm) -> Status,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), CallFailure> {
         let mut raw = self.raw.lock();
-        let Some(comm) = *raw else { return Err(Trouble::Over) };
+        let Some(comm) = *raw else { return Err(CallFailure::Over) };
         let status = call(&*self.api, comm);
-        self.complete(comm, status, patience).inspect_err(|_| {
+        self.complete(comm, status, limit).inspect_err(|_| {
             *raw = None;
             self.api.abort(comm);
         })
     }
 
     /// Waits until the ranks have joined.
-    pub(crate) fn joined(&self, patience: &Patience<'_>) -> Result<(), Trouble> {
-        self.run(patience, |_, _| Status::IN_PROGRESS)
+    pub(crate) fn joined(&self, limit: &WaitLimit<'_>) -> Result<(), CallFailure> {
+        self.run(limit, |_, _| Status::IN_PROGRESS)
     }
 
     /// Splits the communicator. Returns the communicator of the ranks with this rank's color, if it has one.
     pub(crate) fn split(
         &self,
-        patience: &Patience<'_>,
+        limit: &WaitLimit<'_>,
         color: Option<i32>,
         key: i32,
-    ) -> Result<Option<Handle>, Trouble> {
+    ) -> Result<Option<Handle>, CallFailure> {
         let mut slot = None::<&'static AtomicUsize>;
-        self.run(patience, |api, comm| match api.split(comm, color, key) {
+        self.run(limit, |api, comm| match api.split(comm, color, key) {
             Ok(of) => {
                 slot = Some(of);
                 Status::IN_PROGRESS
@@ -80,7 +80,7 @@ impl Handle {
         })?;
         let raw = slot.map_or(0, |slot| slot.load(Ordering::Acquire));
         let part = (raw != 0).then(|| Handle::new(self.api.clone(), RawComm(raw)));
-        part.as_ref().map_or(Ok(()), |part| part.joined(patience))?;
+        part.as_ref().map_or(Ok(()), |part| part.joined(limit))?;
         Ok(part)
     }
 
@@ -91,7 +91,7 @@ impl Handle {
         let comm = (*raw)?;
         match self.api.state(comm) {
             Status::SUCCESS | Status::IN_PROGRESS => None,
-            status => Some(self.api.words(status, Some(comm))),
+            status => Some(self.api.error_text(status, Some(comm))),
         }
     }
 
@@ -104,8 +104,8 @@ impl Handle {
     }
 
     /// Destroys the communicator after its queued work, or aborts it if that work does not end.
-    pub(crate) fn close(&self, patience: &Patience<'_>) {
-        if self.run(patience, |api, comm| api.finalize(comm)).is_err() {
+    pub(crate) fn close(&self, limit: &WaitLimit<'_>) {
+        if self.run(limit, |api, comm| api.finalize(comm)).is_err() {
             return;
         }
         // The lock is released first, since destroying waits for other ranks of the machine.
@@ -115,7 +115,7 @@ impl Handle {
         }
     }
 
-    fn complete(&self, comm: RawComm, mut status: Status, patience: &Patience<'_>) -> Result<(), Trouble> {
+    fn complete(&self, comm: RawComm, mut status: Status, limit: &WaitLimit<'_>) -> Result<(), CallFailure> {
         let mut rounds = 0;
         while status == Status::SUCCESS || status == Status::IN_PROGRESS {
             // A success is the call's status; the communicator may still be in progress.
@@ -123,15 +123,15 @@ impl Handle {
             if status == Status::SUCCESS {
                 return Ok(());
             }
-            if (patience.is_over)() {
-                return Err(Trouble::Over);
+            if (limit.is_over)() {
+                return Err(CallFailure::Over);
             }
-            if Instant::now() >= patience.deadline {
-                return Err(Trouble::Late);
+            if Instant::now() >= limit.deadline {
+                return Err(CallFailure::Late);
             }
             pause(&mut rounds);
         }
-        Err(Trouble::Failed(self.api.words(status, Some(comm))))
+        Err(CallFailure::Failed(self.api.error_text(status, Some(comm))))
     }
 }
 

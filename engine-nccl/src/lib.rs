@@ -8,10 +8,10 @@
 //! The library is opened at run time, so building needs no NCCL. `README.md` describes the steps of a call.
 
 mod api;
+mod bootstrap;
 mod communicator;
 #[cfg(feature = "emulate")]
 mod emulated;
-mod greeting;
 mod handle;
 mod loaded;
 mod memory;

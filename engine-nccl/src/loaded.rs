@@ -123,7 +123,7 @@ impl LoadedNccl {
             // SAFETY: opening NCCL runs its constructors, which rely on nothing of this program.
             match unsafe { Library::new(&name) } {
                 Ok(library) => return LoadedNccl::of(library),
-                Err(why) => tried.push(format!("{}: {}", name.display(), loaders_words(&why))),
+                Err(why) => tried.push(format!("{}: {}", name.display(), loader_message(&why))),
             }
         }
         let why = format!(
@@ -143,7 +143,7 @@ impl LoadedNccl {
         // SAFETY: the pointer is valid.
         unsafe { (functions.get_version)(&mut version) };
         if version < OLDEST {
-            let why = format!("NCCL {} is older than 2.18; install a newer one", version_words(version));
+            let why = format!("NCCL {} is older than 2.18; install a newer one", version_text(version));
             return Err(Error::argument("Nccl::load", why));
         }
         Ok(LoadedNccl { functions, version })
@@ -151,12 +151,12 @@ impl LoadedNccl {
 }
 
 /// The message of the system's loader, which is the source of libloading's error.
-fn loaders_words(error: &libloading::Error) -> String {
+fn loader_message(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Formats a version: 22304 as `2.23.4`.
-pub(crate) fn version_words(version: i32) -> String {
+pub(crate) fn version_text(version: i32) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
@@ -311,7 +311,7 @@ impl NcclApi for LoadedNccl {
         Status(status)
     }
 
-    fn words(&self, status: Status, comm: Option<RawComm>) -> String {
+    fn error_text(&self, status: Status, comm: Option<RawComm>) -> String {
         let text = |at: *const c_char| {
             // SAFETY: NCCL gives null, or text that lives as long as the library or until the next error of this
             // thread.
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn versions_are_read_as_nccl_counts() {
-        assert_eq!(version_words(22_304), "2.23.4");
-        assert_eq!(version_words(21_805), "2.18.5");
+        assert_eq!(version_text(22_304), "2.23.4");
+        assert_eq!(version_text(21_805), "2.18.5");
     }
 }

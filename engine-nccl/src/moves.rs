@@ -1,4 +1,4 @@
-//! Queueing a call on the device: transfers between two ranks after a plan, or one native operation of the library.
+//! QueueContext a call on the device: transfers between two ranks after a plan, or one native operation of the library.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use numcore::{DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor, Tens
 
 use super::{
     api::{Elements, NcclApi, Operation, RawComm, Status},
-    handle::{Handle, Trouble},
+    handle::{CallFailure, Handle},
     memory::Addresses,
     world::World,
 };
 
 /// The reason that a call could not be queued.
-pub(crate) enum Stop {
+pub(crate) enum QueueError {
     /// The library failed.
-    Trouble(Trouble),
+    Library(CallFailure),
     /// A runtime failed.
     Error(Error),
 }
 
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
-        Stop::Error(error)
+impl From<Error> for QueueError {
+    fn from(error: Error) -> QueueError {
+        QueueError::Error(error)
     }
 }
 
 /// State needed to queue calls.
-pub(crate) struct Queueing<'a, R: Runtime, H: Runtime> {
+pub(crate) struct QueueContext<'a, R: Runtime, H: Runtime> {
     pub(crate) world: &'a World<H>,
     pub(crate) handle: &'a Arc<Handle>,
     pub(crate) combiner: &'a mut Combiner<R>,
@@ -61,7 +61,7 @@ pub(crate) struct Moving<R: Runtime> {
 
 impl<R: Runtime> Moving<R> {
     /// Plans a call and cuts its output into the pieces of the plan.
-    pub(crate) fn of<H: Runtime>(call: Call<R>, by: &Queueing<'_, R, H>) -> Result<Self> {
+    pub(crate) fn of<H: Runtime>(call: Call<R>, by: &QueueContext<'_, R, H>) -> Result<Self> {
         let (what, dtype) = (call.what(), call.dtype());
         let (send, recv) = (call.send_parts().to_vec(), call.recv_parts().to_vec());
         let (input, output) = call.into_memory();
@@ -97,7 +97,7 @@ impl<R: Runtime> Moving<R> {
     }
 
     /// Queues all operations of the call.
-    pub(crate) fn queue<H: Runtime>(&mut self, by: &mut Queueing<'_, R, H>) -> Result<(), Stop> {
+    pub(crate) fn queue<H: Runtime>(&mut self, by: &mut QueueContext<'_, R, H>) -> Result<(), QueueError> {
         if self.native {
             let operation = self.operation(by)?;
             return by.run(self.op, &operation.into_iter().collect::<Vec<_>>());
@@ -109,7 +109,7 @@ impl<R: Runtime> Moving<R> {
     }
 
     /// The operations of a transfer, to be queued together with those of others.
-    pub(crate) fn transfers<H: Runtime>(&mut self, by: &Queueing<'_, R, H>) -> Result<Vec<Operation>> {
+    pub(crate) fn transfers<H: Runtime>(&mut self, by: &QueueContext<'_, R, H>) -> Result<Vec<Operation>> {
         let mut operations = Vec::new();
         for chunk in std::mem::take(&mut self.plan.chunks) {
             for phase in &chunk.phases {
@@ -129,7 +129,11 @@ impl<R: Runtime> Moving<R> {
         Ok(CallBuffers { input: self.input, output })
     }
 
-    fn queue_chunk<H: Runtime>(&mut self, chunk: &TransferChunk, by: &mut Queueing<'_, R, H>) -> Result<(), Stop> {
+    fn queue_chunk<H: Runtime>(
+        &mut self,
+        chunk: &TransferChunk,
+        by: &mut QueueContext<'_, R, H>,
+    ) -> Result<(), QueueError> {
         let rt = by.combiner.runtime().clone();
         let fresh =
             |&len: &usize| TensorMut::alloc_for(&rt, MemoryCategory::Communication, Shape::new(&[len])?, self.dtype);
@@ -190,7 +194,7 @@ impl<R: Runtime> Moving<R> {
     }
 
     /// The native operation of the library for the call; `None` for memory without elements.
-    fn operation<H: Runtime>(&mut self, by: &Queueing<'_, R, H>) -> Result<Option<Operation>> {
+    fn operation<H: Runtime>(&mut self, by: &QueueContext<'_, R, H>) -> Result<Option<Operation>> {
         let addresses = by.addresses(self.op);
         let Some(output) = self.pieces.first_mut() else { return Ok(None) };
         let count = output.shape().numel();
@@ -243,22 +247,22 @@ fn native_pieces(call: &CallShape<'_>) -> Vec<usize> {
     }
 }
 
-impl<R: Runtime, H: Runtime> Queueing<'_, R, H> {
+impl<R: Runtime, H: Runtime> QueueContext<'_, R, H> {
     fn addresses(&self, op: &'static str) -> Addresses<'_, R> {
         Addresses { op, queue: self.combiner.runtime(), host: self.host }
     }
 
     /// Queues operations as one group, so that they run together.
-    pub(crate) fn run(&self, op: &'static str, operations: &[Operation]) -> Result<(), Stop> {
+    pub(crate) fn run(&self, op: &'static str, operations: &[Operation]) -> Result<(), QueueError> {
         if operations.is_empty() {
             return Ok(());
         }
         let (world, stream) = (self.world, self.world.stream());
         let is_over = || world.is_over();
         let started = world.enter(op, || {
-            self.handle.run(&world.patience(&is_over), |api, comm| group(api, comm, operations, stream))
+            self.handle.run(&world.wait_limit(&is_over), |api, comm| group(api, comm, operations, stream))
         })?;
-        started.map_err(Stop::Trouble)
+        started.map_err(QueueError::Library)
     }
 }
 

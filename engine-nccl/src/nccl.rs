@@ -8,7 +8,7 @@ use numcore::{ErrorKind, Result, Runtime};
 use super::{
     api::NcclApi,
     communicator::NcclCommunicator,
-    loaded::{LoadedNccl, version_words},
+    loaded::{LoadedNccl, version_text},
 };
 
 /// NVIDIA's library of collectives between GPUs, with the options of communicators over it.
@@ -90,7 +90,7 @@ impl Nccl {
 
     /// The library's version.
     pub fn version(&self) -> String {
-        version_words(self.api.version())
+        version_text(self.api.version())
     }
 
     /// Makes a communicator of the ranks of `control`, each on the GPU of its own `rt`. Blocks until all ranks have

@@ -107,8 +107,8 @@ impl Watch {
 
     /// Removes calls that have ended, and ends the world if one cannot end.
     pub(crate) fn look<H: Runtime>(self: &Arc<Self>, world: &Arc<World<H>>) {
-        let trouble = self.passed(world.timeout);
-        if let Some((op, cause)) = trouble.or_else(|| world.late_error()) {
+        let failure = self.passed(world.timeout);
+        if let Some((op, cause)) = failure.or_else(|| world.late_error()) {
             world.fail(op, &cause);
         } else if world.is_over() {
             world.end();
@@ -126,7 +126,7 @@ impl Watch {
             let closer = thread::Builder::new().name(format!("nccl-close-{}", world.world_rank)).spawn(move || {
                 let is_over = || world.is_over();
                 // A device without a context has nothing to destroy, so an error is ignored.
-                let _ = world.enter("close", || handle.close(&world.patience(&is_over)));
+                let _ = world.enter("close", || handle.close(&world.wait_limit(&is_over)));
                 watch.closed();
             });
             if closer.is_err() {
@@ -151,7 +151,7 @@ impl Watch {
                 Ok(false) if late => {
                     state.calls.clear();
                     let why = format!(
-                        "the device has not come to the end of {op} in {timeout:?}: another rank's device stands, or a link"
+                        "the device has not finished {op} in {timeout:?}: the device of another rank hangs, or a link is down"
                     );
                     return Some((op, why));
                 }
@@ -236,7 +236,7 @@ mod tests {
         for outcome in looked(Duration::from_millis(300), calls) {
             let error = outcome.unwrap_err();
             let ErrorKind::Peer { peer: 1, cause, .. } = error.kind() else { panic!("{error}") };
-            assert!(cause.contains("has not come to the end of all_reduce in 300ms"), "{error}");
+            assert!(cause.contains("has not finished all_reduce in 300ms"), "{error}");
         }
     }
 

@@ -12,7 +12,7 @@ use comm::{Comm, Communicator};
 use numcore::{DeviceQueue, Error, ErrorKind, Result, Runtime};
 use parking_lot::Mutex;
 
-use super::handle::{Handle, Patience, Trouble};
+use super::handle::{CallFailure, Handle, WaitLimit};
 
 /// One rank's side of a world.
 pub(crate) struct World<H: Runtime> {
@@ -53,7 +53,7 @@ impl<H: Runtime> World<H> {
         let Some(queue) = &self.queue else { return Ok(work()) };
         let (mut work, mut result) = (Some(work), None);
         queue.enter(op, &mut || result = work.take().map(|work| work()))?;
-        result.ok_or_else(|| Error::internal(op, "a device's queue did not run what it was given"))
+        result.ok_or_else(|| Error::internal(op, "the queue of a device did not run its task"))
     }
 
     /// Registers a communicator, to be aborted if the world fails.
@@ -73,8 +73,8 @@ impl<H: Runtime> World<H> {
         self.over.load(Ordering::Acquire) || self.control.upgrade().is_some_and(|control| control.poll().is_err())
     }
 
-    pub(crate) fn patience<'a>(&self, is_over: &'a dyn Fn() -> bool) -> Patience<'a> {
-        Patience { is_over, deadline: Instant::now() + self.timeout.min(FOR_EVER) }
+    pub(crate) fn wait_limit<'a>(&self, is_over: &'a dyn Fn() -> bool) -> WaitLimit<'a> {
+        WaitLimit { is_over, deadline: Instant::now() + self.timeout.min(FOR_EVER) }
     }
 
     /// Returns the world's failure, if it has failed, as an error of call `op`.
@@ -105,14 +105,14 @@ impl<H: Runtime> World<H> {
     }
 
     /// The error of a call that failed in the library.
-    pub(crate) fn trouble(&self, op: &'static str, trouble: Trouble) -> Error {
-        match trouble {
-            Trouble::Over => match self.check(op) {
+    pub(crate) fn failure_error(&self, op: &'static str, failure: CallFailure) -> Error {
+        match failure {
+            CallFailure::Over => match self.check(op) {
                 Err(error) => error,
                 Ok(()) => self.fail(op, "NCCL's communicator was aborted"),
             },
-            Trouble::Late => self.fail(op, &format!("NCCL has not begun a call within {:?}", self.timeout)),
-            Trouble::Failed(words) => self.fail(op, &format!("NCCL: {words}")),
+            CallFailure::Late => self.fail(op, &format!("NCCL has not started a call within {:?}", self.timeout)),
+            CallFailure::Failed(words) => self.fail(op, &format!("NCCL: {words}")),
         }
     }
 

@@ -14,14 +14,14 @@ use std::{
 
 use comm::{
     ByteExchange, Call, Collective, Comm, Communicator, Fingerprint, Group, Guarantees, Pending, Work,
-    engine::{Combiner, SplitPlace, Why, split_place},
+    engine::{Combiner, FailureReason, SplitPlace, split_place},
 };
 use numcore::{DType, Error, Result, Runtime, TensorMut};
 use parking_lot::Mutex;
 
 use super::{
     flight::Flight,
-    job::{Exchange, Job, Met, Slot},
+    job::{CallHeaders, Exchange, Job, Slot},
     message::{GroupId, Key},
     moves::{Done, Limits, Moves, Shared},
     progress::Command,
@@ -73,7 +73,7 @@ impl<R: Runtime> ProcessCommunicator<R> {
     }
 
     /// Hands a call to the progress thread; calls are handed over in the order of their numbers.
-    fn fly(&self, call: Fingerprint, payload: Vec<u8>, job: Box<dyn Job>) -> Result<()> {
+    fn submit(&self, call: Fingerprint, payload: Vec<u8>, job: Box<dyn Job>) -> Result<()> {
         let (n, rank, op) = (self.size(), self.rank(), call.what.name());
         let mut counts = self.counts.lock();
         let key = counts.key(rank, call.what);
@@ -82,7 +82,7 @@ impl<R: Runtime> ProcessCommunicator<R> {
             _ => (0..n).filter(|&r| r != rank).collect::<Vec<_>>(),
         };
         self.world.note(self.world_rank(), self.of.members(), key.number(), call.clone());
-        let met = Met { tags: vec![(0, 0); n], payloads: vec![Vec::new(); n] };
+        let headers = CallHeaders { tags: vec![(0, 0); n], payloads: vec![Vec::new(); n] };
         let now = Instant::now();
         let flight = Flight {
             world: self.world.clone(),
@@ -94,12 +94,12 @@ impl<R: Runtime> ProcessCommunicator<R> {
             payload,
             absent: peers.clone(),
             peers,
-            met,
+            headers,
             tags: vec![0; n],
             begun: false,
             since: now,
             moved: now,
-            deserted: None,
+            left_since: None,
             job,
         };
         self.link.send(Command::Start(Box::new(flight))).map_err(|_| ended(op).on_rank(self.world_rank()))
@@ -133,7 +133,7 @@ impl Counts {
 }
 
 fn ended(op: &'static str) -> Error {
-    Error::argument(op, "this process has left the others: its `Processes` is gone")
+    Error::argument(op, "this process has left the others: its `Processes` was dropped")
 }
 
 impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
@@ -168,7 +168,7 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
             limits: self.limits,
         };
         let job = Moves::new(shared, call, ready, slot.clone());
-        self.fly(fingerprint, Vec::new(), Box::new(job))?;
+        self.submit(fingerprint, Vec::new(), Box::new(job))?;
         let (world, rt, world_rank) = (self.world.clone(), self.rt.clone(), self.world_rank());
         Ok(Work::pending(Posted { world, rt, op, world_rank, slot, wake: Box::new(self.wake()) }))
     }
@@ -199,7 +199,7 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
         };
         let slot = Slot::new(self.world_rank());
         let job = Exchange { rank: self.rank(), own: own.to_vec(), slot: slot.clone() };
-        self.fly(call, own.to_vec(), Box::new(job))?;
+        self.submit(call, own.to_vec(), Box::new(job))?;
         slot.wait(self.wake()).map_err(|failure| failure.error(what.name(), self.world_rank()))
     }
 
@@ -223,7 +223,7 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
     }
 
     fn abort_for(&self, world_rank: usize, cause: &str) {
-        if self.world.fail(Why::Peer { peer: world_rank, cause: cause.into() }) {
+        if self.world.fail(FailureReason::Peer { peer: world_rank, cause: cause.into() }) {
             // A failed send is harmless: the thread ends only after all started calls have ended.
             drop(self.link.send(Command::Failed(self.world.clone())));
         }

@@ -33,7 +33,7 @@ impl Progress {
     pub(crate) fn finish(mut self, timeout: Duration) {
         self.finish_flights();
         let all: Vec<usize> = (0..self.transport.size()).collect();
-        self.tell_others(&all, &Message::Goodbye);
+        self.send_to_all(&all, &Message::Goodbye);
         let own = self.transport.rank();
         let begun = Instant::now();
         let mut events = Vec::new();

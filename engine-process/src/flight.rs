@@ -4,12 +4,12 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use comm::{
     Fingerprint,
-    engine::{LEFT, Why, disagreement},
+    engine::{FailureReason, LEFT, mismatch},
 };
 
 use super::{
-    job::{Job, Met},
-    meeting::Inbox,
+    inbox::Inbox,
+    job::{CallHeaders, Job},
     message::{GroupId, Header, Key},
     progress::GRACE,
     world::World,
@@ -28,20 +28,20 @@ pub(crate) struct Flight {
     pub(crate) peers: Vec<usize>,
     /// Ranks of the group whose header has not arrived yet.
     pub(crate) absent: Vec<usize>,
-    pub(crate) met: Met,
+    pub(crate) headers: CallHeaders,
     /// The first tag of the messages to each rank of the group.
     pub(crate) tags: Vec<u32>,
     pub(crate) begun: bool,
     pub(crate) since: Instant,
     pub(crate) moved: Instant,
     /// The time at which an absent rank was first known to have left the group.
-    pub(crate) deserted: Option<Instant>,
+    pub(crate) left_since: Option<Instant>,
     pub(crate) job: Box<dyn Job>,
 }
 
 /// The progress of gathering the headers of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Meeting {
+pub(crate) enum Matching {
     Waiting,
     Moved,
     Complete,
@@ -60,9 +60,9 @@ impl Flight {
     }
 
     /// Takes the headers that have arrived, compares them with this rank's call, and starts the job once all are there.
-    pub(crate) fn meet(&mut self, inbox: &mut Inbox) -> Result<Meeting, Why> {
+    pub(crate) fn match_headers(&mut self, inbox: &mut Inbox) -> Result<Matching, FailureReason> {
         if self.begun {
-            return Ok(Meeting::Complete);
+            return Ok(Matching::Complete);
         }
         let before = self.absent.len();
         for from in std::mem::take(&mut self.absent) {
@@ -75,42 +75,44 @@ impl Flight {
             self.begun = true;
             self.moved = Instant::now();
             let peer = self.world_rank();
-            self.job.begin(std::mem::take(&mut self.met)).map_err(|e| Why::Peer { peer, cause: e.to_string() })?;
-            return Ok(Meeting::Complete);
+            self.job
+                .begin(std::mem::take(&mut self.headers))
+                .map_err(|e| FailureReason::Peer { peer, cause: e.to_string() })?;
+            return Ok(Matching::Complete);
         }
-        self.check_deserted(inbox)?;
-        Ok(if self.absent.len() < before { Meeting::Moved } else { Meeting::Waiting })
+        self.check_left(inbox)?;
+        Ok(if self.absent.len() < before { Matching::Moved } else { Matching::Waiting })
     }
 
-    fn compare(&mut self, from: usize, header: Header) -> Result<(), Why> {
+    fn compare(&mut self, from: usize, header: Header) -> Result<(), FailureReason> {
         let (own, other) = ((self.rank, &self.call), (from, &header.call));
         let (first, second) = if from < self.rank { (other, own) } else { (own, other) };
-        if let Some(why) = disagreement(&self.members, first, second, self.world.places) {
-            return Err(Why::Mismatch { why });
+        if let Some(why) = mismatch(&self.members, first, second, self.world.places) {
+            return Err(FailureReason::Mismatch { why });
         }
         if let Some(why) = self.job.check(from, &header) {
-            return Err(Why::Mismatch { why });
+            return Err(FailureReason::Mismatch { why });
         }
-        self.met.tags[from].1 = header.tag;
-        self.met.payloads[from] = header.payload;
+        self.headers.tags[from].1 = header.tag;
+        self.headers.payloads[from] = header.payload;
         Ok(())
     }
 
     /// Fails the call if an absent rank has left the group, since its header will never arrive. The error waits for
     /// [`GRACE`], because a failed rank's own error message may still be in flight.
-    fn check_deserted(&mut self, inbox: &Inbox) -> Result<(), Why> {
+    fn check_left(&mut self, inbox: &Inbox) -> Result<(), FailureReason> {
         let lost = self.absent.iter().map(|&r| self.members[r]).find(|&rank| inbox.has_left(&self.group, rank));
         let Some(peer) = lost else { return Ok(()) };
-        if self.deserted.get_or_insert_with(Instant::now).elapsed() < GRACE {
+        if self.left_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
             return Ok(());
         }
         let call = self.call.in_world(&self.members);
-        Err(Why::Peer { peer, cause: format!("{LEFT} while rank {} called {call}", self.world_rank()) })
+        Err(FailureReason::Peer { peer, cause: format!("{LEFT} while rank {} called {call}", self.world_rank()) })
     }
 
     /// Returns an error if the caller has waited longer than the timeout. The error names the ranks whose header is
     /// absent, or, once the call has begun, the ranks with unfinished transfers.
-    pub(crate) fn check_deadline(&self) -> Result<(), Why> {
+    pub(crate) fn check_deadline(&self) -> Result<(), FailureReason> {
         let since = if self.begun { self.since.max(self.moved) } else { self.since };
         let waited = since.elapsed();
         if waited < self.world.timeout || !self.job.is_waited_for() {
@@ -118,6 +120,6 @@ impl Flight {
         }
         let missing = if self.begun { self.job.waits_for() } else { self.absent.clone() };
         let missing = missing.into_iter().map(|rank| self.members[rank]).collect();
-        Err(Why::Timeout { waited, missing, called: self.begun })
+        Err(FailureReason::Timeout { waited, missing, called: self.begun })
     }
 }

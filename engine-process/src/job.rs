@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use comm::engine::{Failure, Why};
+use comm::engine::{Failure, FailureReason};
 use numcore::Result;
 use parking_lot::{Condvar, Mutex};
 
@@ -32,10 +32,11 @@ impl<T> Slot<T> {
 
     /// Stores an error if there is no result yet, since none will come any more.
     pub(crate) fn end(&self) {
-        let cause = "what joins the processes was ended in this one while the call was in flight".to_string();
+        let cause = "the transport of this process was closed while the call was in flight".to_string();
         let mut state = self.state.lock();
         if state.is_none() {
-            *state = Some(Err(Failure { why: Why::Peer { peer: self.rank, cause }, calls: String::new() }));
+            *state =
+                Some(Err(Failure { reason: FailureReason::Peer { peer: self.rank, cause }, calls: String::new() }));
             self.changed.notify_all();
         }
     }
@@ -66,7 +67,7 @@ impl<T> Slot<T> {
 
 /// The contents of all headers of a call, which ranks exchange before data moves.
 #[derive(Debug, Default)]
-pub(crate) struct Met {
+pub(crate) struct CallHeaders {
     /// For each rank of the group, the first tags of messages to it and from it.
     pub(crate) tags: Vec<(u32, u32)>,
     /// The payloads of the headers, by rank of the group.
@@ -83,7 +84,7 @@ pub(crate) enum Advance {
 
 /// The reason that a job ends early.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum JobError {
     /// A process has died: its rank in the group.
     Dead(usize),
     /// Any other reason, in words.
@@ -100,9 +101,9 @@ pub(crate) trait Job: Send {
     /// Returns an error if the elements announced in a rank's header differ from those this rank expects of it.
     fn check(&self, from: usize, header: &Header) -> Option<String>;
     /// Starts the job, after the headers have shown that all participants make the same call.
-    fn begin(&mut self, met: Met) -> Result<()>;
+    fn begin(&mut self, headers: CallHeaders) -> Result<()>;
     /// Tests the transfers under way, and starts those that have become possible.
-    fn advance(&mut self, transport: &mut dyn Transport) -> Result<Advance, Trouble>;
+    fn advance(&mut self, transport: &mut dyn Transport) -> Result<Advance, JobError>;
     /// Ranks of the group with unfinished transfers.
     fn waits_for(&self) -> Vec<usize>;
     /// Tells whether the caller is blocked on the result.
@@ -133,13 +134,13 @@ impl Job for Exchange {
         None
     }
 
-    fn begin(&mut self, mut met: Met) -> Result<()> {
-        met.payloads[self.rank] = std::mem::take(&mut self.own);
-        self.slot.fill(Ok(met.payloads));
+    fn begin(&mut self, mut headers: CallHeaders) -> Result<()> {
+        headers.payloads[self.rank] = std::mem::take(&mut self.own);
+        self.slot.fill(Ok(headers.payloads));
         Ok(())
     }
 
-    fn advance(&mut self, _: &mut dyn Transport) -> Result<Advance, Trouble> {
+    fn advance(&mut self, _: &mut dyn Transport) -> Result<Advance, JobError> {
         Ok(Advance::Done)
     }
 

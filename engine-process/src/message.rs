@@ -136,7 +136,7 @@ pub(crate) fn world_of(group: &GroupId) -> u64 {
 fn read_group(r: &mut WireReader<'_>) -> Result<GroupId> {
     let parts = r.list()?;
     if parts.is_empty() {
-        return Err(Error::argument("message", "a group is of no world"));
+        return Err(Error::argument("message", "a group has no world"));
     }
     Ok(parts.into_iter().map(|part| part as u64).collect())
 }
@@ -144,7 +144,7 @@ fn read_group(r: &mut WireReader<'_>) -> Result<GroupId> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use comm::{Collective, Place, ReduceOp, engine::Why};
+    use comm::{Collective, Place, ReduceOp, engine::FailureReason};
     use numcore::DType;
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
         let group: GroupId = [0, 3, u64::MAX].into();
         let header =
             |key| Header { group: group.clone(), key, tag: 9, call: call.clone(), elements: 4, payload: vec![1, 2] };
-        let failure = Failure { why: Why::Peer { peer: 1, cause: "x".into() }, calls: String::new() };
+        let failure = Failure { reason: FailureReason::Peer { peer: 1, cause: "x".into() }, calls: String::new() };
         let messages = [
             Message::Call(header(Key::All(7))),
             Message::Call(header(Key::Pair { from: 1, to: 0, number: 2 })),

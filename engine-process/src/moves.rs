@@ -4,13 +4,13 @@ use std::{collections::VecDeque, mem, sync::Arc};
 
 use comm::{
     Call, Collective,
-    engine::{CallShape, Combiner, Failure, TransferChunk, TransferPhase, TransferPlan, Why},
+    engine::{CallShape, Combiner, Failure, FailureReason, TransferChunk, TransferPhase, TransferPlan},
 };
 use numcore::{DType, Error, Result, Runtime, Tensor, TensorMut};
 use parking_lot::Mutex;
 
 use super::{
-    job::{Advance, Job, Met, Slot, Trouble},
+    job::{Advance, CallHeaders, Job, JobError, Slot},
     memory::{CallMemory, Piece, Source},
     message::Header,
     transport::{Channel, Request, Test, Transport},
@@ -117,7 +117,7 @@ impl<R: Runtime> Moves<R> {
         }
     }
 
-    fn activate(&mut self, transport: &mut dyn Transport) -> Result<bool, Trouble> {
+    fn activate(&mut self, transport: &mut dyn Transport) -> Result<bool, JobError> {
         let mut moved = false;
         while self.active.len() < WINDOW {
             let Some(chunk) = self.waiting.pop_front() else { break };
@@ -135,7 +135,7 @@ impl<R: Runtime> Moves<R> {
     }
 
     /// Starts the transfers of a chunk's phase.
-    fn post(&mut self, transport: &mut dyn Transport, active: &mut Active<R>) -> Result<(), Trouble> {
+    fn post(&mut self, transport: &mut dyn Transport, active: &mut Active<R>) -> Result<(), JobError> {
         let step = (2 * active.chunk.index + active.phase) as u32;
         let Some(TransferPhase { sends, receives, .. }) = active.chunk.phases.get(active.phase) else { return Ok(()) };
         for (from, place) in receives {
@@ -171,7 +171,7 @@ impl<R: Runtime> Moves<R> {
     }
 
     /// Tests the transfers of a chunk. After the last of a phase, runs the end of the phase and posts the next one.
-    fn advance_chunk(&mut self, transport: &mut dyn Transport, active: &mut Active<R>) -> Result<ChunkState, Trouble> {
+    fn advance_chunk(&mut self, transport: &mut dyn Transport, active: &mut Active<R>) -> Result<ChunkState, JobError> {
         let before = active.requests.len();
         if !drain(transport, &mut active.requests)? {
             return Ok(if active.requests.len() < before { ChunkState::Moved } else { ChunkState::Waiting });
@@ -230,8 +230,8 @@ impl<R: Runtime> Job for Moves<R> {
         (sent != wanted).then(|| Error::argument("all_to_all", why).to_string())
     }
 
-    fn begin(&mut self, met: Met) -> Result<()> {
-        self.tags = met.tags;
+    fn begin(&mut self, headers: CallHeaders) -> Result<()> {
+        self.tags = headers.tags;
         self.of.combiner.lock().runtime().wait(&self.ready)?;
         self.memory.input = self.given.0.take().map(Source::new).transpose()?;
         if self.waiting.is_empty() {
@@ -244,20 +244,20 @@ impl<R: Runtime> Job for Moves<R> {
         Ok(())
     }
 
-    fn advance(&mut self, transport: &mut dyn Transport) -> Result<Advance, Trouble> {
+    fn advance(&mut self, transport: &mut dyn Transport) -> Result<Advance, JobError> {
         let mut moved = self.activate(transport)?;
-        let mut trouble = None;
+        let mut error = None;
         for mut active in mem::take(&mut self.active) {
-            // After trouble, the other chunks stay as they are: the transport may still use their memory.
+            // After an error, the other chunks stay as they are: the transport may still use their memory.
             let state =
-                if trouble.is_none() { self.advance_chunk(transport, &mut active) } else { Ok(ChunkState::Waiting) };
+                if error.is_none() { self.advance_chunk(transport, &mut active) } else { Ok(ChunkState::Waiting) };
             moved |= matches!(state, Ok(ChunkState::Moved | ChunkState::Over));
             if !matches!(state, Ok(ChunkState::Over)) {
                 self.active.push(active);
             }
-            trouble = trouble.or(state.err());
+            error = error.or(state.err());
         }
-        trouble.map_or(Ok(()), Err)?;
+        error.map_or(Ok(()), Err)?;
         self.activate(transport)?;
         Ok(match (self.active.is_empty() && self.waiting.is_empty(), moved) {
             (true, _) => Advance::Done,
@@ -282,7 +282,8 @@ impl<R: Runtime> Job for Moves<R> {
         let peer = self.of.members[self.of.rank];
         let done = self.result();
         self.memory.input = None;
-        let failed = |e: Error| Failure { why: Why::Peer { peer, cause: e.to_string() }, calls: String::new() };
+        let failed =
+            |e: Error| Failure { reason: FailureReason::Peer { peer, cause: e.to_string() }, calls: String::new() };
         match done.map_err(failed) {
             Ok(done) => {
                 self.slot.fill(Ok(done));
@@ -316,8 +317,8 @@ impl<R: Runtime> Drop for Moves<R> {
 }
 
 /// Tests all transfers and removes those that have ended. Returns true if none is left.
-fn drain(transport: &mut dyn Transport, requests: &mut Vec<Transfer>) -> Result<bool, Trouble> {
-    let mut trouble = None;
+fn drain(transport: &mut dyn Transport, requests: &mut Vec<Transfer>) -> Result<bool, JobError> {
+    let mut error = None;
     requests.retain_mut(|Transfer { rank, request, expected }| {
         match transport.test(request) {
             Test::Pending => return true,
@@ -327,15 +328,15 @@ fn drain(transport: &mut dyn Transport, requests: &mut Vec<Transfer>) -> Result<
                         "a message of {bytes} bytes came from rank {rank} of the group where {expected} were due: all processes must have \
                          equal `Processes::chunk` and `Processes::message_limit`"
                     );
-                    trouble = Some(Trouble::Other(why));
+                    error = Some(JobError::Other(why));
                 }
             }
-            Test::Dead => trouble = Some(Trouble::Dead(*rank)),
-            Test::Failed(words) => trouble = Some(Trouble::Other(format!("{}: {words}", transport.name()))),
+            Test::Dead => error = Some(JobError::Dead(*rank)),
+            Test::Failed(words) => error = Some(JobError::Other(format!("{}: {words}", transport.name()))),
         }
         false
     });
-    trouble.map_or(Ok(requests.is_empty()), Err)
+    error.map_or(Ok(requests.is_empty()), Err)
 }
 
 /// Consecutive pieces of at most `limit` bytes, as (offset, length).
@@ -343,6 +344,6 @@ fn pieces(bytes: usize, limit: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..bytes.div_ceil(limit)).map(move |k| (k * limit, limit.min(bytes - k * limit)))
 }
 
-fn other(error: Error) -> Trouble {
-    Trouble::Other(error.to_string())
+fn other(error: Error) -> JobError {
+    JobError::Other(error.to_string())
 }

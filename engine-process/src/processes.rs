@@ -207,7 +207,7 @@ impl Processes {
         let own = self.world_of(&left, rt)?;
         // A recovered process counts as one that never failed: at its end it waits for the others.
         self.failed.store(false, Ordering::SeqCst);
-        own.ok_or_else(|| Error::argument("Processes::recover", "the processes that are left do not name this one"))
+        own.ok_or_else(|| Error::argument("Processes::recover", "the survivors do not name this process"))
     }
 
     /// Runs `program` on this rank of a world of all processes. An error or a panic that ends it early reaches the

@@ -12,13 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use comm::engine::Why;
+use comm::engine::FailureReason;
 use numcore::Result;
 
 use super::{
-    flight::{Flight, Meeting},
-    job::{Advance, Trouble},
-    meeting::Inbox,
+    flight::{Flight, Matching},
+    inbox::Inbox,
+    job::{Advance, JobError},
     message::{GroupId, Header, Message, world_of},
     stream::{Event, Streams},
     tags::Tags,
@@ -55,7 +55,7 @@ const LULL: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_millis(1);
 /// The time after any progress during which the thread polls without sleeping, if a caller waits.
 const SPIN: Duration = Duration::from_micros(200);
-const OUT_OF_TAGS: &str = "so many calls are under way that the transport has no tags left";
+const OUT_OF_TAGS: &str = "the transport has no free tags: too many calls are in flight";
 /// The time allowed for the error message of a rank that has left, since it may have failed.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
@@ -102,7 +102,7 @@ impl Progress {
         loop {
             match self.next_command() {
                 Some(Command::Finish(timeout)) => return self.finish(timeout),
-                Some(command) => self.obey(command),
+                Some(command) => self.execute(command),
                 None => {}
             }
             self.turn();
@@ -131,14 +131,14 @@ impl Progress {
         }
     }
 
-    pub(crate) fn obey(&mut self, command: Command) {
+    pub(crate) fn execute(&mut self, command: Command) {
         match command {
             Command::Enter(world) => self.enter(world),
             Command::Start(flight) => self.start(*flight),
-            Command::Failed(world) => self.tell(&world),
+            Command::Failed(world) => self.broadcast_failure(&world),
             Command::Leave { group, members } => {
                 let message = Message::Leave(group.clone());
-                self.tell_others(&members, &message);
+                self.send_to_all(&members, &message);
                 self.inbox.forget(&group, &members, self.transport.rank());
                 self.forget_worlds();
             }
@@ -159,7 +159,7 @@ impl Progress {
         if !events.is_empty() {
             self.last_move = Instant::now();
         }
-        events.into_iter().for_each(|event| self.hear(event));
+        events.into_iter().for_each(|event| self.handle(event));
         self.advance_recovery();
         self.advance_flights();
         if self.streams.is_flushed() {
@@ -167,7 +167,7 @@ impl Progress {
         }
     }
 
-    pub(crate) fn hear(&mut self, event: Event) {
+    pub(crate) fn handle(&mut self, event: Event) {
         match event {
             Event::Message(_, message) if message.world().is_some_and(|world| self.is_over(world)) => {}
             Event::Message(from, Message::Call(header)) => {
@@ -189,7 +189,7 @@ impl Progress {
                 self.gone[from] = true;
                 self.recovery_lost();
             }
-            Event::Message(from, Message::Recover { made, dead }) => self.hear_recovery(from, made, dead),
+            Event::Message(from, Message::Recover { made, dead }) => self.store_announcement(from, made, dead),
             Event::Dead(rank) => {
                 self.dead[rank] = true;
                 self.fail_worlds_of(rank, "its process has ended");
@@ -204,7 +204,7 @@ impl Progress {
             world.fail_as(failure);
         }
         if let Some(&dead) = world.members.iter().find(|&&rank| self.dead[rank]) {
-            world.fail(Why::Peer { peer: dead, cause: "its process has ended".into() });
+            world.fail(FailureReason::Peer { peer: dead, cause: "its process has ended".into() });
         }
         self.enter_group(&[world.number].into(), &world.members, &world);
         self.next_world = world.number + 1;
@@ -243,11 +243,11 @@ impl Progress {
         for to in flight.peers.clone() {
             let process = flight.members[to];
             let Some(tag) = self.take_tags(process, flight.job.tags()) else {
-                flight.world.fail(Why::Peer { peer: flight.world_rank(), cause: OUT_OF_TAGS.into() });
-                self.tell(&world);
+                flight.world.fail(FailureReason::Peer { peer: flight.world_rank(), cause: OUT_OF_TAGS.into() });
+                self.broadcast_failure(&world);
                 break;
             };
-            (flight.met.tags[to].0, flight.tags[to]) = (tag, tag);
+            (flight.headers.tags[to].0, flight.tags[to]) = (tag, tag);
             let header = Header {
                 group: flight.group.clone(),
                 key: flight.key,
@@ -280,7 +280,7 @@ impl Progress {
                 Ok(false) => k += 1,
                 Err((world, why)) => {
                     world.fail(why);
-                    self.tell(&world);
+                    self.broadcast_failure(&world);
                     k = 0;
                 }
             }
@@ -288,20 +288,20 @@ impl Progress {
     }
 
     /// Advances a call; returns true if it is over.
-    fn advance_one(&mut self, k: usize) -> Result<bool, (Arc<World>, Why)> {
+    fn advance_one(&mut self, k: usize) -> Result<bool, (Arc<World>, FailureReason)> {
         let flight = &mut self.flights[k];
         let world = flight.world.clone();
         let failed = |why| (world.clone(), why);
-        match flight.meet(&mut self.inbox).map_err(failed)? {
-            Meeting::Waiting => {
+        match flight.match_headers(&mut self.inbox).map_err(failed)? {
+            Matching::Waiting => {
                 flight.check_deadline().map_err(failed)?;
                 return Ok(false);
             }
-            Meeting::Moved => {
+            Matching::Moved => {
                 self.last_move = Instant::now();
                 return Ok(false);
             }
-            Meeting::Complete => {}
+            Matching::Complete => {}
         }
         match flight.job.advance(&mut *self.transport) {
             Ok(Advance::Done) => Ok(true),
@@ -310,7 +310,7 @@ impl Progress {
                 Ok(false)
             }
             Ok(Advance::Waiting) => flight.check_deadline().map(|()| false).map_err(failed),
-            Err(trouble) => Err(failed(flight.trouble(trouble))),
+            Err(error) => Err(failed(flight.reason_of(error))),
         }
     }
 
@@ -318,15 +318,15 @@ impl Progress {
         self.last_move = Instant::now();
         let Flight { world, job, .. } = self.flights.swap_remove(k);
         if let Err(failure) = job.finish() {
-            world.fail(failure.why);
-            self.tell(&world);
+            world.fail(failure.reason);
+            self.broadcast_failure(&world);
         }
     }
 
     /// Notifies the other members that a world has failed, and ends its calls on this rank.
-    fn tell(&mut self, world: &Arc<World>) {
+    fn broadcast_failure(&mut self, world: &Arc<World>) {
         if let Some(failure) = world.failure() {
-            self.tell_others(&world.members.clone(), &Message::Fail(world.number, failure));
+            self.send_to_all(&world.members.clone(), &Message::Fail(world.number, failure));
         }
         self.drop_flights(world);
     }
@@ -347,13 +347,13 @@ impl Progress {
     pub(crate) fn fail_worlds_of(&mut self, peer: usize, cause: &str) {
         let hit: Vec<Arc<World>> = self.worlds.values().filter(|w| w.members.contains(&peer)).cloned().collect();
         for world in hit {
-            if world.fail(Why::Peer { peer, cause: cause.into() }) {
-                self.tell(&world);
+            if world.fail(FailureReason::Peer { peer, cause: cause.into() }) {
+                self.broadcast_failure(&world);
             }
         }
     }
 
-    pub(crate) fn tell_others(&mut self, members: &[usize], message: &Message) {
+    pub(crate) fn send_to_all(&mut self, members: &[usize], message: &Message) {
         let own = self.transport.rank();
         members.iter().filter(|&&rank| rank != own).for_each(|&rank| self.streams.send(rank, message));
     }
@@ -361,10 +361,12 @@ impl Progress {
 
 impl Flight {
     /// The reason for the world's failure that a failed transfer gives.
-    fn trouble(&self, trouble: Trouble) -> Why {
-        match trouble {
-            Trouble::Dead(rank) => Why::Peer { peer: self.members[rank], cause: "its process has ended".into() },
-            Trouble::Other(cause) => Why::Peer { peer: self.world_rank(), cause },
+    fn reason_of(&self, error: JobError) -> FailureReason {
+        match error {
+            JobError::Dead(rank) => {
+                FailureReason::Peer { peer: self.members[rank], cause: "its process has ended".into() }
+            }
+            JobError::Other(cause) => FailureReason::Peer { peer: self.world_rank(), cause },
         }
     }
 }

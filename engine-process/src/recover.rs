@@ -18,14 +18,14 @@ use super::{message::Message, progress::Progress};
 /// The announcements of all processes: the number of worlds each has made, and the processes it knows to be lost.
 pub(crate) struct Recovery {
     /// Announcements that no world has used yet, by process, in order of arrival.
-    told: Vec<VecDeque<(u64, Vec<usize>)>>,
-    own: Option<Own>,
+    announced: Vec<VecDeque<(u64, Vec<usize>)>>,
+    own: Option<OwnRecovery>,
 }
 
-struct Own {
+struct OwnRecovery {
     made: u64,
     /// The list of lost processes that was announced last.
-    said: Option<Vec<usize>>,
+    announced: Option<Vec<usize>>,
     since: Instant,
     timeout: Duration,
     outcome: SyncSender<Result<(u64, Vec<usize>)>>,
@@ -33,32 +33,36 @@ struct Own {
 
 impl Recovery {
     pub(crate) fn new(size: usize) -> Self {
-        Recovery { told: vec![VecDeque::new(); size], own: None }
+        Recovery { announced: vec![VecDeque::new(); size], own: None }
     }
 
     pub(crate) fn is_under_way(&self) -> bool {
         self.own.is_some()
     }
 
-    fn hear(&mut self, from: usize, made: u64, lost: Vec<usize>) {
-        self.told[from].push_back((made, lost));
+    fn store(&mut self, from: usize, made: u64, lost: Vec<usize>) {
+        self.announced[from].push_back((made, lost));
     }
 
     /// The number of the next world, if all survivors have announced the same losses as process `me`, which has made
     /// `own_made` worlds. Otherwise, the survivors that have not.
     fn agree(&mut self, me: usize, own_made: u64, lost: &[usize]) -> Result<u64, Vec<usize>> {
-        let others: Vec<usize> = (0..self.told.len()).filter(|rank| *rank != me && !lost.contains(rank)).collect();
-        let said = |rank: usize| self.told[rank].iter().position(|(_, theirs)| theirs == lost);
-        let absent: Vec<usize> = others.iter().copied().filter(|rank| said(*rank).is_none()).collect();
+        let others: Vec<usize> = (0..self.announced.len()).filter(|rank| *rank != me && !lost.contains(rank)).collect();
+        let announcement = |rank: usize| self.announced[rank].iter().position(|(_, theirs)| theirs == lost);
+        let absent: Vec<usize> = others.iter().copied().filter(|rank| announcement(*rank).is_none()).collect();
         if !absent.is_empty() {
             return Err(absent);
         }
-        let places: Vec<(usize, usize)> = others.iter().filter_map(|rank| Some((*rank, said(*rank)?))).collect();
+        let places: Vec<(usize, usize)> =
+            others.iter().filter_map(|rank| Some((*rank, announcement(*rank)?))).collect();
         let mut number = own_made;
         for (rank, place) in places {
             // Earlier announcements are of fewer losses, so they are dropped too.
-            number =
-                self.told[rank].drain(..=place).map(|(made, _)| made).next_back().map_or(number, |m| m.max(number));
+            number = self.announced[rank]
+                .drain(..=place)
+                .map(|(made, _)| made)
+                .next_back()
+                .map_or(number, |m| m.max(number));
         }
         Ok(number)
     }
@@ -71,30 +75,30 @@ impl Progress {
         timeout: Duration,
         outcome: SyncSender<Result<(u64, Vec<usize>)>>,
     ) {
-        self.recovery.own = Some(Own { made, said: None, since: Instant::now(), timeout, outcome });
-        self.tell_recovery();
+        self.recovery.own = Some(OwnRecovery { made, announced: None, since: Instant::now(), timeout, outcome });
+        self.announce_recovery();
     }
 
     /// Stores the announcement of another process.
-    pub(crate) fn hear_recovery(&mut self, from: usize, made: u64, dead: Vec<usize>) {
-        self.recovery.hear(from, made, dead);
+    pub(crate) fn store_announcement(&mut self, from: usize, made: u64, dead: Vec<usize>) {
+        self.recovery.store(from, made, dead);
     }
 
     /// Announces anew after a process has died or ended: the earlier announcement no longer counts.
     pub(crate) fn recovery_lost(&mut self) {
         if self.recovery.is_under_way() {
-            self.tell_recovery();
+            self.announce_recovery();
         }
     }
 
-    fn tell_recovery(&mut self) {
+    fn announce_recovery(&mut self) {
         let lost = self.known_lost();
         // An announcement is never repeated: the second one would be left over for the next recovery.
-        let Some(own) = self.recovery.own.as_mut().filter(|own| own.said.as_ref() != Some(&lost)) else { return };
-        own.said = Some(lost.clone());
+        let Some(own) = self.recovery.own.as_mut().filter(|own| own.announced.as_ref() != Some(&lost)) else { return };
+        own.announced = Some(lost.clone());
         let message = Message::Recover { made: own.made, dead: lost };
         let all: Vec<usize> = (0..self.transport.size()).collect();
-        self.tell_others(&all, &message);
+        self.send_to_all(&all, &message);
     }
 
     /// Processes that have died, and those that will start no more calls. Neither is in a new world.
@@ -111,11 +115,11 @@ impl Progress {
             Ok(number) => Ok((number, (0..self.dead.len()).filter(|rank| !lost.contains(rank)).collect())),
             Err(absent) if is_late => {
                 // A process that has announced anything is alive, but did not know of the same losses yet.
-                let is_silent = |rank: &&usize| self.recovery.told[**rank].is_empty();
+                let is_silent = |rank: &&usize| self.recovery.announced[**rank].is_empty();
                 let silent: Vec<usize> = absent.iter().filter(is_silent).copied().collect();
                 let missing = if silent.is_empty() { absent } else { silent };
                 // Other survivors give up too, so their announcements of this recovery are dropped.
-                self.recovery.told.iter_mut().for_each(VecDeque::clear);
+                self.recovery.announced.iter_mut().for_each(VecDeque::clear);
                 let late = ErrorKind::Timeout { op: "recover", waited, missing, called: false, calls: String::new() };
                 Err(Error::from(late).on_rank(me))
             }
@@ -178,26 +182,26 @@ mod tests {
             Job { processes: (0..n).map(process).collect(), links: vec![vec![Link::new(); n]; n] }
         }
 
-        fn tell(&mut self, from: usize, word: &Word) {
+        fn broadcast_failure(&mut self, from: usize, word: &Word) {
             self.links[from].iter_mut().for_each(|link| link.push_back(word.clone()));
         }
 
         fn recover(&mut self, rank: usize) {
             let word = Word::Recover(self.processes[rank].made, self.processes[rank].lost.clone());
-            self.tell(rank, &word);
+            self.broadcast_failure(rank, &word);
         }
 
         /// Kills a process: its earlier messages arrive, and then its death is seen.
         fn kill(&mut self, rank: usize) {
             self.processes[rank].is_dead = true;
-            self.tell(rank, &Word::Dead);
+            self.broadcast_failure(rank, &Word::Dead);
         }
 
         /// Fails the current world of a process.
         fn fail(&mut self, rank: usize) {
             if !std::mem::replace(&mut self.processes[rank].is_recovering, true) {
                 let number = self.processes[rank].world.0;
-                self.tell(rank, &Word::Fail(number));
+                self.broadcast_failure(rank, &Word::Fail(number));
                 self.recover(rank);
             }
         }
@@ -206,7 +210,7 @@ mod tests {
             let Some(word) = self.links[from][to].pop_front() else { return };
             let process = &mut self.processes[to];
             match word {
-                Word::Recover(made, lost) => process.recovery.hear(from, made, lost),
+                Word::Recover(made, lost) => process.recovery.store(from, made, lost),
                 Word::Fail(number) => process.failed.push(number),
                 Word::Dead => {
                     process.lost.push(from);
@@ -231,7 +235,8 @@ mod tests {
                 }
                 let process = &mut self.processes[rank];
                 let Ok(number) = process.recovery.agree(rank, process.made, &process.lost) else { return };
-                let members = (0..process.recovery.told.len()).filter(|other| !process.lost.contains(other)).collect();
+                let members =
+                    (0..process.recovery.announced.len()).filter(|other| !process.lost.contains(other)).collect();
                 (process.made, process.world, process.is_recovering) = (number + 1, (number, members), false);
             }
         }

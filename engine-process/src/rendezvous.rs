@@ -15,7 +15,7 @@ pub struct ProcessRendezvous<R: Runtime> {
     quorum: Quorum,
     run: Run,
     /// True if this process has been in a world already.
-    has_met: bool,
+    has_joined: bool,
 }
 
 /// The state of the run that processes compare at a rendezvous. A process that was in one more world, in which another
@@ -67,14 +67,14 @@ impl Processes {
         if let Some(why) = self.no_recovery.as_ref().filter(|_| self.size() > 1) {
             return Err(Error::argument("Processes::rendezvous", why.clone()));
         }
-        Ok(ProcessRendezvous { processes: self.clone(), rt, quorum, run: Run::default(), has_met: false })
+        Ok(ProcessRendezvous { processes: self.clone(), rt, quorum, run: Run::default(), has_joined: false })
     }
 }
 
 impl<R: Runtime> Rendezvous<R> for ProcessRendezvous<R> {
-    fn meet(&mut self) -> Result<Membership<R>> {
+    fn next_world(&mut self) -> Result<Membership<R>> {
         // A process that did not come, perhaps because it was stopped, may not end either.
-        self.next_world().inspect_err(|_| self.processes.note_failure())
+        self.form_world().inspect_err(|_| self.processes.note_failure())
     }
 
     fn committed(&mut self) {
@@ -83,14 +83,14 @@ impl<R: Runtime> Rendezvous<R> for ProcessRendezvous<R> {
 }
 
 impl<R: Runtime> ProcessRendezvous<R> {
-    fn next_world(&mut self) -> Result<Membership<R>> {
+    fn form_world(&mut self) -> Result<Membership<R>> {
         let (begun, most) = (Instant::now(), self.quorum.join_timeout);
         loop {
-            let comm = match self.has_met {
+            let comm = match self.has_joined {
                 false => self.processes.world(&self.rt)?,
                 true => self.processes.recover_within(&self.rt, most.saturating_sub(begun.elapsed()))?,
             };
-            self.has_met = true;
+            self.has_joined = true;
             // Either all members have entered this world, or one has died since and the survivors enter another.
             let all = match comm.exchange_equal(self.run.to_bytes()) {
                 Ok(all) => all,

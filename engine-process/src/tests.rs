@@ -139,13 +139,13 @@ fn all_well<T>(outcomes: Vec<Result<T>>) -> Vec<T> {
 #[test]
 fn whoever_meets_again_knows_that_the_run_has_committed() {
     let met = processes(2, &Fate::default(), |processes| {
-        let mut meeting = processes.rendezvous(NullRuntime::new(), Quorum::default())?;
-        let first = meeting.meet()?;
-        meeting.committed();
+        let mut rendezvous = processes.rendezvous(NullRuntime::new(), Quorum::default())?;
+        let first = rendezvous.next_world()?;
+        rendezvous.committed();
         // The other may fail before this process learns that all have come.
         let _ = first.comm.barrier();
         first.comm.abort("a step failed");
-        let again = meeting.meet()?;
+        let again = rendezvous.next_world()?;
         again.comm.barrier()?;
         Ok([first.committed, again.committed])
     });
@@ -171,7 +171,7 @@ fn those_that_recover_do_not_wait_for_one_that_comes_to_its_end_meanwhile() {
 fn what_was_said_in_one_recovery_is_not_heard_in_the_next() {
     let (fate, (dies, death)) = (Fate::default(), mpsc::sync_channel::<()>(1));
     let (death, rt) = (Mutex::new(death), NullRuntime::new());
-    let said = processes(4, &fate, |processes| match processes.rank() {
+    let announcement = processes(4, &fate, |processes| match processes.rank() {
         2 => {
             thread::sleep(WHILE);
             drop(processes);
@@ -224,11 +224,11 @@ fn worlds_that_are_over_leave_nothing() {
     let mut progress = Progress::new(transport, commands).unwrap();
     for number in 0..20 {
         let world = World::new(number, [0].into(), LONG, comm::Places::Same);
-        progress.obey(Command::Enter(world.clone()));
+        progress.execute(Command::Enter(world.clone()));
         assert!(progress.worlds.contains_key(&number));
         drop(world);
         let (group, members) = ([number].into(), [0].into());
-        progress.obey(Command::Leave { group, members });
+        progress.execute(Command::Leave { group, members });
         // A late message of another process about the world.
         progress.hear(super::stream::Event::Message(0, super::message::Message::Leave([number, 1].into())));
         assert!(progress.worlds.is_empty() && progress.inbox.len() == 0, "{number}");

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use comm::{
     Fingerprint, Places,
-    engine::{Failure, Recorder, Why},
+    engine::{Failure, FailureReason, FlightRecorder},
 };
 use parking_lot::Mutex;
 
@@ -21,13 +21,13 @@ pub(crate) struct World {
 
 struct State {
     failure: Option<Failure>,
-    recorder: Recorder,
+    recorder: FlightRecorder,
 }
 
 impl World {
     pub(crate) fn new(number: u64, members: Arc<[usize]>, timeout: Duration, places: Places) -> Arc<Self> {
         let ranks = members.iter().max().map_or(0, |last| last + 1);
-        let state = State { failure: None, recorder: Recorder::new(ranks) };
+        let state = State { failure: None, recorder: FlightRecorder::new(ranks) };
         Arc::new(World { number, members, timeout, places, state: Mutex::new(state) })
     }
 
@@ -42,13 +42,13 @@ impl World {
     }
 
     /// Fails the world; the first reason is the one that all ranks report. Returns true if this was the first.
-    pub(crate) fn fail(&self, why: Why) -> bool {
+    pub(crate) fn fail(&self, why: FailureReason) -> bool {
         let mut state = self.state.lock();
         if state.failure.is_some() {
             return false;
         }
         let calls = state.recorder.lines();
-        state.failure = Some(Failure { why, calls });
+        state.failure = Some(Failure { reason: why, calls });
         true
     }
 

@@ -27,7 +27,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     fn group_for(&mut self, leaf: &Leaf<R>) -> Result<usize> {
         let Some(by_name) = &mut self.by_name else {
             let why = format!(
-                "nothing says in which of its {} groups `{}` is: make the optimizer before parameters are frozen, or of `ParamGroups`",
+                "none of its {} groups is known to have `{}`: make the optimizer before parameters are frozen, or of `ParamGroups`",
                 self.groups.len(),
                 leaf.name()
             );

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::{
     Elementwise, HyperParams, Programs, StatePlace, StateRow, StateSpec, StepContext, UpdateRule,
     flat_optimizer::SAMPLED,
-    hyper::{require_groups, untold},
+    hyper::{not_reported, require_groups},
     memory::lending,
     params::one_of,
     place::States,
@@ -46,7 +46,7 @@ pub trait Shards<R: Runtime>: Send + Sync {
     /// # Errors
     /// An error of a builder that does not report them.
     fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
-        untold("Shards")
+        not_reported("Shards")
     }
     /// Returns a builder with other hyper-parameters for each group, in the order of
     /// [`hyper_parameters`](Shards::hyper_parameters); names of parameters are ignored. A schedule continues from the
@@ -57,7 +57,7 @@ pub trait Shards<R: Runtime>: Send + Sync {
     /// other state would be needed.
     fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>> {
         let _ = groups;
-        untold("Shards")
+        not_reported("Shards")
     }
     /// Makes an optimizer of fragments with the given layout, each in its group. Half-precision parameters have an
     /// `f32` master copy, initialized from `values` (one row).
@@ -96,7 +96,7 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     /// Errors of the builder; nothing changes then.
     fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
         let _ = groups;
-        untold("ShardOptimizer")
+        not_reported("ShardOptimizer")
     }
     /// The names and dtypes of the state kept for each fragment, the master copy included.
     fn state(&self) -> Vec<(&'static str, DType)>;

@@ -12,7 +12,8 @@ pub enum StopReason {
     /// The run has reached its length.
     Finished,
     /// A callback stopped the run, for the reason in the text.
-    Asked(String),
+    #[doc(alias = "Asked")]
+    Requested(String),
     /// The process received a signal: SIGTERM, or SIGINT (Ctrl-C).
     Interrupted,
 }
@@ -22,15 +23,15 @@ pub enum StopReason {
 pub struct Control {
     stop: Option<String>,
     interrupted: bool,
-    save: Option<Which>,
-    evaluate: Option<Which>,
+    save: Option<Selection>,
+    evaluate: Option<Selection>,
     go_back: bool,
     skip: u64,
 }
 
 /// The evaluations that run at the end of a step, or the callbacks that save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Which {
+pub(crate) enum Selection {
     /// Only the ones whose interval has passed, or that have another reason of their own.
     Due,
     All,
@@ -50,20 +51,20 @@ impl Control {
 
     /// Saves a checkpoint after this step, in every folder there is.
     pub fn save(&mut self) {
-        self.save = Some(Which::All);
+        self.save = Some(Selection::All);
     }
 
     pub(crate) fn save_due(&mut self) {
-        self.save = self.save.max(Some(Which::Due));
+        self.save = self.save.max(Some(Selection::Due));
     }
 
     /// Runs all evaluations after this step.
     pub fn evaluate(&mut self) {
-        self.evaluate = Some(Which::All);
+        self.evaluate = Some(Selection::All);
     }
 
     pub(crate) fn evaluate_due(&mut self) {
-        self.evaluate = self.evaluate.max(Some(Which::Due));
+        self.evaluate = self.evaluate.max(Some(Selection::Due));
     }
 
     /// Skips the next batches; where ranks request different numbers, the largest counts.
@@ -87,8 +88,8 @@ impl Control {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Agreed {
     pub stop: Option<StopReason>,
-    pub save: Option<Which>,
-    pub evaluate: Option<Which>,
+    pub save: Option<Selection>,
+    pub evaluate: Option<Selection>,
     pub go_back: bool,
     /// The number of batches to skip; `u64::MAX` is the rest of the epoch.
     pub skip: u64,
@@ -108,37 +109,37 @@ const RECORDED: u8 = 64;
 const SAVE_DUE: u8 = 128;
 
 /// A rank's requests: flags, batches to skip, and a clock.
-type Word = [u8; 17];
+type RequestBytes = [u8; 17];
 
 impl Control {
-    fn word(&self, recorded: bool, elapsed: Duration) -> Word {
+    fn to_bytes(&self, recorded: bool, elapsed: Duration) -> RequestBytes {
         let flag = |flag: u8, set: bool| if set { flag } else { 0 };
-        let mut word = [0; 17];
-        word[0] = flag(STOP, self.stop.is_some())
+        let mut bytes = [0; 17];
+        bytes[0] = flag(STOP, self.stop.is_some())
             | flag(INTERRUPTED, self.interrupted)
-            | flag(SAVE_DUE, self.save == Some(Which::Due))
-            | flag(SAVE_ALL, self.save == Some(Which::All))
-            | flag(EVALUATE_DUE, self.evaluate == Some(Which::Due))
-            | flag(EVALUATE_ALL, self.evaluate == Some(Which::All))
+            | flag(SAVE_DUE, self.save == Some(Selection::Due))
+            | flag(SAVE_ALL, self.save == Some(Selection::All))
+            | flag(EVALUATE_DUE, self.evaluate == Some(Selection::Due))
+            | flag(EVALUATE_ALL, self.evaluate == Some(Selection::All))
             | flag(GO_BACK, self.go_back)
             | flag(RECORDED, recorded);
-        word[1..9].copy_from_slice(&self.skip.to_le_bytes());
-        word[9..].copy_from_slice(&u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX).to_le_bytes());
-        word
+        bytes[1..9].copy_from_slice(&self.skip.to_le_bytes());
+        bytes[9..].copy_from_slice(&u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX).to_le_bytes());
+        bytes
     }
 
     /// Combines the requests of all ranks, in one exchange of a few bytes, and in one more where a callback stops the
     /// run. One rank exchanges nothing. No request is left afterwards.
     pub(crate) fn agree<R: Runtime>(&mut self, comm: &Comm<R>, recorded: bool, elapsed: Duration) -> Result<Agreed> {
-        let asked = std::mem::take(self);
+        let own = std::mem::take(self);
         if comm.size() == 1 {
-            let reason = asked.stop.clone();
-            return Ok(Agreed::of(&[asked.word(recorded, elapsed)], reason));
+            let reason = own.stop.clone();
+            return Ok(Agreed::of(&[own.to_bytes(recorded, elapsed)], reason));
         }
-        let words = comm.exchange_equal(asked.word(recorded, elapsed))?;
-        let stops = words.iter().any(|word| word[0] & STOP != 0);
-        let reason = if stops { first_reason(comm, asked.stop.as_deref())? } else { None };
-        Ok(Agreed::of(&words, reason))
+        let requests = comm.exchange_equal(own.to_bytes(recorded, elapsed))?;
+        let stops = requests.iter().any(|bytes| bytes[0] & STOP != 0);
+        let reason = if stops { first_reason(comm, own.stop.as_deref())? } else { None };
+        Ok(Agreed::of(&requests, reason))
     }
 }
 
@@ -164,16 +165,16 @@ impl Agreed {
         }
     }
 
-    fn of(words: &[Word], reason: Option<String>) -> Agreed {
-        let flags = words.iter().fold(0, |flags, word| flags | word[0]);
-        let number = |word: &Word, at: usize| u64::from_le_bytes(std::array::from_fn(|i| word[at + i]));
+    fn of(requests: &[RequestBytes], reason: Option<String>) -> Agreed {
+        let flags = requests.iter().fold(0, |flags, bytes| flags | bytes[0]);
+        let number = |bytes: &RequestBytes, at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let stop = match (flags & INTERRUPTED != 0, reason) {
             (true, _) => Some(StopReason::Interrupted),
-            (false, reason) => reason.map(StopReason::Asked),
+            (false, reason) => reason.map(StopReason::Requested),
         };
         let which = |due: u8, all: u8| match (flags & due != 0, flags & all != 0) {
-            (_, true) => Some(Which::All),
-            (true, false) => Some(Which::Due),
+            (_, true) => Some(Selection::All),
+            (true, false) => Some(Selection::Due),
             (false, false) => None,
         };
         Agreed {
@@ -181,9 +182,9 @@ impl Agreed {
             save: which(SAVE_DUE, SAVE_ALL),
             evaluate: which(EVALUATE_DUE, EVALUATE_ALL),
             go_back: flags & GO_BACK != 0,
-            skip: words.iter().map(|word| number(word, 1)).max().unwrap_or(0),
+            skip: requests.iter().map(|bytes| number(bytes, 1)).max().unwrap_or(0),
             recorded: flags & RECORDED != 0,
-            elapsed: Duration::from_nanos(words.first().map_or(0, |word| number(word, 9))),
+            elapsed: Duration::from_nanos(requests.first().map_or(0, |bytes| number(bytes, 9))),
         }
     }
 }
@@ -192,28 +193,28 @@ impl Agreed {
 mod tests {
     use super::*;
 
-    fn words(asked: &[Control]) -> Vec<Word> {
-        asked.iter().enumerate().map(|(r, c)| c.word(r == 2, Duration::from_secs(5 + r as u64))).collect()
+    fn requests(own: &[Control]) -> Vec<RequestBytes> {
+        own.iter().enumerate().map(|(r, c)| c.to_bytes(r == 2, Duration::from_secs(5 + r as u64))).collect()
     }
 
     #[test]
     fn what_one_rank_asks_for_all_do() {
-        let mut asked = vec![Control::default(); 3];
+        let mut own = vec![Control::default(); 3];
         let none = Agreed { elapsed: Duration::from_secs(5), recorded: true, ..Default::default() };
-        assert_eq!(Agreed::of(&words(&asked), None), none);
-        asked[1].save();
-        asked[2].skip_batches(3);
-        asked[0].skip_batches(2);
-        asked[1].evaluate_due();
-        let some = Agreed { save: Some(Which::All), skip: 3, evaluate: Some(Which::Due), ..none.clone() };
-        assert_eq!(Agreed::of(&words(&asked), None), some);
-        asked[0].evaluate();
-        asked[0].evaluate_due();
-        asked[1].skip_epoch();
-        asked[2].go_back();
-        let more = Agreed { skip: u64::MAX, evaluate: Some(Which::All), go_back: true, ..some };
-        assert_eq!(Agreed::of(&words(&asked), None), more);
-        asked[2].interrupt();
-        assert_eq!(Agreed::of(&words(&asked), Some("x".into())).stop, Some(StopReason::Interrupted));
+        assert_eq!(Agreed::of(&requests(&own), None), none);
+        own[1].save();
+        own[2].skip_batches(3);
+        own[0].skip_batches(2);
+        own[1].evaluate_due();
+        let some = Agreed { save: Some(Selection::All), skip: 3, evaluate: Some(Selection::Due), ..none.clone() };
+        assert_eq!(Agreed::of(&requests(&own), None), some);
+        own[0].evaluate();
+        own[0].evaluate_due();
+        own[1].skip_epoch();
+        own[2].go_back();
+        let more = Agreed { skip: u64::MAX, evaluate: Some(Selection::All), go_back: true, ..some };
+        assert_eq!(Agreed::of(&requests(&own), None), more);
+        own[2].interrupt();
+        assert_eq!(Agreed::of(&requests(&own), Some("x".into())).stop, Some(StopReason::Interrupted));
     }
 }

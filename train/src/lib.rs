@@ -9,7 +9,7 @@
 mod callback;
 mod callbacks;
 mod control;
-mod in_step;
+mod model_in_step;
 mod modes;
 mod profile;
 mod progress;
@@ -24,7 +24,7 @@ pub use callbacks::{
     Throughput, WeightAveraging,
 };
 pub use control::{Control, StopReason};
-pub use in_step::InStep;
+pub use model_in_step::ModelInStep;
 pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};
 pub use run::Run;

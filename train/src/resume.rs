@@ -8,7 +8,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime, Tensor};
 
-use crate::{Callback, CallbackState, control::Which, run::RunState};
+use crate::{Callback, CallbackState, control::Selection, run::RunState};
 
 /// The checkpoint from which a run goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub(crate) fn notes<R: Runtime, M, B>(
         notes.insert(OWES_EVALUATION.into(), String::new());
     }
     if let Some(which) = state.owes_save {
-        notes.insert(OWES_SAVE.into(), if which == Which::All { "all" } else { "due" }.into());
+        notes.insert(OWES_SAVE.into(), if which == Selection::All { "all" } else { "due" }.into());
     }
     notes.extend(state.evaluated.iter().map(|(name, value)| (format!("{EVALUATED}{name}"), value.to_string())));
     for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
@@ -72,7 +72,7 @@ pub(crate) struct ResumedNotes {
     /// The time up to which intervals of time were checked.
     pub checked: Duration,
     pub owes_evaluation: bool,
-    pub owes_save: Option<Which>,
+    pub owes_save: Option<Selection>,
     evaluated: BTreeMap<String, f64>,
     notes: CheckpointNotes,
 }
@@ -97,7 +97,7 @@ impl ResumedNotes {
             elapsed: nanos(ELAPSED)?,
             checked: nanos(CHECKED)?,
             owes_evaluation: notes.contains_key(OWES_EVALUATION),
-            owes_save: notes.get(OWES_SAVE).map(|which| if which == "due" { Which::Due } else { Which::All }),
+            owes_save: notes.get(OWES_SAVE).map(|which| if which == "due" { Selection::Due } else { Selection::All }),
             evaluated: evaluated.collect::<Result<_>>()?,
             notes: notes.clone(),
         })
@@ -139,9 +139,9 @@ pub fn parsed<T: std::str::FromStr>(state: &CallbackState, key: &str) -> Result<
 }
 
 /// Several states that are saved in one checkpoint; the first is the training step.
-pub(crate) struct Together<'c, R: Runtime>(pub Vec<&'c mut dyn Checkpointed<R>>);
+pub(crate) struct CombinedState<'c, R: Runtime>(pub Vec<&'c mut dyn Checkpointed<R>>);
 
-impl<R: Runtime> Checkpointed<R> for Together<'_, R> {
+impl<R: Runtime> Checkpointed<R> for CombinedState<'_, R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let parts = self.0.iter().map(|each| each.parts()).collect::<Result<Vec<_>>>()?;
         Ok(parts.into_iter().flatten().collect())

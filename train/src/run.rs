@@ -14,7 +14,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime};
 
-use crate::{BestValue, Control, Interval, Length, Progress, callbacks::interrupt, control::Which, sink::Value};
+use crate::{BestValue, Control, Interval, Length, Progress, callbacks::interrupt, control::Selection, sink::Value};
 
 /// The view of a training run that [callbacks](crate::Callback) receive: its model, communicator, progress and
 /// measurements. Callbacks record values with it, and request stops, saves and evaluations. `M` is the type of the
@@ -57,7 +57,7 @@ pub(crate) struct RunState {
     /// True if all evaluations were requested in the step in which a signal came: they run when the run is resumed.
     pub owes_evaluation: bool,
     /// The callbacks that were to save in the step of a commit.
-    pub owes_save: Option<Which>,
+    pub owes_save: Option<Selection>,
     /// The clock that intervals are checked against: it stands still within a step.
     pub checked: Duration,
     /// The time spent waiting for data in the last step, in seconds.
@@ -187,7 +187,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     /// Tells whether a signal came on any rank. The run checks this at the end of each step; long work within a step
     /// calls it too, on all ranks at the same point.
     pub(crate) fn is_interrupted(&self) -> Result<bool> {
-        let all = self.comm().exchange_equal([u8::from(interrupt::is_asked())])?;
+        let all = self.comm().exchange_equal([u8::from(interrupt::is_signaled())])?;
         Ok(all.iter().any(|[asked]| *asked != 0))
     }
 
@@ -244,7 +244,7 @@ impl RunState {
     pub fn check_evaluations(&self) -> Result<()> {
         let Some(name) = self.monitored.first().filter(|_| self.to_come.is_empty()) else { return Ok(()) };
         let why = format!(
-            "nothing in this run evaluates, so `{name}` has no value: add `.with(Evaluate::on(..))`, or have the callback that measures it say so in `Begin` by `Run::declare_evaluation`"
+            "nothing in this run evaluates, so `{name}` has no value: add `.with(Evaluate::on(..))`, or declare it in `Begin` by `Run::declare_evaluation`"
         );
         Err(Error::config("Monitor", "name", why))
     }

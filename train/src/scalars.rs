@@ -82,7 +82,7 @@ pub(crate) fn clear() {
 }
 
 /// Runs `f`; returns its result with the scalars that it recorded, which are kept separate from earlier ones.
-pub(crate) fn apart<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, RecordedScalars)> {
+pub(crate) fn capture<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, RecordedScalars)> {
     let before = SCALARS.replace(RecordedScalars::new());
     let result = f();
     let within = SCALARS.replace(before);
@@ -107,7 +107,7 @@ impl RecordedScalars {
         } else {
             for bytes in comm.exchange(&self.bytes())? {
                 all.add_bytes(&bytes)
-                    .ok_or_else(|| Error::internal("record_scalar", "what a rank sent cannot be read"))?;
+                    .ok_or_else(|| Error::internal("record_scalar", "the message of a rank cannot be read"))?;
             }
         }
         let counted = all.entries.into_iter().filter(|entry| entry.weight != 0.0);
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn an_error_leaves_what_was_recorded_before() {
         record_scalar("x", 1.0);
-        let failed: Result<((), RecordedScalars)> = apart(|| {
+        let failed: Result<((), RecordedScalars)> = capture(|| {
             record_scalar("y", 2.0);
             Err(Error::argument("test", "fails"))
         });

@@ -162,7 +162,8 @@ impl Launcher {
     }
 
     /// Tells whether this process has rank 0, which prints and saves for all ranks.
-    pub fn leads(&self) -> bool {
+    #[doc(alias = "leads")]
+    pub fn is_rank_zero(&self) -> bool {
         match &self.engine {
             LaunchEngine::Threads(_) => true,
             LaunchEngine::Processes(processes) => processes.rank() == 0,

@@ -46,7 +46,7 @@ impl<R: Runtime> ElasticWorld<R> {
 
     /// Waits for the next world, and returns its communicator.
     pub(super) fn meet(&mut self) -> Result<Comm<R>> {
-        let membership = self.meeting.meet()?;
+        let membership = self.meeting.next_world()?;
         let comm = membership.comm.clone();
         (self.now, self.commits, self.is_changing, self.taken_up) = (Some(membership), None, false, None);
         Ok(comm)

@@ -27,8 +27,8 @@ use numcore::{DeviceId, Error, Result, Runtime, TensorMut};
 
 use super::{Call, Comm, Communicator, Group, Guarantees, Pending, Places, Work};
 use super::{
-    failure::Why,
-    meeting::{SplitPlace, split_place},
+    failure::FailureReason,
+    matching::{SplitPlace, split_place},
 };
 use crate::sync::{self, Instant, mpsc};
 pub use rendezvous::{ThreadRendezvous, ThreadSeat};
@@ -149,7 +149,7 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
     }
 
     fn abort_for(&self, world_rank: usize, cause: &str) {
-        self.world.fail(Why::Peer { peer: world_rank, cause: cause.into() });
+        self.world.fail(FailureReason::Peer { peer: world_rank, cause: cause.into() });
     }
 }
 

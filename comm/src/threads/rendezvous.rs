@@ -32,12 +32,12 @@ struct Shared<R: Runtime> {
     quorum: Quorum,
     timeout: Duration,
     places: Places,
-    state: Mutex<Meeting<R>>,
+    state: Mutex<RendezvousState<R>>,
     changed: Condvar,
 }
 
 /// The state of a rendezvous. Seats are numbered in the order in which they were taken.
-struct Meeting<R: Runtime> {
+struct RendezvousState<R: Runtime> {
     seats: usize,
     generation: u64,
     committed: bool,
@@ -71,7 +71,7 @@ impl<R: Runtime> ThreadRendezvous<R> {
         if let Some(why) = quorum.missing(ranks, ranks, 0).or((ranks == 0).then(|| "there is no rank".into())) {
             return Err(Error::argument("ThreadRendezvous", why));
         }
-        let state = Meeting {
+        let state = RendezvousState {
             seats: ranks,
             generation: 0,
             committed: false,
@@ -88,7 +88,7 @@ impl<R: Runtime> ThreadRendezvous<R> {
     }
 
     /// Makes the seat of a rank that is in no world yet. If its runtime is on another device than the others', its own
-    /// [`meet`](Rendezvous::meet) is an error, the others' are not.
+    /// [`next_world`](Rendezvous::next_world) is an error, the others' are not.
     pub fn join(&self, rt: R) -> ThreadSeat<R> {
         let mut state = self.shared.state.lock();
         state.seats += 1;
@@ -97,7 +97,7 @@ impl<R: Runtime> ThreadRendezvous<R> {
 }
 
 impl<R: Runtime> Rendezvous<R> for ThreadSeat<R> {
-    fn meet(&mut self) -> Result<Membership<R>> {
+    fn next_world(&mut self) -> Result<Membership<R>> {
         let Shared { quorum, state, changed, .. } = &*self.shared;
         let mut state = state.lock();
         state.waiting.insert(self.seat, self.rt.clone());
@@ -144,7 +144,7 @@ impl<R: Runtime> Drop for ThreadSeat<R> {
 impl<R: Runtime> Shared<R> {
     /// Forms a world, or refuses it, if either is clear by now; `is_over` is true if the wait for ranks is over.
     /// Returns true if it did either.
-    fn decide(&self, state: &mut Meeting<R>, is_over: bool) -> bool {
+    fn decide(&self, state: &mut RendezvousState<R>, is_over: bool) -> bool {
         let waits = |seat: &&usize| state.waiting.contains_key(*seat);
         let back: Vec<usize> = state.members.iter().filter(waits).copied().collect();
         let absent = state.members.len() - back.len();
@@ -152,20 +152,20 @@ impl<R: Runtime> Shared<R> {
             return false;
         }
         if state.members.is_empty() {
-            state.refuse("every rank of the last world has left, with what the run came to");
+            state.refuse("every rank of the last world has left, with the state of the run");
             return true;
         }
         match self.quorum.missing(state.waiting.len(), back.len(), state.before) {
             // Others may still join.
             Some(_) if !is_over && self.quorum.missing(usize::MAX, back.len(), state.before).is_none() => return false,
             Some(why) => state.refuse(&why),
-            None => state.found(&back, self),
+            None => state.form(&back, self),
         }
         true
     }
 }
 
-impl<R: Runtime> Meeting<R> {
+impl<R: Runtime> RendezvousState<R> {
     /// Refuses all waiting ranks, which are in no world any more.
     fn refuse(&mut self, why: &str) {
         for seat in std::mem::take(&mut self.waiting).into_keys() {
@@ -195,7 +195,7 @@ impl<R: Runtime> Meeting<R> {
 
     /// Forms a world of all waiting ranks: first the ranks `back` of the last one, then the newcomers. Newcomers are
     /// refused if the world cannot be made with them.
-    fn found(&mut self, back: &[usize], shared: &Shared<R>) {
+    fn form(&mut self, back: &[usize], shared: &Shared<R>) {
         let new: Vec<usize> = self.waiting.keys().filter(|seat| !back.contains(seat)).copied().collect();
         let seats: Vec<usize> = back.iter().chain(&new).copied().collect();
         let runtimes = seats.iter().filter_map(|seat| self.waiting.get(seat).cloned()).collect();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
 
 use super::super::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cuts};
-use super::super::{failure::Why, meeting::disagreement};
+use super::super::{failure::FailureReason, matching::mismatch};
 use crate::sync::Mutex;
 
 /// The size in bytes below which a collective is one worker's: waking the others takes longer.
@@ -103,7 +103,7 @@ impl<R: Runtime> Round<R> {
     }
 
     /// Notes a rank's call; a mismatch with the first call to arrive is a failure.
-    pub(super) fn arrive(&mut self, rank: usize, job: RankCall<R>, places: Places) -> Option<Why> {
+    pub(super) fn arrive(&mut self, rank: usize, job: RankCall<R>, places: Places) -> Option<FailureReason> {
         let own = job.call.fingerprint();
         let at = self.members.iter().position(|&r| r == rank)?;
         self.arrived[at] = Some(job);
@@ -111,7 +111,7 @@ impl<R: Runtime> Round<R> {
             self.first = Some((rank, own));
             return None;
         };
-        disagreement(&self.seats, (*other, first), (rank, &own), places).map(|why| Why::Mismatch { why })
+        mismatch(&self.seats, (*other, first), (rank, &own), places).map(|why| FailureReason::Mismatch { why })
     }
 
     pub(super) fn is_complete(&self) -> bool {

@@ -46,14 +46,14 @@ fn run<R: Runtime>(combiner: &mut Combiner<R>, mut share: WorkerShare<R>) -> Res
             combiner.reduce(op, &own, &mut outs)?;
         }
         RoundStep::ReduceInto(op, k) => {
-            let (mut into, others) = apart(outs, k);
+            let (mut into, others) = split_out(outs, k);
             let mut ins: Vec<Input<'_, R>> = others.iter().map(|t| Input::Memory(t)).collect();
             ins.insert(k, Input::Own(0));
             combiner.reduce(op, &ins, &mut into)?;
         }
         RoundStep::ReduceInputs(op) => combiner.reduce(op, &ins, &mut outs)?,
         RoundStep::Spread(k) => {
-            let (from, mut others) = apart(outs, k);
+            let (from, mut others) = split_out(outs, k);
             from.iter().try_for_each(|from| combiner.copy(Input::Memory(from), &mut others))?;
         }
         RoundStep::Copy if ins.len() == 1 => combiner.copy(ins[0], &mut outs)?,
@@ -63,7 +63,10 @@ fn run<R: Runtime>(combiner: &mut Combiner<R>, mut share: WorkerShare<R>) -> Res
 }
 
 /// Separates output `k` from the others.
-fn apart<R: Runtime>(mut outs: Vec<&mut TensorMut<R>>, k: usize) -> (Vec<&mut TensorMut<R>>, Vec<&mut TensorMut<R>>) {
+fn split_out<R: Runtime>(
+    mut outs: Vec<&mut TensorMut<R>>,
+    k: usize,
+) -> (Vec<&mut TensorMut<R>>, Vec<&mut TensorMut<R>>) {
     let own = outs.remove(k);
     (vec![own], outs)
 }

@@ -6,8 +6,8 @@ use numcore::Runtime;
 
 use super::super::{
     Collective, Places,
-    failure::{Failure, LEFT, Why},
-    recorder::Recorder,
+    failure::{Failure, FailureReason, LEFT},
+    recorder::FlightRecorder,
 };
 use super::{
     round::{Done, Finished, RankCall, ResultSlot, Round, RoundKey},
@@ -24,7 +24,7 @@ pub(super) struct World<R: Runtime> {
 
 struct WorldState<R: Runtime> {
     failure: Option<Failure>,
-    recorder: Recorder,
+    recorder: FlightRecorder,
     /// The groups with members that have not left, or with calls that are not done.
     groups: BTreeMap<usize, RankGroup<R>>,
     /// The number of groups made so far.
@@ -55,7 +55,7 @@ struct RankState<R: Runtime> {
 
 impl<R: Runtime> World<R> {
     pub(super) fn new(ranks: usize, timeout: Duration, places: Places) -> Arc<Self> {
-        let recorder = Recorder::new(ranks);
+        let recorder = FlightRecorder::new(ranks);
         let state = WorldState { failure: None, recorder, groups: BTreeMap::new(), made: 0, names: BTreeMap::new() };
         Arc::new(World { timeout, places, state: Mutex::new(state), changed: Condvar::new() })
     }
@@ -100,25 +100,25 @@ impl<R: Runtime> World<R> {
         group: usize,
         rank: usize,
         job: RankCall<R>,
-    ) -> Result<RoundKey, Why> {
+    ) -> Result<RoundKey, FailureReason> {
         let Some(own) = state.groups.get_mut(&group) else {
-            return Err(Why::Mismatch { why: "a call in a group that all of its ranks have left".into() });
+            return Err(FailureReason::Mismatch { why: "a call in a group that all of its ranks have left".into() });
         };
         let key = own.number(rank, &job);
         state.recorder.note(own.seats[rank], own.seats.clone(), key.number(), job.call.fingerprint());
         let round = own.rounds.entry(key).or_insert_with(|| Round::new(key, own.seats.clone()));
-        if let Some(why) = round.arrive(rank, job, self.places).or_else(|| own.deserted(key)) {
+        if let Some(why) = round.arrive(rank, job, self.places).or_else(|| own.left_member(key)) {
             return Err(why);
         }
         if own.rounds[&key].is_complete() {
-            self.hand_out(own, group, key)?;
+            self.dispatch(own, group, key)?;
         }
         Ok(key)
     }
 
-    fn hand_out(self: &Arc<Self>, own: &mut RankGroup<R>, group: usize, key: RoundKey) -> Result<(), Why> {
+    fn dispatch(self: &Arc<Self>, own: &mut RankGroup<R>, group: usize, key: RoundKey) -> Result<(), FailureReason> {
         let Some(round) = own.rounds.get_mut(&key) else { return Ok(()) };
-        let shares = round.shares().map_err(|e| Why::Mismatch { why: e.to_string() })?;
+        let shares = round.shares().map_err(|e| FailureReason::Mismatch { why: e.to_string() })?;
         if shares.is_empty() {
             own.complete(key)?;
             self.changed.notify_all();
@@ -127,7 +127,7 @@ impl<R: Runtime> World<R> {
             let task = WorkerTask { world: self.clone(), group, key, rank, share };
             let sent = own.members[rank].queue.as_ref().is_some_and(|q| q.send(task).is_ok());
             if !sent {
-                return Err(Why::Peer { peer: own.seats[rank], cause: "its worker thread has ended".into() });
+                return Err(FailureReason::Peer { peer: own.seats[rank], cause: "its worker thread has ended".into() });
             }
         }
         Ok(())
@@ -139,7 +139,7 @@ impl<R: Runtime> World<R> {
         // The world has failed meanwhile, and every member has left.
         let Some(own) = state.groups.get_mut(&group) else { return };
         let settled = match (done, own.rounds.get_mut(&key)) {
-            (Err(cause), _) => Err(Why::Peer { peer: own.seats[rank], cause }),
+            (Err(cause), _) => Err(FailureReason::Peer { peer: own.seats[rank], cause }),
             (Ok(finished), Some(round)) => match round.give_back(finished) {
                 true => own.complete(key),
                 false => return,
@@ -182,7 +182,7 @@ impl<R: Runtime> World<R> {
                     if self.changed.wait_until(&mut state, deadline).timed_out() && Instant::now() >= deadline {
                         let missing = state.missing(group, key);
                         if state.failure.is_none() && !missing.is_empty() {
-                            let why = Why::Timeout { waited: since.elapsed(), missing, called: false };
+                            let why = FailureReason::Timeout { waited: since.elapsed(), missing, called: false };
                             return Err(self.fail_with(&mut state, why));
                         }
                     }
@@ -199,13 +199,13 @@ impl<R: Runtime> World<R> {
         self.state.lock().failure.clone()
     }
 
-    pub(super) fn fail(&self, why: Why) {
+    pub(super) fn fail(&self, why: FailureReason) {
         self.fail_with(&mut self.state.lock(), why);
     }
 
     /// Fails the world. The first failure is the one that all ranks get. Memory of calls that cannot finish goes back.
-    fn fail_with(&self, state: &mut WorldState<R>, why: Why) -> Failure {
-        let first = state.failure.get_or_insert_with(|| Failure { why, calls: state.recorder.lines() }).clone();
+    fn fail_with(&self, state: &mut WorldState<R>, why: FailureReason) -> Failure {
+        let first = state.failure.get_or_insert_with(|| Failure { reason: why, calls: state.recorder.lines() }).clone();
         state.groups.values_mut().for_each(|g| g.rounds.clear());
         state.groups.retain(|_, g| !g.is_over());
         self.changed.notify_all();
@@ -217,7 +217,7 @@ impl<R: Runtime> World<R> {
         let mut state = self.state.lock();
         let Some(own) = state.groups.get_mut(&group) else { return };
         own.members[rank].left = true;
-        match own.rounds.keys().find_map(|&key| own.deserted(key)) {
+        match own.rounds.keys().find_map(|&key| own.left_member(key)) {
             Some(why) => {
                 self.fail_with(&mut state, why);
             }
@@ -282,15 +282,15 @@ impl<R: Runtime> RankGroup<R> {
     }
 
     /// The failure of a round in which a rank that has left is missing; none otherwise.
-    fn deserted(&self, key: RoundKey) -> Option<Why> {
+    fn left_member(&self, key: RoundKey) -> Option<FailureReason> {
         let peer = self.missing(key).into_iter().find(|&r| self.members[r].left)?;
         let what = self.rounds.get(&key)?.described();
-        Some(Why::Peer { peer: self.seats[peer], cause: format!("{LEFT} while {what}") })
+        Some(FailureReason::Peer { peer: self.seats[peer], cause: format!("{LEFT} while {what}") })
     }
 
     /// Returns every rank its memory.
-    fn complete(&mut self, key: RoundKey) -> Result<(), Why> {
+    fn complete(&mut self, key: RoundKey) -> Result<(), FailureReason> {
         let Some(round) = self.rounds.remove(&key) else { return Ok(()) };
-        round.complete().map_err(|e| Why::Mismatch { why: e.to_string() })
+        round.complete().map_err(|e| FailureReason::Mismatch { why: e.to_string() })
     }
 }

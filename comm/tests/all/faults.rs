@@ -156,7 +156,7 @@ fn a_rank_that_never_arrives_is_named_when_the_time_is_up() {
 }
 
 /// What every rank says when rank 2 of three makes another call.
-fn disagreement(
+fn mismatch(
     what: &str,
     same: impl Fn(&Comm<Cpu>) -> Result<()> + Sync,
     other: impl Fn(&Comm<Cpu>) -> Result<()> + Sync,
@@ -184,7 +184,7 @@ fn different_calls_are_shown_side_by_side() {
         let reduces = kind.contains("reduce").then_some(op);
         let rooted = ["reduce", "broadcast"].contains(kind).then_some(root);
         for (told, other) in [dtype, same_size, numel].into_iter().chain(reduces).chain(rooted) {
-            for sides in disagreement(kind, |comm| call(comm, kind, TERMS), |comm| call(comm, kind, other)) {
+            for sides in mismatch(kind, |comm| call(comm, kind, TERMS), |comm| call(comm, kind, other)) {
                 assert!(
                     sides.contains(told) && sides.contains("100") | sides.contains("f32[]"),
                     "{kind}, {told}: {sides}"
@@ -198,7 +198,7 @@ fn different_calls_are_shown_side_by_side() {
 fn different_collectives_are_shown_side_by_side() {
     for kind in KINDS.iter().chain(&FORMS).filter(|&&kind| kind != "send") {
         let name = kind.trim_end_matches("_parts").trim_end_matches("_in_place");
-        for sides in disagreement(kind, |c| call(c, kind, TERMS), |c| call(c, another(kind), TERMS)) {
+        for sides in mismatch(kind, |c| call(c, kind, TERMS), |c| call(c, another(kind), TERMS)) {
             let name = if name == "exchange" { "all_gather" } else { name };
             assert!(sides.contains(name) && sides.contains(another(kind)), "{kind}: {sides}");
         }

@@ -7,4 +7,4 @@ mod collectives_types;
 mod faults;
 mod in_order;
 mod thread_engine;
-mod thread_meetings;
+mod thread_rendezvous;

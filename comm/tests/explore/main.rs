@@ -50,7 +50,7 @@ fn explore<T: Send + 'static>(n: usize, time: Time, program: fn(Comm<Cpu>) -> Re
 }
 
 /// Lets `program` run with the seats of three ranks and a channel between its threads, in many orders of events.
-fn explore_meetings(
+fn explore_rendezvous(
     time: Time,
     program: impl Fn(ThreadRendezvous<Cpu>, Vec<ThreadSeat<Cpu>>, mpsc::Sender<()>, mpsc::Receiver<()>)
     + Copy
@@ -63,9 +63,9 @@ fn explore_meetings(
         let runtimes: Vec<Cpu> = (0..3).map(|_| Cpu::with_threads(1)).collect();
         let (quorum, second) = (Quorum::default(), Duration::from_secs(1));
         let made = ThreadRendezvous::at_places(runtimes.clone(), quorum, second, Places::Any);
-        let (meeting, seats) = made.unwrap_or_else(|e| panic!("{e}"));
+        let (rendezvous, seats) = made.unwrap_or_else(|e| panic!("{e}"));
         let (sends, listens) = mpsc::channel();
-        program(meeting, seats, sends, listens);
+        program(rendezvous, seats, sends, listens);
         sync::end();
         for (rank, rt) in runtimes.iter().enumerate() {
             assert_eq!(rt.memory().total.live, 0, "memory of rank {rank} did not come back");

@@ -8,7 +8,7 @@ use runtime_cpu::Cpu;
 use crate::{
     Time,
     comm::{Collectives, Comm, Communicator, Membership, ReduceOp, Rendezvous, ThreadSeat, Work},
-    explore, explore_meetings,
+    explore, explore_rendezvous,
     sync::{self, mpsc},
 };
 
@@ -263,18 +263,18 @@ fn a_rank_that_never_calls_is_named() {
 }
 
 /// Ranks that meet, with what a rank of the first world does that is not to be in the second one.
-fn meetings(time: Time, lost: fn(ThreadSeat<Cpu>, &mpsc::Receiver<()>), check: fn(Vec<Result<(u64, usize)>>)) {
-    explore_meetings(time, move |meeting, seats, ended, listens| {
+fn rendezvous(time: Time, lost: fn(ThreadSeat<Cpu>, &mpsc::Receiver<()>), check: fn(Vec<Result<(u64, usize)>>)) {
+    explore_rendezvous(time, move |rendezvous, seats, ended, listens| {
         let mut seats = seats.into_iter();
         let (first, second, third) = (seats.next(), seats.next(), seats.next());
-        let newcomer = meeting.join(Cpu::with_threads(1));
+        let newcomer = rendezvous.join(Cpu::with_threads(1));
         let outcomes = sync::scope(|scope| {
             let going_on = [first, second].into_iter().flatten().map(|mut seat| {
                 let run = move || {
-                    let comm = seat.meet()?.comm;
+                    let comm = seat.next_world()?.comm;
                     let _ = all_reduce(&comm, 3);
                     drop(comm);
-                    let Membership { comm, generation, .. } = seat.meet()?;
+                    let Membership { comm, generation, .. } = seat.next_world()?;
                     let _ = all_reduce(&comm, 3);
                     Ok((generation, comm.size()))
                 };
@@ -284,7 +284,7 @@ fn meetings(time: Time, lost: fn(ThreadSeat<Cpu>, &mpsc::Receiver<()>), check: f
             let lost = third.map(|seat| sync::spawn_in(scope, "is lost".into(), move || lost(seat, &listens)));
             let joined = sync::spawn_in(scope, "joins".into(), move || {
                 let mut newcomer = newcomer;
-                newcomer.meet().map(|membership| (membership.generation, membership.comm.size()))
+                newcomer.next_world().map(|membership| (membership.generation, membership.comm.size()))
             });
             let mut outcomes: Vec<_> = going_on.into_iter().map(|t| t.unwrap().join().unwrap()).collect();
             drop(ended);
@@ -307,9 +307,9 @@ fn one_world_each(outcomes: &[Result<(u64, usize)>]) {
 
 #[test]
 fn who_is_left_meets_again_with_who_has_come() {
-    meetings(
+    rendezvous(
         Time::Stands,
-        |mut seat, _| drop(seat.meet()),
+        |mut seat, _| drop(seat.next_world()),
         |outcomes| {
             one_world_each(&outcomes);
             // The newcomer may come too late; whoever was there before is in the second world.
@@ -320,7 +320,7 @@ fn who_is_left_meets_again_with_who_has_come() {
 
 #[test]
 fn who_neither_comes_nor_leaves_is_given_up() {
-    meetings(
+    rendezvous(
         Time::Passes,
         |seat, others_end| {
             let _ = others_end.recv();

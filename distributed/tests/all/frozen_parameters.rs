@@ -261,5 +261,5 @@ fn an_optimizer_that_knows_no_group_says_so() {
     step().unwrap();
     model.unfreeze_where(|name| name == "b.weight");
     let error = step().unwrap_err().to_string();
-    assert!(error.contains("in which of its 2 groups `b.weight` is"), "{error}");
+    assert!(error.contains("none of its 2 groups is known to have `b.weight`"), "{error}");
 }

@@ -40,7 +40,7 @@ fn plans_that_do_not_fit_are_refused_with_names_and_numbers() {
     let positions = refused(2, small, plan().vocabulary("wpe"));
     assert!(positions.contains("wpe.weight") && positions.contains("does not allow"), "{positions}");
     let removed = refused(2, small, plan().without("blocks.*.fc3"));
-    assert!(removed.contains("no line for `blocks.*.fc3`"), "{removed}");
+    assert!(removed.contains("no entry for `blocks.*.fc3`"), "{removed}");
 }
 
 #[test]
@@ -48,11 +48,11 @@ fn where_the_sequence_is_cut_every_layer_needs_a_line_that_fits() {
     let small = GptConfig { layers: 1, ..Default::default() };
     let plan = || Gpt::<Cpu>::tensor_plan().sequence_parallel(true);
     for (plan, parameter, why) in [
-        (plan().without("blocks.*.fc1").without("blocks.*.fc2"), "blocks.0.fc1.weight", "by no line"),
-        (plan().without("blocks.*.ln1"), "blocks.0.ln1.weight", "by no line"),
+        (plan().without("blocks.*.fc1").without("blocks.*.fc2"), "blocks.0.fc1.weight", "by no entry"),
+        (plan().without("blocks.*.ln1"), "blocks.0.ln1.weight", "by no entry"),
         (plan().without("lnf").replicated("lnf"), "lnf.weight", "by `replicated`"),
         // A parameter is named, and not its layer's bias.
-        (plan().without("blocks.*.proj").row("blocks.*.proj.weight"), "blocks.0.proj.bias", "by no line"),
+        (plan().without("blocks.*.proj").row("blocks.*.proj.weight"), "blocks.0.proj.bias", "by no entry"),
         (plan().without("blocks.*.qkv").sequence("blocks.*.qkv"), "blocks.0.qkv.weight", "attention heads"),
         (plan().sequence("wpe"), "wpe.weight", "in no region"),
     ] {

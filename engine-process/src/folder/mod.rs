@@ -2,7 +2,7 @@
 //! messages for another to a file.
 
 mod log;
-mod meeting;
+mod rendezvous;
 mod transport;
 
 use std::{path::PathBuf, time::Duration};
@@ -87,14 +87,14 @@ impl SharedFolder {
         const OP: &str = "SharedFolder::join";
         let SharedFolder { path, launch, join_timeout } = self;
         let launch = launch.or_else(Launch::from_env).ok_or_else(|| {
-            let why = "nothing says which process this is: start all with `srun` or `torchrun`, or set RANK, WORLD_SIZE and LOCAL_RANK for each, with ranks from 0";
+            let why = "the rank of this process is unknown: start all with `srun` or `torchrun`, or set RANK, WORLD_SIZE and LOCAL_RANK for each, with ranks from 0";
             Error::argument(OP, why)
         })?;
         let Launch { rank, size, local_rank } = launch;
         if rank >= size {
             return Err(Error::argument(OP, format!("rank {rank} is none of {size} processes, which count from 0")));
         }
-        let open = move || Ok(Box::new(meeting::meet(&path, rank, size, join_timeout)?) as Box<dyn Transport>);
+        let open = move || Ok(Box::new(rendezvous::join(&path, rank, size, join_timeout)?) as Box<dyn Transport>);
         Ok(Processes::over(open)?.message_limit(MESSAGE).local(local_rank))
     }
 }
@@ -102,7 +102,7 @@ impl SharedFolder {
 /// The transport of one of `size` processes, once all have come.
 #[cfg(test)]
 pub(crate) fn transport_in(path: &std::path::Path, rank: usize, size: usize) -> Result<Box<dyn Transport>> {
-    Ok(Box::new(meeting::meet(path, rank, size, Duration::from_secs(60))?))
+    Ok(Box::new(rendezvous::join(path, rank, size, Duration::from_secs(60))?))
 }
 
 #[cfg(test)]

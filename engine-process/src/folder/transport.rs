@@ -69,7 +69,7 @@ impl Peer {
             return;
         }
         let hint = if is_gone { ": was it deleted, or another job started in its folder?" } else { "" };
-        self.broken = Some(format!("what rank {rank} writes to {} cannot be read: {error}{hint}", job.display()));
+        self.broken = Some(format!("the log of rank {rank} in {} cannot be read: {error}{hint}", job.display()));
     }
 }
 

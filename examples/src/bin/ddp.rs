@@ -56,7 +56,7 @@ fn run(options: &Options) -> Outcome<()> {
     let ranks = options.joined.ranks(options.ranks)?;
     let rank = |comm: Comm<AnyRuntime>| losses(&comm, options, corpus.characters.len(), tokens);
     let many = ranks.run(rank)?;
-    if !ranks.leads() {
+    if !ranks.is_rank_zero() {
         return Ok(());
     }
     let one = ranks.run_alone(rank)?;

@@ -74,7 +74,7 @@ fn run(options: &Options) -> Outcome<()> {
     let rows = rows(options)?;
     let ranks = options.joined.ranks(options.ranks)?;
     let losses = ranks.run(|comm: Comm<AnyRuntime>| train(&comm, options, &rows))?;
-    if ranks.leads() {
+    if ranks.is_rank_zero() {
         println!("{} rows; loss {:.4} at first, {:.4} at last", rows.len(), losses[0], losses[losses.len() - 1]);
         println!("the adapter is in {}", options.out.display());
     }

@@ -107,7 +107,7 @@ fn run(options: &Options) -> Outcome<()> {
     let corpus = Corpus::read(None)?;
     let task = |comm: &Comm<AnyRuntime>| Task::new(comm.runtime(), options, &corpus);
     let say = |line: String| {
-        if ranks.leads() {
+        if ranks.is_rank_zero() {
             println!("{line}");
         }
     };

@@ -22,7 +22,7 @@ use weftgrad::{
     },
     optim::{AdamWConfig, ParamGroups},
     prelude::*,
-    train::{InStep, Interval, Length, Trainer, sink::Terminal},
+    train::{Interval, Length, ModelInStep, Trainer, sink::Terminal},
 };
 use weftgrad_examples::{
     Outcome,
@@ -81,14 +81,14 @@ fn run(options: &Options) -> Outcome<()> {
         )
         .into());
     }
-    for rank in (0..options.ranks).filter(|_| ranks.leads()) {
+    for rank in (0..options.ranks).filter(|_| ranks.is_rank_zero()) {
         let row: Vec<String> = checked.row(rank).iter().map(ToString::to_string).collect();
         println!("rank {rank}: {}", row.join(" "));
     }
     let corpus = Corpus::read(None)?;
     let (vocabulary, text) = (corpus.characters.len(), corpus.part(Part::Train, CONTEXT)?);
     let timeline = ranks.run(|comm| train(comm, &checked, options, vocabulary, text))?;
-    if !ranks.leads() {
+    if !ranks.is_rank_zero() {
         return Ok(());
     }
     std::fs::create_dir_all(&options.out)?;
@@ -124,7 +124,7 @@ fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: us
     let micros = options.micro_batches;
     let batch = micros * ROWS * options.replicas;
     let batches = text::sequences(comm.runtime(), text, CONTEXT, 1)?.batch(batch).shuffle(7).last(Last::Drop);
-    let report = Trainer::new(&InStep, step, batches)
+    let report = Trainer::new(&ModelInStep, step, batches)
         .until(Length::Steps(options.steps as u64))
         .record_every(Interval::Steps(10))
         .sink(Terminal::lines_to(std::io::stdout()).every(Duration::ZERO).show(["loss"]))

@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Outcome<()> {
     let ranks = options.joined.ranks(options.ranks)?;
     let say = |line: String| {
-        if ranks.leads() {
+        if ranks.is_rank_zero() {
             println!("{line}");
         }
     };

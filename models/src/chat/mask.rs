@@ -36,7 +36,7 @@ impl ChatTemplate {
         let with = self.render(&conversation.first(at + 1), false)?;
         if !text.starts_with(&*with) || !with.starts_with(&*before) {
             let why = format!(
-                "its text of the first {} messages is not what the whole conversation begins with, so what the assistant said cannot be told apart",
+                "its text of the first {} messages is no prefix of the whole conversation's, so the assistant's tokens cannot be located",
                 at + 1
             );
             return Err(Error::format("the chat template", why));

@@ -71,7 +71,7 @@ impl RopeConfig {
         rotates_whole_heads(fields)?;
         match (new.as_ref().map(read).transpose()?, old.as_ref().map(read).transpose()?) {
             (Some(new), Some(old)) if new != old => {
-                Err(fields.wrong("rope_parameters", "says something else than `rope_scaling`: remove the wrong one"))
+                Err(fields.wrong("rope_parameters", "differs from `rope_scaling`: remove the wrong one"))
             }
             (Some(found), _) | (None, Some(found)) => Ok(found),
             (None, None) => read(&JsonObject::of("config.json", Map::new())),

@@ -17,30 +17,30 @@ impl<R: Runtime> Decoder<R> {
     pub fn tensor_plan() -> TensorPlan {
         let attention = ["q_proj", "k_proj", "v_proj", "qkv_proj"].iter();
         let attention = attention.fold(TensorPlan::new(), |plan, projection| {
-            plan.column(format!("layers.*.self_attn.{projection}")).if_there()
+            plan.column(format!("layers.*.self_attn.{projection}")).optional()
         });
         attention
             .row("layers.*.self_attn.o_proj")
             .partial_gradient("layers.*.self_attn.q_norm")
-            .if_there()
+            .optional()
             .partial_gradient("layers.*.self_attn.k_norm")
-            .if_there()
+            .optional()
             .column("layers.*.mlp.gate_proj")
-            .if_there()
+            .optional()
             .column("layers.*.mlp.up_proj")
-            .if_there()
+            .optional()
             .row("layers.*.mlp.down_proj")
-            .if_there()
+            .optional()
             .column("layers.*.mlp.shared_experts.gate_proj")
-            .if_there()
+            .optional()
             .column("layers.*.mlp.shared_experts.up_proj")
-            .if_there()
+            .optional()
             .row("layers.*.mlp.shared_experts.down_proj")
-            .if_there()
+            .optional()
             .experts("layers.*.mlp.experts")
-            .if_there()
+            .optional()
             .vocabulary("embed_tokens")
             .vocabulary("lm_head")
-            .if_there()
+            .optional()
     }
 }

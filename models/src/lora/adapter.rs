@@ -107,7 +107,7 @@ impl<R: Runtime> LoraAdapter<R> {
             let part = self.context.part_of_values(dims[dims.len() - 2], within)?;
             if dims.len() == 2 && part.is_some() {
                 let why = format!(
-                    "sequences are cut over ranks, and of [N, C] nothing tells where one of them ends: give `{}`, which has an adapter, [.., T, C]",
+                    "sequences are cut over ranks, and [N, C] does not show where one of them ends: give `{}`, which has an adapter, [.., T, C]",
                     layer.weight.leaf().name()
                 );
                 return Err(Error::shape("dropout", &[x.spec().shape], why));

@@ -311,7 +311,7 @@ fn pattern<T>(
     let Some(part) = fields.object(name)? else { return Ok(BTreeMap::new()) };
     let entry = |(key, value): (&String, &Value)| Some((key.clone(), read(value)?));
     let entries: Option<BTreeMap<_, _>> = part.fields().iter().map(entry).collect();
-    entries.ok_or_else(|| fields.wrong(name, "has what is no number"))
+    entries.ok_or_else(|| fields.wrong(name, "has a value that is not a number"))
 }
 
 #[cfg(test)]

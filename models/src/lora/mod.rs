@@ -198,7 +198,7 @@ impl<R: Runtime> Lora<R> {
             return Err(Error::argument("lora", why));
         }
         if !self.saved.is_empty() {
-            let why = "`modules_to_save` are trained in place: what they were before is not kept";
+            let why = "`modules_to_save` are trained in place: their earlier values are not kept";
             return Err(Error::argument("lora", why));
         }
         let taken = |layer: &AdaptedLayer<R>| {

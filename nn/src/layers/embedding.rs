@@ -10,7 +10,7 @@ use numcore::{
 
 use crate::{
     Forward, Init, Initializer, Module, Param,
-    parallel::{Cuts, Exchange, Placed, TensorStyle, own_rows},
+    parallel::{Cuts, Exchange, Placed, TensorStyle, local_rows},
 };
 
 /// An embedding: maps indices `[..]` (`i64`) to rows of a table, giving `[.., D]`.
@@ -87,7 +87,7 @@ impl<R: Runtime> Embedding<R> {
 
     /// Looks up rows of a table that is cut along them: each rank adds the rows it has, and zeros for others, to a sum.
     fn summed(&self, placed: &Placed<R>, indices: &Var<R>) -> Result<Var<R>> {
-        let (here, place) = own_rows(indices, placed.rows())?;
+        let (here, place) = local_rows(indices, placed.rows())?;
         let rows = self.weight.var().embedding(&place)?.where_cond(&here.unsqueeze(-1)?, 0.0)?;
         placed.exchange(Exchange::AllReduce, &rows)
     }

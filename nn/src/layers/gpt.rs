@@ -125,7 +125,7 @@ impl<R: Runtime> Gpt<R> {
             .row("blocks.*.fc2")
             .vocabulary("wte")
             .vocabulary("head")
-            .if_there()
+            .optional()
             .sequence("blocks.*.ln1")
             .sequence("blocks.*.ln2")
             .sequence("lnf")

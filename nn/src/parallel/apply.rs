@@ -65,7 +65,7 @@ impl TensorPlan {
             return Err(Error::config("TensorPlan", "sequence_parallel", why));
         }
         if let Some(pattern) = self.unknown().first() {
-            let why = format!("the plan has no line for `{pattern}`, which is to be removed from it");
+            let why = format!("the plan has no entry for `{pattern}`, so none can be removed");
             return Err(Error::config("TensorPlan", "without", why));
         }
         let lines = self.entries().iter().map(|entry| (&entry.pattern, entry.optional));
@@ -137,7 +137,7 @@ impl TensorPlan {
         match (inside, style, partial) {
             (true, TensorStyle::Replicated, Partiality::Never) => Err(format!(
                 "{}, and values there are cut along the sequence: name it by `sequence`, or cut its layer by `column` or `row`",
-                if entry.is_some() { "is named by `replicated`" } else { "is named by no line of the plan" }
+                if entry.is_some() { "is named by `replicated`" } else { "is named by no entry of the plan" }
             )),
             (true, TensorStyle::Replicated, Partiality::OfSequence) if of.parameter.cuts().has_heads(of.parameter.shape()) => Err(
                 "is of a projection of attention heads, which need all of the sequence: cut it by `column`, or leave out \

@@ -12,7 +12,7 @@ use numcore::{
 
 use super::{
     Exchange, Placed,
-    placed::{RowsHere, own_rows},
+    placed::{LocalRows, local_rows},
 };
 
 /// The cross-entropy of a language model, unsharded or cut along the vocabulary: the options of
@@ -44,7 +44,7 @@ impl VocabularyLoss {
         if !z.dtype.is_float() || y.dtype != DType::I64 {
             return Err(Error::dtype("cross_entropy", &[z.dtype, y.dtype], "needs floating logits and i64 classes"));
         }
-        let own = placed.map_or(RowsHere { first: 0, count: here, of: here }, Placed::rows);
+        let own = placed.map_or(LocalRows { first: 0, count: here, of: here }, Placed::rows);
         if own.count != here {
             let why = format!("this rank has rows {}..{} of {}", own.first, own.first + own.count, own.of);
             return Err(Error::shape("cross_entropy", &[z.shape], why));
@@ -62,7 +62,7 @@ impl VocabularyLoss {
         &self,
         logits: &Var<R>,
         target: &Var<R>,
-        own: RowsHere,
+        own: LocalRows,
         placed: Option<&Placed<R>>,
     ) -> Result<Var<R>> {
         let CrossEntropyOptions { ignore_index, label_smoothing, .. } = self.cross_entropy;
@@ -74,7 +74,7 @@ impl VocabularyLoss {
         };
         // Ignored targets are set to an index of this rank, for a valid look-up.
         let target = target.where_cond(&counts, &number(target, own.first as i64)?)?;
-        let (here, place) = own_rows(&target, own)?;
+        let (here, place) = local_rows(&target, own)?;
         let picked = logits.gather(1, &place.unsqueeze(1)?)?.sub(&top)?.where_cond(&here.unsqueeze(1)?, 0.0)?;
         let mut parts = vec![sum(&EXP_SHIFTED)?, picked];
         if label_smoothing != 0.0 {

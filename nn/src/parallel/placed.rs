@@ -170,10 +170,10 @@ impl<R: Runtime> Placed<R> {
     }
 
     /// The first row of this rank, the number of its rows, and the number of all rows.
-    pub(crate) fn rows(&self) -> RowsHere {
+    pub(crate) fn rows(&self) -> LocalRows {
         let of = self.placement.logical()[0];
         let own = self.placement.ranges(0).first().cloned().unwrap_or(0..0);
-        RowsHere { first: own.start, count: own.len(), of }
+        LocalRows { first: own.start, count: own.len(), of }
     }
 }
 
@@ -194,7 +194,7 @@ fn sequence_of<R: Runtime>(x: &Var<R>) -> Result<usize> {
 
 /// Consecutive rows of a vocabulary on this rank.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RowsHere {
+pub(crate) struct LocalRows {
     pub(crate) first: usize,
     pub(crate) count: usize,
     pub(crate) of: usize,
@@ -202,8 +202,8 @@ pub(crate) struct RowsHere {
 
 /// Finds the `indices` of rows on this rank: a mask, and the position of each among this rank's rows, 0 for other
 /// indices. An index outside of the table counts for the nearest rank, whose look-up rejects it as an uncut table does.
-pub(crate) fn own_rows<R: Runtime>(indices: &Var<R>, own: RowsHere) -> Result<(Var<R>, Var<R>)> {
-    let RowsHere { first, count, of } = own;
+pub(crate) fn local_rows<R: Runtime>(indices: &Var<R>, own: LocalRows) -> Result<(Var<R>, Var<R>)> {
+    let LocalRows { first, count, of } = own;
     let end = first + count;
     let above = if first == 0 { i64::MIN } else { first as i64 };
     let below = if end == of { i64::MAX } else { end as i64 };

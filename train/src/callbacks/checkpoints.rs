@@ -13,10 +13,10 @@ use numcore::{Error, Result, Runtime};
 
 use super::{
     BestValue, Monitor, best_weights,
-    interrupt::{self, Listening},
+    interrupt::{self, SignalListener},
     writer::{PATIENCE, WriteJob, name_of_run},
 };
-use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Which};
+use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Selection};
 
 /// Saves checkpoints: at the end of the run, after a failed step (the state before it), and at a signal (SIGTERM,
 /// Ctrl-C), which ends the run; on request at an [interval](Checkpoints::every), or when a value is the
@@ -51,7 +51,7 @@ pub struct Checkpoints<R: Runtime> {
     failure: Option<String>,
     /// True if this callback requested the next save.
     is_due: bool,
-    listening: Option<Listening>,
+    listening: Option<SignalListener>,
     writer: Option<SnapshotWriter<R>>,
     /// This rank, the number of ranks, and a name of this run.
     here: (usize, usize, String),
@@ -132,7 +132,7 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Enables or disables writing in a thread while training goes on; at first enabled. Otherwise, and over an engine
+    /// Enables or disables writing in a thread while training goes on; at first enabled. OnMismatch, and over an engine
     /// whose transfers are not independent, the step waits until the checkpoint is in place.
     pub fn in_thread(mut self, yes: bool) -> Self {
         self.in_thread = yes;
@@ -177,7 +177,7 @@ impl<R: Runtime> Checkpoints<R> {
     }
 
     /// Requests a checkpoint in this folder alone.
-    fn ask(&mut self, run: &mut Run<'_, R, impl Sized, impl Sized>) {
+    fn request(&mut self, run: &mut Run<'_, R, impl Sized, impl Sized>) {
         self.is_due = true;
         run.control().save_due();
     }
@@ -193,17 +193,17 @@ impl<R: Runtime> Checkpoints<R> {
             return writer.start(move |comm| job.run(comm));
         }
         let written = writer.finish().and_then(|()| job.run(writer.comm()));
-        self.judge(written)
+        self.store_outcome(written)
     }
 
     /// Waits for the checkpoint that is being written, on all ranks at one point of the run, with one result.
     fn finish(&mut self) -> Result<()> {
         let written = self.writer.as_mut().map_or(Ok(()), SnapshotWriter::finish);
-        self.judge(written)
+        self.store_outcome(written)
     }
 
     /// Stores the result of a save: an error is returned, or kept to be recorded.
-    fn judge(&mut self, written: Result<()>) -> Result<()> {
+    fn store_outcome(&mut self, written: Result<()>) -> Result<()> {
         let Some(snapshot) = self.writing.take() else { return written };
         match written {
             Ok(()) => {
@@ -257,15 +257,15 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 self.in_thread &= run.comm().guarantees().independent_transfers;
                 self.writer = Some(SnapshotWriter::new(run.comm())?);
                 self.here = (run.comm().rank(), run.comm().size(), name_of_run(run.comm())?);
-                self.saved = self.resumed_here(run)?;
+                self.saved = self.resumed_step(run)?;
                 // A save that was due when another rank was lost is requested again.
-                self.is_due &= run.state.owes_save == Some(Which::Due);
+                self.is_due &= run.state.owes_save == Some(Selection::Due);
                 if self.is_due || self.is_best_missing(run)? {
-                    self.ask(run);
+                    self.request(run);
                 }
                 let first = run.comm().rank() == 0;
                 all_ok_after(run.comm(), "Checkpoints", || if first { self.folder.remove_stranded() } else { Ok(()) })?;
-                self.listening = if self.on_signal { Some(Listening::start()?) } else { None };
+                self.listening = if self.on_signal { Some(SignalListener::start()?) } else { None };
                 Ok(())
             }
             Event::StepEnd(_) => {
@@ -274,16 +274,16 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 if let (false, Some(writer)) = (self.report_failures, &mut self.writer) {
                     writer.poll().inspect_err(|_| self.writing = None)?;
                 }
-                if self.on_signal && interrupt::is_asked() {
+                if self.on_signal && interrupt::is_signaled() {
                     run.control().interrupt();
                 }
                 if run.is_due(&self.every) {
-                    self.ask(run);
+                    self.request(run);
                 }
                 Ok(())
             }
             Event::Skipped if run.is_due(&self.every) => {
-                self.ask(run);
+                self.request(run);
                 Ok(())
             }
             Event::Evaluated(fresh) => {
@@ -292,7 +292,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                     self.finish()?;
                 }
                 if self.is_best(fresh, run)? {
-                    self.ask(run);
+                    self.request(run);
                 }
                 Ok(())
             }
@@ -301,7 +301,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 if self.at_end || interrupted {
                     self.finish()?;
                     if self.saved != Some(step) {
-                        self.ask(run);
+                        self.request(run);
                     }
                 }
                 Ok(())
@@ -342,12 +342,12 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
     }
 
     fn state(&self) -> CallbackState {
-        let due = self.is_due.then(|| ("due".into(), self.where_due()));
+        let due = self.is_due.then(|| ("due".into(), self.save_id()));
         BestValue::to_state(self.best_value).into_iter().chain(due).collect()
     }
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
-        self.is_due = state.get("due") == Some(&self.where_due());
+        self.is_due = state.get("due") == Some(&self.save_id());
         self.best_value = BestValue::of_state(state)?;
         Ok(())
     }
@@ -389,7 +389,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         self.best.iter().try_for_each(Monitor::check)?;
         if self.restore_best && self.best.is_none() {
             let why =
-                "nothing says which checkpoint is the best: give `best` the name of a value, such as `validation/loss`";
+                "no value selects the best checkpoint: give `best` the name of a value, such as `validation/loss`";
             return Err(Error::config("Checkpoints", "restore_best", why));
         }
         if self.keep == Some(0) {

@@ -39,7 +39,7 @@ impl DivergenceGuard {
     }
 
     /// The reason to end the run after a synchronization, if there is one.
-    fn judge(&mut self, meeting: Meeting) -> Option<String> {
+    fn reason_to_stop(&mut self, meeting: Meeting) -> Option<String> {
         let Meeting { number, fragment, divergence } = meeting;
         self.seen = number;
         let (before, rising) = self.fragments.get(&fragment).copied().unwrap_or((f64::INFINITY, 0));
@@ -47,7 +47,7 @@ impl DivergenceGuard {
         self.fragments.insert(fragment, (divergence, rising));
         (self.ends && rising >= RISING && divergence > self.threshold).then(|| {
             let threshold = self.threshold;
-            format!("ranks went {divergence:.3} apart, further in each of {RISING} meetings, and {threshold} is allowed: meet more often")
+            format!("the divergence of ranks is {divergence:.3}, above {threshold}, and rose in {RISING} synchronizations in a row: synchronize more often")
         })
     }
 }
@@ -60,7 +60,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for DivergenceGuard {
             return Ok(());
         }
         run.record("divergence", meeting.divergence);
-        if let Some(why) = self.judge(meeting) {
+        if let Some(why) = self.reason_to_stop(meeting) {
             run.control().stop(why);
         }
         Ok(())
@@ -105,17 +105,17 @@ mod tests {
     fn fragments_are_compared_with_themselves() {
         let mut guard = DivergenceGuard::above(0.05);
         let mut number = 0;
-        let mut judge = |fragment, divergence| {
+        let mut reason_to_stop = |fragment, divergence| {
             number += 1;
-            guard.judge(Meeting { number, fragment, divergence })
+            guard.reason_to_stop(Meeting { number, fragment, divergence })
         };
         // Each is larger than the one before it, but every fragment stays as it was.
         for _ in 0..3 {
             for (fragment, divergence) in [0.1, 0.2, 0.3, 0.4].into_iter().enumerate() {
-                assert!(judge(fragment, divergence).is_none());
+                assert!(reason_to_stop(fragment, divergence).is_none());
             }
         }
-        assert!(judge(1, 0.21).is_none() && judge(1, 0.22).is_none());
-        assert!(judge(1, 0.23).is_some_and(|why| why.contains("0.230 apart")));
+        assert!(reason_to_stop(1, 0.21).is_none() && reason_to_stop(1, 0.22).is_none());
+        assert!(reason_to_stop(1, 0.23).is_some_and(|why| why.contains("is 0.230, above 0.2")));
     }
 }

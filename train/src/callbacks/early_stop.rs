@@ -48,7 +48,7 @@ impl EarlyStop {
     }
 
     /// The reason to end the run after this value of a step, if there is one.
-    fn judge(&mut self, value: f64, step: u64) -> Option<String> {
+    fn reason_to_stop(&mut self, value: f64, step: u64) -> Option<String> {
         let name = self.monitor.name();
         if self.stop_at.is_some_and(|bound| self.monitor.clone().min_delta(0.0).is_better(value, Some(bound))) {
             return Some(format!("`{name}` is {value}, as good as was asked for"));
@@ -58,11 +58,11 @@ impl EarlyStop {
             return None;
         }
         self.waited += 1;
-        self.why_waited()
+        self.out_of_patience()
     }
 
     /// The reason to end the run, if the patience is used up.
-    fn why_waited(&self) -> Option<String> {
+    fn out_of_patience(&self) -> Option<String> {
         let name = self.monitor.name();
         let best = self.best.map_or("never a number".into(), |best| format!("not better than {}", best.value));
         (self.waited > 0 && self.waited >= self.patience)
@@ -76,11 +76,11 @@ impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
             // A stopped run that is started again with equal options ends at once.
             Event::Begin => {
                 self.monitor.watch(run);
-                self.why_waited()
+                self.out_of_patience()
             }
             Event::Evaluated(fresh) => {
                 let (value, step) = (self.monitor.value(fresh, run)?, run.progress().step);
-                value.and_then(|value| self.judge(value, step))
+                value.and_then(|value| self.reason_to_stop(value, step))
             }
             Event::End(_) => {
                 if let Some(best) = self.best {
@@ -124,16 +124,17 @@ mod tests {
     #[test]
     fn patience_counts_evaluations_since_the_best() {
         let mut stop = EarlyStop::on("loss").patience(2);
-        let stops: Vec<bool> = [3.0, 2.0, 2.5, 1.0, 1.0, f64::NAN].map(|v| stop.judge(v, 1).is_some()).to_vec();
+        let stops: Vec<bool> =
+            [3.0, 2.0, 2.5, 1.0, 1.0, f64::NAN].map(|v| stop.reason_to_stop(v, 1).is_some()).to_vec();
         assert_eq!(stops, [false, false, false, false, false, true]);
-        let why = EarlyStop::on("loss").patience(1).judge(f64::NAN, 1).unwrap();
+        let why = EarlyStop::on("loss").patience(1).reason_to_stop(f64::NAN, 1).unwrap();
         assert_eq!(why, "`loss` was never a number in 1 evaluations");
     }
 
     #[test]
     fn a_value_that_is_good_enough_ends_the_run() {
         let mut stop = EarlyStop::on(Monitor::max("accuracy")).stop_at(0.9);
-        assert!(stop.judge(0.9, 1).is_none());
-        assert!(stop.judge(0.91, 2).is_some());
+        assert!(stop.reason_to_stop(0.9, 1).is_none());
+        assert!(stop.reason_to_stop(0.91, 2).is_some());
     }
 }

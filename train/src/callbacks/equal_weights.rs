@@ -81,7 +81,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for EqualWeights {
         let members = run.comm().members();
         let others = differing(&all, k).into_iter().filter(|pair| pair.0 == first.0);
         let why = format!(
-            "after step {} `{}` is not on rank {} what it is on rank {}, and nothing before it in the model differs: look for what \
+            "after step {} `{}` differs between rank {} and rank {}, and is the first in the model that does: look for code that \
              changes it outside of the optimizer, or draws random values that differ between ranks",
             run.progress().step,
             own[k].name,

@@ -103,7 +103,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
     /// Sets the function that computes each batch's outputs, once, for all measurements that are added after this call.
     /// Every rank calls it equally often.
     pub fn predict<P>(self, predict: impl FnMut(&M, &Batch<B>) -> Result<P> + 'e) -> Evaluate<'e, M, B, P> {
-        let is_misplaced = self.measures_more();
+        let is_misplaced = self.has_measurements();
         let Evaluate { loader, prefix, name, every, at_start, at_end, batches, loss, is_due, ran_at, .. } = self;
         let (predict, measures, metrics) = (Box::new(predict), Vec::new(), Vec::new());
         Evaluate {
@@ -125,7 +125,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
     }
 
     /// Tells whether anything but the loss is measured.
-    fn measures_more(&self) -> bool {
+    fn has_measurements(&self) -> bool {
         !(self.measures.is_empty() && self.metrics.is_empty())
     }
 
@@ -190,7 +190,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
     }
 
     /// Requests this evaluation alone.
-    fn ask<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) {
+    fn request<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) {
         self.is_due = true;
         run.control().evaluate_due();
     }
@@ -206,7 +206,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
     {
         self.metrics.iter_mut().for_each(|(_, metric)| metric.reset());
         let modes = Modes::evaluating(run.model());
-        let measured = scalars::apart(|| self.sums(run));
+        let measured = scalars::capture(|| self.sums(run));
         modes.restore(run.model());
         let (mut sums, mut recorded) = measured?;
         if !run.engine.ranks().counts_examples {
@@ -222,11 +222,11 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         };
         run.evaluation_ran(&self.prefix);
         self.ran_at = Some(run.progress().step);
-        let mut all = all_sums(run, &sums)?;
+        let mut all = sum_over_ranks(run, &sums)?;
         let examples = all.pop().map_or(0.0, |(examples, _)| examples);
         if examples == 0.0 || self.loss && all[0].1 == 0.0 {
             let why =
-                format!("`{}` has seen {examples} examples, whose losses weigh nothing: it has no mean", self.prefix);
+                format!("the losses of `{}` have weight 0 over {examples} examples, so there is no mean", self.prefix);
             return Err(Error::argument("Evaluate", why));
         }
         let recorded = recorded.means(run.comm())?;
@@ -262,7 +262,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         let most = if run.is_fast_dev_run() { Some(1) } else { self.batches };
         let mut sums = vec![(0.0, 0.0); usize::from(self.loss) + self.measures.len()];
         let mut examples = 0.0;
-        let loader = if self.measures_more() { self.loader.clone().unpadded() } else { self.loader.clone() };
+        let loader = if self.has_measurements() { self.loader.clone().unpadded() } else { self.loader.clone() };
         let batches = loader.rank(index, of).epoch(0)?;
         for batch in batches.take(most.map_or(usize::MAX, |n| n as usize)) {
             if run.is_interrupted()? {
@@ -280,8 +280,8 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
                 let WeightedSum { sum, weight } = run.engine.evaluate(run.model, &batch)?;
                 add((sum, weight));
             }
-            if self.measures_more() {
-                no_grad(|| self.look_at(run.model, &batch, &mut add))?;
+            if self.has_measurements() {
+                no_grad(|| self.measure_batch(run.model, &batch, &mut add))?;
             }
         }
         sums.push((examples, 1.0));
@@ -290,7 +290,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
 
     /// Runs the model on a batch, for all measurements but the loss; `add` receives sums and weights. A share without
     /// examples is predicted, too: sharded parameters need this rank's forward pass.
-    fn look_at(&mut self, model: &M, batch: &Batch<B>, add: &mut dyn FnMut((f64, f64))) -> Result<()> {
+    fn measure_batch(&mut self, model: &M, batch: &Batch<B>, add: &mut dyn FnMut((f64, f64))) -> Result<()> {
         let outputs = (self.predict)(model, batch)?;
         if batch.count == 0 {
             return Ok(());
@@ -303,7 +303,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
 }
 
 /// The sums and weights of all ranks, added up in their order.
-fn all_sums<R: Runtime, M, B>(run: &Run<'_, R, M, B>, own: &[(f64, f64)]) -> Result<Vec<(f64, f64)>> {
+fn sum_over_ranks<R: Runtime, M, B>(run: &Run<'_, R, M, B>, own: &[(f64, f64)]) -> Result<Vec<(f64, f64)>> {
     if run.comm().size() == 1 {
         return Ok(own.to_vec());
     }
@@ -331,17 +331,17 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static, O> Callback<R, M, B> for Evalu
                 run.comm().agree(&format!("the data of `{}`", self.prefix), self.data()?.as_bytes())?;
                 // It is due, too, in a resumed run that was interrupted before it ran.
                 if self.is_due || self.at_start && run.resumed().is_none() {
-                    self.ask(run);
+                    self.request(run);
                 }
                 Ok(())
             }
             Event::StepEnd(_) | Event::Skipped if run.is_due(&self.every) => {
-                self.ask(run);
+                self.request(run);
                 Ok(())
             }
             // After a signal the checkpoint comes first.
             Event::Ending(reason) if self.at_end && !ran && **reason != StopReason::Interrupted => {
-                self.ask(run);
+                self.request(run);
                 Ok(())
             }
             // The resumed run will have no step left, so the evaluation at its end is noted: it runs first then.
@@ -377,7 +377,7 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static, O> Callback<R, M, B> for Evalu
 
     fn check(&self) -> Result<()> {
         if self.is_misplaced {
-            let why = "what is measured is given the outputs of the `predict` before it: give `predict` first";
+            let why = "measurements get the outputs of the `predict` before them: call `predict` first";
             return Err(Error::config("Evaluate", "predict", why));
         }
         self.every.check("Evaluate")

@@ -29,7 +29,7 @@ struct Signals {
 
 static SIGNALS: Mutex<Signals> = Mutex::new(Signals { listeners: 0, first: None });
 /// True once a signal came; every step reads it.
-static ASKED: AtomicBool = AtomicBool::new(false);
+static SIGNALED: AtomicBool = AtomicBool::new(false);
 static HANDLER: OnceLock<Result<(), String>> = OnceLock::new();
 
 fn signals() -> MutexGuard<'static, Signals> {
@@ -40,19 +40,19 @@ fn signals() -> MutexGuard<'static, Signals> {
 /// comes at least a second later ends the process at once. When the last listener is gone, the signal is cleared, and
 /// the next one ends the process again.
 #[derive(Debug)]
-pub(crate) struct Listening(());
+pub(crate) struct SignalListener(());
 
-impl Listening {
+impl SignalListener {
     pub fn start() -> Result<Self> {
         let installed = HANDLER.get_or_init(install);
         if let Err(e) = installed {
             let why = format!(
-                "signals cannot be listened for: {e}; leave `StopOnSignal` out, and give `Checkpoints::on_signal(false)`"
+                "no handler of signals can be installed: {e}; leave `StopOnSignal` out, and give `Checkpoints::on_signal(false)`"
             );
             return Err(Error::argument("Trainer::run", why));
         }
         signals().listeners += 1;
-        Ok(Listening(()))
+        Ok(SignalListener(()))
     }
 }
 
@@ -61,13 +61,13 @@ pub(crate) fn is_listening() -> bool {
     signals().listeners > 0
 }
 
-impl Drop for Listening {
+impl Drop for SignalListener {
     fn drop(&mut self) {
         let mut signals = signals();
         signals.listeners -= 1;
         if signals.listeners == 0 {
             signals.first = None;
-            ASKED.store(false, Ordering::SeqCst);
+            SIGNALED.store(false, Ordering::SeqCst);
         }
     }
 }
@@ -94,10 +94,10 @@ fn received(signal: i32) {
         std::process::exit(128 + signal);
     }
     signals.first.get_or_insert_with(Instant::now);
-    ASKED.store(true, Ordering::SeqCst);
+    SIGNALED.store(true, Ordering::SeqCst);
 }
 
 /// Tells whether a signal came.
-pub(crate) fn is_asked() -> bool {
-    ASKED.load(Ordering::Relaxed)
+pub(crate) fn is_signaled() -> bool {
+    SIGNALED.load(Ordering::Relaxed)
 }

@@ -2,7 +2,7 @@
 
 use numcore::{Result, Runtime};
 
-use super::interrupt::{self, Listening};
+use super::interrupt::{self, SignalListener};
 use crate::{Callback, Event, Run};
 
 /// Ends a run after its current step on SIGTERM or SIGINT (Ctrl-C): for runs that save nothing.
@@ -35,7 +35,7 @@ use crate::{Callback, Event, Run};
 /// ```
 #[derive(Debug, Default)]
 pub struct StopOnSignal {
-    listening: Option<Listening>,
+    listening: Option<SignalListener>,
 }
 
 impl StopOnSignal {
@@ -48,8 +48,8 @@ impl StopOnSignal {
 impl<R: Runtime, M, B> Callback<R, M, B> for StopOnSignal {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         match event {
-            Event::Begin => self.listening = Some(Listening::start()?),
-            Event::StepEnd(_) if interrupt::is_asked() => run.control().interrupt(),
+            Event::Begin => self.listening = Some(SignalListener::start()?),
+            Event::StepEnd(_) if interrupt::is_signaled() => run.control().interrupt(),
             Event::End(_) => self.listening = None,
             _ => {}
         }

@@ -40,9 +40,9 @@ pub struct WeightAveraging<R: Runtime> {
     evaluate: bool,
     use_at_end: bool,
     /// The handling of a checkpoint whose run had no averages, or had some where this run has none.
-    otherwise: Otherwise,
+    on_mismatch: OnMismatch,
     /// True if the checkpoint that is being loaded has averages; none if no checkpoint is being loaded.
-    there: Option<bool>,
+    has_averages: Option<bool>,
     /// True if averages begin with the weights that were loaded.
     begins: bool,
     updates: u64,
@@ -53,7 +53,7 @@ pub struct WeightAveraging<R: Runtime> {
 
 /// The handling of a checkpoint whose run differs in having averages.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Otherwise {
+enum OnMismatch {
     /// A checkpoint without averages is an error.
     Refused,
     /// Averages begin with the weights of a checkpoint that has none.
@@ -90,8 +90,8 @@ pub(crate) fn with_hint(error: Error) -> Error {
         true => "averaging may begin with the weights of a checkpoint without averages: `WeightAveraging::begin_anew`",
         false => "a run without averaging drops them by `.with(WeightAveraging::dropped())`",
     };
-    let told = Error::state(name.clone(), format!("{why}; {hint}"));
-    if let Some(rank) = error.rank() { told.on_rank(rank) } else { told }
+    let hinted = Error::state(name.clone(), format!("{why}; {hint}"));
+    if let Some(rank) = error.rank() { hinted.on_rank(rank) } else { hinted }
 }
 
 /// The name of a parameter's average in checkpoints.
@@ -112,8 +112,8 @@ impl<R: Runtime> WeightAveraging<R> {
             warmup: false,
             evaluate: true,
             use_at_end: false,
-            otherwise: Otherwise::Refused,
-            there: None,
+            on_mismatch: OnMismatch::Refused,
+            has_averages: None,
             begins: false,
             updates: 0,
             parts: Vec::new(),
@@ -123,22 +123,22 @@ impl<R: Runtime> WeightAveraging<R> {
 
     /// Averages nothing, and drops those of a checkpoint: for a run that goes on without averaging.
     pub fn dropped() -> Self {
-        WeightAveraging { otherwise: Otherwise::Dropped, ..WeightAveraging::new(0.0).evaluate(false) }
+        WeightAveraging { on_mismatch: OnMismatch::Dropped, ..WeightAveraging::new(0.0).evaluate(false) }
     }
 
     /// Lets averages begin with the weights of a checkpoint that has none, which is an error otherwise.
     pub fn begin_anew(mut self) -> Self {
-        self.otherwise = Otherwise::Begins;
+        self.on_mismatch = OnMismatch::Begins;
         self
     }
 
     fn is_dropped(&self) -> bool {
-        self.otherwise == Otherwise::Dropped
+        self.on_mismatch == OnMismatch::Dropped
     }
 
     /// Tells whether it takes the averages of the checkpoint that is being loaded.
     fn takes(&self) -> bool {
-        self.otherwise == Otherwise::Refused || self.there.unwrap_or(true)
+        self.on_mismatch == OnMismatch::Refused || self.has_averages.unwrap_or(true)
     }
 
     /// Lets the decay rise as `min(δ, (1 + t)/(10 + t))` at update `t`, from 1: early weights soon count little.
@@ -166,7 +166,8 @@ impl<R: Runtime> WeightAveraging<R> {
         let mut parts = self.parts.iter_mut();
         for weight in weights(step)? {
             let part = parts.next().filter(|part| part.name == weight.name && part.start == weight.start);
-            let part = part.ok_or_else(|| Error::state(&*weight.name, "was not cut like this when averaging began"))?;
+            let part =
+                part.ok_or_else(|| Error::state(&*weight.name, "was sharded differently when averaging began"))?;
             let row = weight.row.on(part.average.runtime())?.to_dtype(part.average.dtype())?;
             part.average = part.average.apply_program(&BLEND, &[&row], &[(1.0 - decay).into()])?;
         }
@@ -357,14 +358,14 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
 
     fn numbers(&self) -> BTreeMap<String, u64> {
         // A run without averages saves no numbers, but takes the numbers of a checkpoint that has some.
-        if !self.takes() || (self.is_dropped() && self.there.is_none()) {
+        if !self.takes() || (self.is_dropped() && self.has_averages.is_none()) {
             return BTreeMap::new();
         }
         BTreeMap::from([(UPDATES.into(), self.updates), (EVALUATED.into(), u64::from(self.evaluate))])
     }
 
     fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
-        self.there = Some(numbers.contains_key(UPDATES));
+        self.has_averages = Some(numbers.contains_key(UPDATES));
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
@@ -386,7 +387,7 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
-        let (wanted, there) = (self.wanted()?, self.there.take());
+        let (wanted, there) = (self.wanted()?, self.has_averages.take());
         self.updates = numbers.get(UPDATES).copied().unwrap_or(0);
         if self.is_dropped() {
             return Ok(());

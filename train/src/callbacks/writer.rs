@@ -32,11 +32,11 @@ impl WriteJob {
         let RunSnapshot { step, state, notes } = &*self.snapshot;
         self.folder.save_snapshot(comm, *step, state, notes)?;
         // A failure on rank 0 alone is one on all ranks, which must have equal results of a save.
-        all_ok_after(comm, "Checkpoints", || if comm.rank() == 0 { self.tidy() } else { Ok(()) })
+        all_ok_after(comm, "Checkpoints", || if comm.rank() == 0 { self.prune() } else { Ok(()) })
     }
 
     /// Marks the best checkpoint, and removes the ones that do not stay.
-    fn tidy(&self) -> Result<()> {
+    fn prune(&self) -> Result<()> {
         if let Some((name, step)) = self.mark {
             self.folder.mark(name, step)?;
         }

@@ -244,7 +244,7 @@ struct StopFlag<'f>(&'f AtomicBool);
 impl<R: Runtime, M, B> Callback<R, M, B> for StopFlag<'_> {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         if matches!(event, Event::StepEnd(_)) && self.0.load(Ordering::SeqCst) {
-            run.control().stop("the handle of the run asked for it");
+            run.control().stop("requested by the handle of the run");
         }
         Ok(())
     }

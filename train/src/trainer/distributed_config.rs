@@ -128,7 +128,7 @@ impl DistributedTrainConfig {
         let start = format!("start all ranks with `mpirun -n {world_size} PROGRAM`, in a build with the feature `mpi`");
         if let Some(address) = coordinator_addr {
             let why = format!(
-                "{world_size} processes are to meet at {address}, and no launcher has started this one, rank {rank}: {start}; or, for {world_size} ranks that are \
+                "the configuration has {world_size} processes at {address}, and no launcher has started this one, rank {rank}: {start}; or, for {world_size} ranks that are \
                  threads of one process, leave the address out; or give a `shared_folder`, which needs no launcher to join them"
             );
             return Err(wrong("coordinator_addr", why));
@@ -136,7 +136,7 @@ impl DistributedTrainConfig {
         if rank != 0 {
             let why = format!(
                 "this process is to be rank {rank} of {world_size}, and no launcher has started it: {start}; or, for {world_size} ranks that are threads of one process, \
-                 give rank 0; or give a `shared_folder` in which all processes meet"
+                 give rank 0; or give a `shared_folder` through which all processes join"
             );
             return Err(wrong("rank", why));
         }
@@ -239,7 +239,7 @@ mod tests {
     fn others_are_told_what_to_write() {
         let met = DistributedTrainConfig { coordinator_addr: Some("10.0.0.1:9000".parse().unwrap()), ..worker(2, 4) };
         let error = says(&met, None);
-        assert!(error.contains("4 processes are to meet at 10.0.0.1:9000") && error.contains("mpirun -n 4"), "{error}");
+        assert!(error.contains("4 processes at 10.0.0.1:9000") && error.contains("mpirun -n 4"), "{error}");
         assert!(says(&worker(2, 4), None).contains("this process is to be rank 2 of 4"));
         let process = LaunchedProcess { rank: 1, world_size: 2, local_rank: 1 };
         let error = says(&worker(2, 4), Some(process));

@@ -8,7 +8,7 @@ use distributed::{
 };
 use numcore::{Result, Runtime};
 
-use super::{Trainer, cycle::Cycle, follow_up::FollowUp, saving::together};
+use super::{Trainer, follow_up::FollowUp, saving::combined_state, train_loop::TrainLoop};
 use crate::{
     Interval,
     resume::{ResumedNotes, notes},
@@ -24,17 +24,17 @@ pub(super) struct Commits<'a, R: Runtime> {
 
 impl<R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'_, R, M, S, B> {
     /// Restores the state that the world has committed, if there is one.
-    pub(super) fn take_up(&mut self) -> Result<Option<ResumedNotes>> {
+    pub(super) fn restore_commit(&mut self) -> Result<Option<ResumedNotes>> {
         let Trainer { elastic, loader, step, callbacks, .. } = self;
         let Some(Commits { world, .. }) = elastic else { return Ok(None) };
-        let restored = world.restore_if(&mut together(step, callbacks), |notes| {
+        let restored = world.restore_if(&mut combined_state(step, callbacks), |notes| {
             loader.state_of(&ResumedNotes::read(notes)?.data).map(|_| ())
         })?;
         restored.map(|restored| ResumedNotes::read(&restored.notes)).transpose()
     }
 }
 
-impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
+impl<R, M, S, B, F> TrainLoop<'_, R, M, S, B, F>
 where
     R: Runtime,
     S: Step<R>,
@@ -61,14 +61,14 @@ where
     /// waits for a later step, on all ranks alike.
     pub(super) fn commit(&mut self) -> Result<()> {
         let Some(commits) = &mut self.elastic else { return Ok(()) };
-        commits.owed = together(&mut self.engine.step, &mut self.callbacks).lost_at_another_size().is_some();
+        commits.owed = combined_state(&mut self.engine.step, &mut self.callbacks).lost_at_another_size().is_some();
         if commits.owed {
             return Ok(());
         }
         self.count_tokens()?;
         self.finish_saves()?;
         let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
-        let state = together(&mut self.engine.step, &mut self.callbacks);
+        let state = combined_state(&mut self.engine.step, &mut self.callbacks);
         let Some(Commits { world, .. }) = &mut self.elastic else { return Ok(()) };
         world.commit(self.state.progress.step, &state, &notes)
     }

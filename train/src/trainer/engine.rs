@@ -49,14 +49,14 @@ impl<S, F> StepWithLoss<S, F> {
             // A rank that only takes part in a balanced step has a counted row count of 0, set by the step. Another
             // rank reads the batch too, and records its scalars.
             if whole.is_some() && counted_rows(1) == 0 {
-                return Ok(scalars::apart(|| loss(model, &batch))?.0);
+                return Ok(scalars::capture(|| loss(model, &batch))?.0);
             }
             set_counted_rows(counted(&batch));
             let work = loss(model, &batch)?;
             match (batch.count, *weighting) {
                 (0, _) => work.weightless(),
                 (_, Weighting::ByWeight) => Ok(work),
-                (_, Weighting::ByWorker) => work.into_mean(),
+                (_, Weighting::PerMicroBatch) => work.into_mean(),
             }
         }));
         scalars::set_weight(1.0);

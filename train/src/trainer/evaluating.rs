@@ -5,10 +5,10 @@ use data::Batch;
 use distributed::train::{Step, StepInput};
 use numcore::{Result, Runtime};
 
-use super::cycle::Cycle;
-use crate::{Event, control::Which};
+use super::train_loop::TrainLoop;
+use crate::{Event, control::Selection};
 
-impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
+impl<R, M, S, B, F> TrainLoop<'_, R, M, S, B, F>
 where
     R: Runtime,
     S: Step<R>,
@@ -16,11 +16,11 @@ where
     B: Send + 'static,
 {
     /// Runs evaluations. Training goes on with the random values it would have had without them.
-    pub(super) fn evaluate(&mut self, which: Which) -> Result<()> {
+    pub(super) fn evaluate(&mut self, which: Selection) -> Result<()> {
         let random = random_state();
         self.state.fresh.clear();
         self.fire(&Event::BeforeEvaluate)?;
-        self.fire(&Event::Evaluate { all: which == Which::All })?;
+        self.fire(&Event::Evaluate { all: which == Selection::All })?;
         set_random_state(random);
         let values = std::mem::take(&mut self.state.fresh);
         self.fire(&Event::Evaluated(&values))

@@ -4,10 +4,10 @@ use data::{Batch, State};
 use distributed::train::{Step, StepInput, TrainingMetrics};
 use numcore::{Error, Result, Runtime};
 
-use super::cycle::Cycle;
+use super::train_loop::TrainLoop;
 use crate::{
     Event, Progress, StopReason,
-    control::{Agreed, Which},
+    control::{Agreed, Selection},
 };
 
 /// The number of times that callbacks may request more after one step: one that requests an evaluation after each
@@ -29,7 +29,7 @@ impl<'m, R: Runtime> FollowUp<'m, R> {
     }
 }
 
-impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
+impl<R, M, S, B, F> TrainLoop<'_, R, M, S, B, F>
 where
     R: Runtime,
     S: Step<R>,
@@ -60,7 +60,7 @@ where
         let agreed = &mut follow.agreed;
         // An interrupted process does not wait for evaluations: the requested ones run when the run is resumed.
         if agreed.stop == Some(StopReason::Interrupted) {
-            self.state.owes_evaluation |= agreed.evaluate.take() == Some(Which::All);
+            self.state.owes_evaluation |= agreed.evaluate.take() == Some(Selection::All);
         }
         if std::mem::take(&mut agreed.go_back) {
             if let Some(metrics) = follow.metrics {
@@ -98,7 +98,7 @@ where
         let is_finished = follow.metrics.is_some() && self.state.length.is_reached(&self.state.progress);
         let finished = is_finished.then_some(StopReason::Finished);
         match &follow.agreed.stop {
-            Some(StopReason::Asked(_)) if is_finished && self.is_ending == finished => finished,
+            Some(StopReason::Requested(_)) if is_finished && self.is_ending == finished => finished,
             stop => stop.clone().or(finished),
         }
     }

@@ -2,7 +2,6 @@
 
 mod before_step;
 mod builder;
-mod cycle;
 mod distributed_config;
 mod elastic;
 mod engine;
@@ -11,6 +10,7 @@ mod follow_up;
 mod saving;
 mod setup;
 mod start;
+mod train_loop;
 
 pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};
 pub use distributed_config::{
@@ -28,7 +28,8 @@ use numcore::{Result, Runtime};
 
 use self::elastic::Commits;
 use crate::{
-    BestValue, Callback, Interval, Length, Progress, Resume, Sink, StopReason, resume::Callbacks, trainer::cycle::Cycle,
+    BestValue, Callback, Interval, Length, Progress, Resume, Sink, StopReason, resume::Callbacks,
+    trainer::train_loop::TrainLoop,
 };
 
 /// Loops over the steps of a training run. It reads batches, takes steps, calls [callbacks](Callback) at every event,
@@ -80,7 +81,7 @@ pub struct Trainer<'a, R: Runtime, M, S, B> {
     elastic: Option<Commits<'a, R>>,
 }
 
-/// The averaging of a step's gradient: by example or by worker.
+/// The averaging of a step's gradient: by example or by micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weighting {
     /// The mean over everything that losses are sums over, on all ranks together. An example, or a token, counts as
@@ -90,7 +91,8 @@ pub enum Weighting {
     /// The mean over ranks and micro-batches, each of which counts as much as any other, however many examples it has.
     /// It is the mean of the workers' means. Weights of losses are then no numbers of tokens or examples, so no length
     /// and no interval can be in tokens.
-    ByWorker,
+    #[doc(alias = "ByWorker")]
+    PerMicroBatch,
 }
 
 /// The result of a run on this rank.
@@ -170,7 +172,7 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
         self
     }
 
-    /// Sets the averaging of a step's gradient, by example or by worker; at first [by weight](Weighting::ByWeight).
+    /// Sets the averaging of a step's gradient, by example or by micro-batch; at first [by weight](Weighting::ByWeight).
     pub fn weighting(mut self, weighting: Weighting) -> Self {
         self.weighting = weighting;
         self
@@ -233,6 +235,6 @@ where
         let mut buffers: Vec<_> = self.model.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
         let in_step = self.step.modules().into_iter().flat_map(|module| module.named_buffers());
         buffers.extend(in_step.map(|(_, buffer)| buffer));
-        Cycle::new(self, |model: &M, batch: &Batch<B>| loss(model, batch).map(Into::into), buffers)?.run()
+        TrainLoop::new(self, |model: &M, batch: &Batch<B>| loss(model, batch).map(Into::into), buffers)?.run()
     }
 }

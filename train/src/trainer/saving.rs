@@ -11,17 +11,17 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime};
 
-use super::{before_step::BeforeStep, cycle::Cycle};
+use super::{before_step::BeforeStep, train_loop::TrainLoop};
 use crate::{
     Event, Progress,
     callback::RunSnapshot,
     callbacks::with_hint,
-    control::{Agreed, Which},
-    resume::{Callbacks, ResumedNotes, Together, notes},
+    control::{Agreed, Selection},
+    resume::{Callbacks, CombinedState, ResumedNotes, notes},
     sink::Value,
 };
 
-impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
+impl<R, M, S, B, F> TrainLoop<'_, R, M, S, B, F>
 where
     R: Runtime,
     S: Step<R>,
@@ -34,7 +34,7 @@ where
     }
 
     /// Copies the state to the host, and sends it to the callbacks that save.
-    fn save(&mut self, which: Which) -> Result<()> {
+    fn save(&mut self, which: Selection) -> Result<()> {
         if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return Ok(());
         }
@@ -42,9 +42,9 @@ where
         // All ranks know the result of the previous save before callbacks give their state.
         self.finish_saves()?;
         let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
-        let state = Snapshot::of(&together(&mut self.engine.step, &mut self.callbacks))?;
+        let state = Snapshot::of(&combined_state(&mut self.engine.step, &mut self.callbacks))?;
         let snapshot = Arc::new(RunSnapshot { step: self.state.progress.step, state, notes });
-        self.fire(&Event::Save { snapshot: &snapshot, all: which == Which::All })?;
+        self.fire(&Event::Save { snapshot: &snapshot, all: which == Selection::All })?;
         self.flush_sinks()
     }
 
@@ -93,7 +93,7 @@ where
             return None;
         }
         let notes = notes(&self.state, self.loader.note(State { epoch, position }), &self.callbacks);
-        let state = Snapshot::of(&together(&mut self.engine.step, &mut self.callbacks)).ok()?;
+        let state = Snapshot::of(&combined_state(&mut self.engine.step, &mut self.callbacks)).ok()?;
         Some(RunSnapshot { step, state, notes })
     }
 
@@ -117,18 +117,18 @@ where
         self.state.progress.step = self.engine.step.global_step();
         self.is_ending = None;
         self.fire(&Event::WentBack)?;
-        self.save(Which::Due)
+        self.save(Selection::Due)
     }
 }
 
 /// The training step and the callbacks' tensors as one checkpointed state.
-pub(super) fn together<'c, R: Runtime, M, B, S: Checkpointed<R>>(
+pub(super) fn combined_state<'c, R: Runtime, M, B, S: Checkpointed<R>>(
     step: &'c mut S,
     callbacks: &'c mut Callbacks<'_, R, M, B>,
-) -> Together<'c, R> {
+) -> CombinedState<'c, R> {
     let mut all: Vec<&mut dyn Checkpointed<R>> = vec![step];
     all.extend(callbacks.iter_mut().filter_map(|callback| callback.tensors()));
-    Together(all)
+    CombinedState(all)
 }
 
 /// The folders that callbacks save in.
@@ -155,6 +155,6 @@ pub(super) fn load<R: Runtime, M, B, S: Step<R>>(
     let read = CheckpointReader::open(folder.step(at)).and_then(|reader| ResumedNotes::read(reader.manifest().notes()));
     let checked = read.and_then(|notes| check(&notes).map(|()| notes));
     let notes = all_ok(&comm, "resume", checked)?;
-    folder.load(&comm, at, &mut together(step, callbacks)).map_err(with_hint)?;
+    folder.load(&comm, at, &mut combined_state(step, callbacks)).map_err(with_hint)?;
     Ok(Some((folder.clone(), notes)))
 }

@@ -18,7 +18,7 @@ use super::{DistributedTrainConfig, Trainer, Weighting, engine::counted};
 pub struct TrainConfig {
     /// The options of the training step: micro-batches, clipping, loss scaling, buffers.
     pub step: TrainingConfig,
-    /// The averaging of a step's gradient: by example or by worker.
+    /// The averaging of a step's gradient: by example or by micro-batch.
     pub weighting: Weighting,
     /// The expected ranks; none for as many as the communicator has.
     pub distributed: Option<DistributedTrainConfig>,
@@ -145,7 +145,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
         let metrics = self.step.step_with(1, |_| match (loss(model, batch)?, weighting) {
             (own, _) if batch.count == 0 => own.weightless(),
             (own, Weighting::ByWeight) => Ok(own),
-            (own, Weighting::ByWorker) => own.into_mean(),
+            (own, Weighting::PerMicroBatch) => own.into_mean(),
         });
         set_counted_rows(before);
         metrics
@@ -158,7 +158,8 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
 
     /// Tells whether this rank is rank 0, which prints for all.
     #[doc(alias("is_coordinator"))]
-    pub fn leads(&self) -> bool {
+    #[doc(alias = "leads")]
+    pub fn is_rank_zero(&self) -> bool {
         self.comm().rank() == 0
     }
 

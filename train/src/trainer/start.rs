@@ -19,9 +19,9 @@ use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::{
     Trainer, Weighting,
-    cycle::{Clock, Cycle},
     engine::StepWithLoss,
     saving::{load, saved_in},
+    train_loop::{Clock, TrainLoop},
 };
 use crate::{
     Length, Progress, Resume,
@@ -29,7 +29,7 @@ use crate::{
     run::RunState,
 };
 
-impl<'a, R, M, S, B, F> Cycle<'a, R, M, S, B, F>
+impl<'a, R, M, S, B, F> TrainLoop<'a, R, M, S, B, F>
 where
     R: Runtime,
     S: Step<R>,
@@ -39,7 +39,7 @@ where
     pub(super) fn new(trainer: Trainer<'a, R, M, S, B>, loss: F, buffers: Vec<Buffer<R>>) -> Result<Self> {
         let comm = trainer.step.ranks().everyone.clone();
         let begun = Self::begin(trainer, loss, &comm);
-        abort_on_err(&comm, begun.map(|cycle| Cycle { buffers, ..cycle }))
+        abort_on_err(&comm, begun.map(|cycle| TrainLoop { buffers, ..cycle }))
     }
 
     fn begin(mut trainer: Trainer<'a, R, M, S, B>, loss: F, comm: &Comm<R>) -> Result<Self> {
@@ -98,8 +98,8 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             commits.every.check("elastic")?;
             self.step.combines().features.and(Feature::Elastic).check("Trainer")?;
         }
-        if self.weighting == Weighting::ByWorker && self.counts_tokens() {
-            let why = "by worker every loss weighs 1, so nothing counts tokens: give lengths and intervals in steps or epochs, or weigh by weight";
+        if self.weighting == Weighting::PerMicroBatch && self.counts_tokens() {
+            let why = "with `Weighting::PerMicroBatch` every loss has weight 1, so tokens are not counted: give lengths and intervals in steps or epochs, or use `Weighting::ByWeight`";
             return Err(Error::config("Trainer", "weighting", why));
         }
         self.callbacks.iter().try_for_each(|callback| callback.check())?;
@@ -115,7 +115,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     }
 
     /// Makes the run at its beginning, or resumes it.
-    fn resumed<F>(mut self, loss: F) -> Result<Cycle<'a, R, M, S, B, F>> {
+    fn resumed<F>(mut self, loss: F) -> Result<TrainLoop<'a, R, M, S, B, F>> {
         let comm = self.step.ranks().everyone.clone();
         let mut state = RunState::new(self.length, self.loader.positions(), self.fast_dev_run.is_some());
         for callback in &mut self.callbacks {
@@ -129,15 +129,15 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         }
         let locks = self.lock_folders(&comm, &state)?;
         let mut at = State::default();
-        if let Some(notes) = self.take_up()? {
-            at = self.goes_on(notes, &mut state)?;
+        if let Some(notes) = self.restore_commit()? {
+            at = self.restore_notes(notes, &mut state)?;
             // Checkpoints in the folders of callbacks are this run's own.
             state.from_scratch = false;
         } else if let Some((folders, required)) = self.resume_folders()? {
             let fits = |notes: &ResumedNotes| self.loader.state_of(&notes.data).map(|_| ());
             match load(&folders, &mut self.step, &mut self.callbacks, fits)? {
                 Some((folder, notes)) => {
-                    at = self.goes_on(notes, &mut state)?;
+                    at = self.restore_notes(notes, &mut state)?;
                     state.from_scratch = !saved_in(&self.callbacks).iter().any(|own| is_same(own, &folder));
                 }
                 None if required => {
@@ -160,7 +160,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         let clock = Clock::resumed(state.progress.elapsed);
         let counts_tokens = self.counts_tokens();
         let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, elastic, .. } = self;
-        Ok(Cycle {
+        Ok(TrainLoop {
             model,
             engine: StepWithLoss { step, loss, weighting },
             batches,
@@ -175,7 +175,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             counts_tokens,
             last: None,
             last_loss: None,
-            left_out: 0,
+            skipped: 0,
             is_ending: None,
             before_step: None,
             buffers: Vec::new(),
@@ -192,7 +192,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     }
 
     /// Restores loop and callbacks from the notes; returns the place in the data.
-    fn goes_on(&mut self, notes: ResumedNotes, state: &mut RunState) -> Result<State> {
+    fn restore_notes(&mut self, notes: ResumedNotes, state: &mut RunState) -> Result<State> {
         let at = self.loader.state_of(&notes.data)?;
         (state.owes_evaluation, state.owes_save, state.checked) =
             (notes.owes_evaluation, notes.owes_save, notes.checked);
@@ -208,8 +208,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             Resume::No => Ok(None),
             Resume::From(path) => Ok(Some((vec![Folder::new(path)], true))),
             Resume::IfThere | Resume::Required if own.is_empty() => {
-                let why =
-                    "nothing says in which folder checkpoints are: add `Checkpoints`, or give `Resume::From` a folder";
+                let why = "no folder of checkpoints is configured: add `Checkpoints`, or give `Resume::From` a folder";
                 Err(Error::config("Trainer", "resume", why))
             }
             resume => Ok(Some((own, *resume == Resume::Required))),

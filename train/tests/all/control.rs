@@ -58,7 +58,7 @@ fn what_one_rank_asks_for_all_do_at_the_same_step() {
     for ranks in WORLDS {
         assert_eq!(asked(ranks, |_| ()), whole, "{ranks}");
         let stopped = asked(ranks, |run| run.control().stop("enough"));
-        assert_eq!(stopped, ["epoch 0 after 0", "Asked(\"enough\") at 3"], "{ranks}");
+        assert_eq!(stopped, ["epoch 0 after 0", "Requested(\"enough\") at 3"], "{ranks}");
         let evaluated = asked(ranks, |run| run.control().evaluate());
         assert_eq!(evaluated, ["epoch 0 after 0", "evaluated 1 at 3", "epoch 1 after 5", "Finished at 8"], "{ranks}");
         let skipped = asked(ranks, |run| run.control().skip_epoch());
@@ -86,7 +86,7 @@ fn the_reason_of_the_lowest_rank_is_told() {
         let report = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).with(Stops).run(loss)?;
         Ok((report.reason, report.progress.step))
     });
-    let told = (StopReason::Asked("rank 1 has had enough".into()), 1);
+    let told = (StopReason::Requested("rank 1 has had enough".into()), 1);
     assert_eq!(reasons.unwrap(), vec![told; 4]);
 }
 

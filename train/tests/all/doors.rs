@@ -39,7 +39,7 @@ fn a_loop_of_ones_own_is_the_loop() {
             let distributed = Some(DistributedTrainConfig { world_size: ranks, ..Default::default() });
             let config = TrainConfig { step: CONFIG, max_steps: Some(10), distributed, ..Default::default() };
             let mut trainer = Trainer::setup_with(comm, &model, adamw(), config)?;
-            assert_eq!(trainer.leads(), comm.rank() == 0);
+            assert_eq!(trainer.is_rank_zero(), comm.rank() == 0);
             assert_eq!((trainer.devices().names().len(), trainer.devices().is_heterogeneous()), (ranks, false));
             assert_eq!(trainer.dist_config().map(|config| config.world_size), Some(ranks));
             for epoch in 0..2 {
@@ -97,7 +97,7 @@ fn a_handle_can_stop_its_run() {
         assert!(!handle.is_finished());
         handle.stop();
         let trained = handle.join().unwrap();
-        assert!(matches!(&trained.reason, StopReason::Asked(why) if why.contains("the handle of the run")));
+        assert!(matches!(&trained.reason, StopReason::Requested(why) if why.contains("the handle of the run")));
     }
 }
 

@@ -100,7 +100,7 @@ fn a_run_stops_when_nothing_gets_better_on_all_ranks_alike() {
         });
         let (step, reason) = report.unwrap();
         assert_eq!(step, 4, "{ranks}");
-        assert!(matches!(&reason, StopReason::Asked(why) if why.contains("in 2 evaluations")), "{reason:?}");
+        assert!(matches!(&reason, StopReason::Requested(why) if why.contains("in 2 evaluations")), "{reason:?}");
         assert_eq!(memory.of("validation/value").len(), 4);
     }
 }

@@ -75,7 +75,7 @@ fn a_divergence_that_rises_ends_the_run() {
     };
     let (step, reason) = until(1e-6);
     assert!((4..20).contains(&step), "{step}");
-    assert!(matches!(&reason, StopReason::Asked(why) if why.contains("meet more often")), "{reason:?}");
+    assert!(matches!(&reason, StopReason::Requested(why) if why.contains("synchronize more often")), "{reason:?}");
     assert_eq!(until(1e3), (20, StopReason::Finished));
 }
 

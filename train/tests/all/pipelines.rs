@@ -8,7 +8,7 @@ use distributed::{
 use nn::Sequential;
 use numcore::ops::Apply;
 use optim::SgdConfig;
-use train::InStep;
+use train::ModelInStep;
 
 use crate::{common::*, prelude::*};
 
@@ -63,7 +63,7 @@ fn piped((ranks, tensor): (usize, bool), untils: &[u64]) -> [Vec<(u64, f64)>; 2]
                 };
                 let evaluate =
                     Evaluate::on(held_out(comm.runtime()).batch(4).last(Last::Drop)).every(Interval::Steps(4));
-                Trainer::new(&InStep, pipeline(&comm, tensor)?, loader(comm.runtime()).last(Last::Drop))
+                Trainer::new(&ModelInStep, pipeline(&comm, tensor)?, loader(comm.runtime()).last(Last::Drop))
                     .until(Length::Steps(until))
                     .record_every(Interval::Steps(1))
                     .with(evaluate.at_end(false))

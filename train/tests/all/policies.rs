@@ -138,7 +138,7 @@ fn ranks_that_drift_apart_are_told_with_the_first_parameter_that_differs() {
             let error = outcome.unwrap_err().to_string();
             let last = ranks - 1;
             assert!(
-                error.contains(&format!("after step 4 `b.bias` is not on rank {last} what it is on rank 0")),
+                error.contains(&format!("after step 4 `b.bias` differs between rank {last} and rank 0")),
                 "{error}"
             );
         }
@@ -181,7 +181,7 @@ fn speed_is_counted_over_all_ranks() {
 
 #[test]
 fn workers_can_count_alike_whatever_they_have() {
-    // 5 examples on 2 ranks: 3 and 2. By weight, a mean over five; by worker, the mean of two means.
+    // 5 examples on 2 ranks: 3 and 2. By weight, a mean over five; by micro-batch, the mean of two means.
     let first = |ranks: usize, weighting: Weighting| {
         let memory = Memory::default();
         let trained = on_ranks(ranks, |comm| {
@@ -206,7 +206,7 @@ fn workers_can_count_alike_whatever_they_have() {
     };
     let (whole, _) = first(1, Weighting::ByWeight);
     let (by_weight, mean_of_means) = first(2, Weighting::ByWeight);
-    let (by_worker, _) = first(2, Weighting::ByWorker);
+    let (by_worker, _) = first(2, Weighting::PerMicroBatch);
     assert!((by_weight - whole).abs() < 1e-12 * whole);
     assert!((by_worker - mean_of_means).abs() < 1e-12 * whole);
     assert!((by_worker - by_weight).abs() > 1e-6 * whole);
@@ -219,7 +219,7 @@ fn a_share_whose_tokens_are_all_masked_counts_for_nothing() {
         let model = Mlp::new(comm.runtime(), 0.0)?;
         let (rank, mut mean) = (comm.rank(), 0.0);
         let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(1));
-        let trainer = trainer.weighting(Weighting::ByWorker).record_every(Interval::Steps(1)).sink(memory.clone());
+        let trainer = trainer.weighting(Weighting::PerMicroBatch).record_every(Interval::Steps(1)).sink(memory.clone());
         trainer.run(|model, batch| {
             let own = loss(model, batch)?;
             mean = own.total().item()? / own.weight();
@@ -312,7 +312,7 @@ fn by_worker_nothing_counts_tokens() {
     let by_length = trainer().until(Length::Tokens(30));
     let by_record = trainer().until(Length::Steps(1)).record_every(Interval::Tokens(30));
     for trainer in [by_length, by_record] {
-        let error = trainer.weighting(Weighting::ByWorker).run(loss).unwrap_err().to_string();
-        assert!(error.contains("nothing counts tokens"), "{error}");
+        let error = trainer.weighting(Weighting::PerMicroBatch).run(loss).unwrap_err().to_string();
+        assert!(error.contains("tokens are not counted"), "{error}");
     }
 }

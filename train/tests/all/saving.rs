@@ -290,7 +290,7 @@ fn the_best_weights_can_be_those_that_are_left() {
     }
     let nothing = || Checkpoints::in_folder("nowhere").restore_best(true);
     let error = run(1, nothing, &Memory::default()).unwrap_err().to_string();
-    assert!(error.contains("nothing says which checkpoint is the best"), "{error}");
+    assert!(error.contains("no value selects the best checkpoint"), "{error}");
 }
 
 #[test]

@@ -86,10 +86,13 @@ fn ranks_that_have_the_same_piece_are_compared() {
     };
     assert!(run("nothing").into_iter().all(|outcome| outcome.is_ok()));
     // A piece that ranks 1 and 3 have, and what all ranks have.
-    for (name, of) in [("a.weight", "on rank 3 what it is on rank 1"), ("b.bias", "what it is on rank 0")] {
+    for (name, of) in [("a.weight", "rank 3 and rank 1"), ("b.bias", "and rank 0")] {
         for outcome in run(name) {
             let error = outcome.unwrap_err().to_string();
-            assert!(error.contains(&format!("after step 4 `{name}` is not on rank")) && error.contains(of), "{error}");
+            assert!(
+                error.contains(&format!("after step 4 `{name}` differs between rank")) && error.contains(of),
+                "{error}"
+            );
         }
     }
 }

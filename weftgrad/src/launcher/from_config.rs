@@ -54,6 +54,6 @@ mod tests {
     fn a_configuration_makes_ranks() {
         let config = DistributedTrainConfig { world_size: 3, backend: DistributedBackend::Cpu, ..Default::default() };
         let launcher = Launcher::from_config(&config).unwrap();
-        assert_eq!((launcher.size(), launcher.leads()), (3, true));
+        assert_eq!((launcher.size(), launcher.is_rank_zero()), (3, true));
     }
 }

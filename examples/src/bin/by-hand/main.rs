@@ -50,7 +50,7 @@ fn run(options: &Options) -> Outcome<()> {
     for (name, train) in [("adversarial", adversarial::losses as Train), ("progressive", progressive::losses)] {
         let rank = |comm: Comm<AnyRuntime>| train(&comm, options.steps);
         let many = ranks.run(rank)?;
-        if !ranks.leads() {
+        if !ranks.is_rank_zero() {
             continue;
         }
         let one = ranks.run_alone(rank)?;

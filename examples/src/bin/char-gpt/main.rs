@@ -59,13 +59,13 @@ fn run(options: &Options) -> Outcome<()> {
     let dtype = settings.dtype()?;
     let ended = ranks.run(|comm| train(&comm, options, &settings, dtype, &corpus, parts))?;
     let (out, step) = (options.out.display(), ended.step);
-    if ranks.leads() {
+    if ranks.is_rank_zero() {
         println!("checkpoint: {out}/checkpoints\nloss curve: {out}/curves.svg");
     }
     if ended.reason == StopReason::Interrupted {
         return Err(Interrupted(format!("stopped at step {step}; go on with --resume --out {out}")).into());
     }
-    if ranks.leads() {
+    if ranks.is_rank_zero() {
         let loss = ended.validation.unwrap_or(f64::NAN);
         println!("\nvalidation loss {loss:.4} after {step} steps\n\n{}", ended.sample);
     }

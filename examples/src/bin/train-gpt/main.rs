@@ -73,7 +73,7 @@ fn run(options: &Options) -> Outcome<()> {
     if reason == StopReason::Interrupted {
         return Err(Interrupted(format!("stopped at step {step}; go on with --resume")).into());
     }
-    if ranks.leads() {
+    if ranks.is_rank_zero() {
         let loss = loss.map_or("none".into(), |loss| format!("{loss:.4}"));
         println!("validation loss {loss}; {} has the checkpoints and report.html", config.out.display());
     }

@@ -8,12 +8,12 @@ use crate::{BestValue, Run};
 
 impl<R: Runtime> Checkpoints<R> {
     /// The folder's path, which identifies a save that is due in it.
-    pub(super) fn where_due(&self) -> String {
+    pub(super) fn save_id(&self) -> String {
         self.folder.path().display().to_string()
     }
 
     /// The step that the run goes on from, if its checkpoint is in this folder.
-    pub(super) fn resumed_here(&self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<Option<u64>> {
+    pub(super) fn resumed_step(&self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<Option<u64>> {
         let last = self.folder.latest_of_all(run.comm())?;
         Ok(last.filter(|last| !run.state.from_scratch && Some(*last) == run.resumed()))
     }
@@ -34,7 +34,7 @@ impl<R: Runtime> Checkpoints<R> {
         Ok(is_to_save)
     }
 
-    /// Checks that the folder of a run that starts from scratch is empty. Otherwise the run would go back to weights of
+    /// Checks that the folder of a run that starts from scratch is empty. OnMismatch the run would go back to weights of
     /// another run, and count its checkpoints among the ones that stay.
     pub(super) fn check_folder(&self, comm: &Comm<R>) -> Result<()> {
         if self.overwrite {

@@ -4,10 +4,11 @@ use nn::{Module, Visitor};
 use numcore::Runtime;
 
 /// The model of a loop whose training step owns the model, as a pipeline owns its stages:
-/// `Trainer::new(&InStep, pipeline, loader)`.
+/// `Trainer::new(&ModelInStep, pipeline, loader)`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct InStep;
+#[doc(alias = "InStep")]
+pub struct ModelInStep;
 
-impl<R: Runtime> Module<R> for InStep {
+impl<R: Runtime> Module<R> for ModelInStep {
     fn visit(&self, _: &str, _: &mut dyn Visitor<R>) {}
 }

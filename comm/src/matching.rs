@@ -8,7 +8,7 @@ use super::{ByteExchange, Communicator, Fingerprint, Places};
 
 /// The reason for which two calls of one round are not one collective, if they are not. The calls are of two ranks of a
 /// group with these world ranks.
-pub fn disagreement(
+pub fn mismatch(
     members: &[usize],
     (first, a): (usize, &Fingerprint),
     (second, b): (usize, &Fingerprint),
@@ -84,7 +84,7 @@ mod tests {
             let call =
                 Fingerprint { what, dtype: DType::F32, in_place: true, header: false, parts: [4].into(), of: None, at };
             let header = Fingerprint { header: true, ..call.clone() };
-            let told = |a, b| disagreement(&[0, 1], (0, a), (1, b), Places::Any);
+            let told = |a, b| mismatch(&[0, 1], (0, a), (1, b), Places::Any);
             assert_eq!((told(&call, &call), told(&header, &header)), (None, None), "{call}");
             let why = told(&call, &header).unwrap_or_default();
             assert!(why.contains("over another communicator"), "{call}: {why}");

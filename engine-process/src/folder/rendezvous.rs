@@ -30,33 +30,33 @@ type List = Vec<u64>;
 
 /// The contents of a process's file `rank-R`.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Sign {
+struct Registration {
     number: u64,
     /// The list that the process agrees to.
     agrees: List,
 }
 
-struct Meeting<'a> {
+struct FolderRendezvous<'a> {
     folder: &'a Path,
     rank: usize,
-    own: Sign,
+    own: Registration,
     begun: Instant,
     timeout: Duration,
 }
 
 /// Waits for all processes, and opens the logs of their job.
-pub(super) fn meet(folder: &Path, rank: usize, size: usize, timeout: Duration) -> Result<FolderTransport> {
-    let own = Sign { number: draw(), agrees: List::new() };
-    let mut meeting = Meeting { folder, rank, own, begun: Instant::now(), timeout };
-    meeting.run(size).map_err(|failure| match failure {
+pub(super) fn join(folder: &Path, rank: usize, size: usize, timeout: Duration) -> Result<FolderTransport> {
+    let own = Registration { number: random_id(), agrees: List::new() };
+    let mut rendezvous = FolderRendezvous { folder, rank, own, begun: Instant::now(), timeout };
+    rendezvous.run(size).map_err(|failure| match failure {
         Failure::Io(error) => failed(format!("{} cannot be used: {error}", folder.display())).on_rank(rank),
-        Failure::Told(error) => error.on_rank(rank),
+        Failure::Other(error) => error.on_rank(rank),
     })
 }
 
 enum Failure {
     Io(io::Error),
-    Told(Error),
+    Other(Error),
 }
 
 impl From<io::Error> for Failure {
@@ -65,13 +65,13 @@ impl From<io::Error> for Failure {
     }
 }
 
-impl Meeting<'_> {
+impl FolderRendezvous<'_> {
     fn run(&mut self, size: usize) -> Result<FolderTransport, Failure> {
         fs::create_dir_all(self.folder)?;
-        self.sign()?;
+        self.register()?;
         let mut made: Option<(List, FolderTransport)> = None;
         loop {
-            let list = if self.rank == 0 { self.lead(size)? } else { self.list("job") };
+            let list = if self.rank == 0 { self.coordinate(size)? } else { self.list("job") };
             if list.get(self.rank) == Some(&self.own.number) && !list.contains(&0) {
                 self.check_size(size, list.len())?;
                 if made.as_ref().is_none_or(|(of, _)| *of != list) {
@@ -79,7 +79,7 @@ impl Meeting<'_> {
                 }
                 if self.own.agrees != list {
                     self.own.agrees = list.clone();
-                    self.sign()?;
+                    self.register()?;
                 }
             }
             let started = !self.own.agrees.is_empty() && self.list("start") == self.own.agrees;
@@ -100,18 +100,18 @@ impl Meeting<'_> {
                 "this process is one of {own}, and process 0 one of {listed}: start all with one number of processes"
             )
         };
-        if own == listed { Ok(()) } else { Err(Failure::Told(failed(why()))) }
+        if own == listed { Ok(()) } else { Err(Failure::Other(failed(why()))) }
     }
 
-    /// Does the part of process 0: writes the list, and the start once all agree to it.
-    fn lead(&mut self, size: usize) -> Result<List, Failure> {
-        let signs: Vec<Sign> = (0..size).map(|rank| self.sign_of(rank)).collect();
-        let list: List = signs.iter().map(|sign| sign.number).collect();
+    /// Coordinates, on process 0: writes the list, and the start once all agree to it.
+    fn coordinate(&mut self, size: usize) -> Result<List, Failure> {
+        let registrations: Vec<Registration> = (0..size).map(|rank| self.registration_of(rank)).collect();
+        let list: List = registrations.iter().map(|registration| registration.number).collect();
         if self.list("job") != list {
-            self.write("job", &written(&list))?;
+            self.write("job", &encode(&list))?;
         }
-        if !list.contains(&0) && signs.iter().all(|sign| sign.agrees == list) {
-            self.write("start", &written(&list))?;
+        if !list.contains(&0) && registrations.iter().all(|registration| registration.agrees == list) {
+            self.write("start", &encode(&list))?;
         }
         Ok(list)
     }
@@ -122,16 +122,16 @@ impl Meeting<'_> {
     /// An error if the time is up, or this process's own file was deleted or replaced.
     fn wait(&self, size: usize) -> Result<(), Failure> {
         let (waited, folder) = (self.begun.elapsed(), self.folder.display());
-        let told = |why: String| Err(Failure::Told(failed(why)));
-        match self.sign_of(self.rank).number {
+        let failed_as = |why: String| Err(Failure::Other(failed(why)));
+        match self.registration_of(self.rank).number {
             0 => {
-                return told(format!(
-                    "{folder} was deleted while its processes met, or something else has written to it"
+                return failed_as(format!(
+                    "{folder} was deleted while its processes joined, or something else has written to it"
                 ));
             }
             other if other != self.own.number => {
-                return told(format!(
-                    "another process has come to {folder} as rank {} too: two were given one rank, or two jobs one folder",
+                return failed_as(format!(
+                    "another process has joined {folder} as rank {} too: two were given one rank, or two jobs one folder",
                     self.rank
                 ));
             }
@@ -142,18 +142,19 @@ impl Meeting<'_> {
             return Ok(());
         }
         if self.rank != 0 {
-            return told(format!(
-                "not all processes came to {folder} in {waited:?}; process 0, if it came, names those that are missing"
+            return failed_as(format!(
+                "not all processes joined {folder} in {waited:?}; process 0, if it did, names the missing ones"
             ));
         }
         // Every process that is there agrees to a list without missing numbers.
-        let signs: Vec<Sign> = (1..size).map(|rank| self.sign_of(rank)).collect();
-        let is_full = signs.iter().all(|sign| sign.number != 0);
+        let registrations: Vec<Registration> = (1..size).map(|rank| self.registration_of(rank)).collect();
+        let is_full = registrations.iter().all(|registration| registration.number != 0);
         let list = self.list("job");
-        let is_missing = |sign: &Sign| sign.number == 0 || (is_full && sign.agrees != list);
-        let missing: Vec<usize> = (1..size).filter(|rank| is_missing(&signs[rank - 1])).collect();
-        let calls = format!("they did not come to {folder}, or came as ranks of another number of processes");
-        Err(Failure::Told(ErrorKind::Timeout { op: OP, waited, missing, called: false, calls }.into()))
+        let is_missing =
+            |registration: &Registration| registration.number == 0 || (is_full && registration.agrees != list);
+        let missing: Vec<usize> = (1..size).filter(|rank| is_missing(&registrations[rank - 1])).collect();
+        let calls = format!("they did not join {folder}, or joined with another number of processes");
+        Err(Failure::Other(ErrorKind::Timeout { op: OP, waited, missing, called: false, calls }.into()))
     }
 
     /// Deletes, on process 0, files of jobs that were killed or never started.
@@ -177,24 +178,24 @@ impl Meeting<'_> {
         self.folder.join(format!("{JOB}{all:016x}"))
     }
 
-    fn sign(&self) -> io::Result<()> {
+    fn register(&self) -> io::Result<()> {
         let mut w = Writer::default();
-        w.u64(self.own.number).bytes(&written(&self.own.agrees));
+        w.u64(self.own.number).bytes(&encode(&self.own.agrees));
         self.write(&format!("rank-{}", self.rank), &w.finish())
     }
 
     /// The contents of a process's file; the default if it has none, or another program wrote it.
-    fn sign_of(&self, rank: usize) -> Sign {
+    fn registration_of(&self, rank: usize) -> Registration {
         let read = || {
             let bytes = fs::read(self.folder.join(format!("rank-{rank}"))).ok()?;
             let mut r = WireReader::new(&bytes);
-            Some(Sign { number: r.u64().ok()?, agrees: list_of(r.bytes().ok()?)? })
+            Some(Registration { number: r.u64().ok()?, agrees: decode(r.bytes().ok()?)? })
         };
         read().unwrap_or_default()
     }
 
     fn list(&self, name: &str) -> List {
-        fs::read(self.folder.join(name)).ok().and_then(|bytes| list_of(&bytes)).unwrap_or_default()
+        fs::read(self.folder.join(name)).ok().and_then(|bytes| decode(&bytes)).unwrap_or_default()
     }
 
     /// Writes a file atomically: under another name, then renamed.
@@ -215,12 +216,12 @@ fn failed(why: String) -> Error {
 }
 
 /// Draws a number that no other process has; never 0.
-fn draw() -> u64 {
+fn random_id() -> u64 {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     RandomState::new().hash_one((process::id(), time, thread::current().id())).max(1)
 }
 
-fn written(list: &[u64]) -> Vec<u8> {
+fn encode(list: &[u64]) -> Vec<u8> {
     let mut w = Writer::default();
     list.iter().for_each(|&number| {
         w.u64(number);
@@ -228,7 +229,7 @@ fn written(list: &[u64]) -> Vec<u8> {
     w.finish()
 }
 
-fn list_of(bytes: &[u8]) -> Option<List> {
+fn decode(bytes: &[u8]) -> Option<List> {
     let mut r = WireReader::new(bytes);
     (0..bytes.len().div_ceil(8)).map(|_| r.u64().ok()).collect()
 }
@@ -243,7 +244,7 @@ mod tests {
         thread::scope(|scope| {
             for rank in 0..size {
                 let each = &each;
-                scope.spawn(move || each(meet(folder, rank, size, Duration::from_secs(60)).unwrap()));
+                scope.spawn(move || each(join(folder, rank, size, Duration::from_secs(60)).unwrap()));
             }
         });
     }
@@ -259,21 +260,21 @@ mod tests {
     /// Sends the own rank to every process, and receives theirs.
     fn exchange(own: &mut FolderTransport) {
         let (rank, size) = (own.rank(), own.size());
-        let mut told = vec![[0u8; 8]; size];
+        let mut received = vec![[0u8; 8]; size];
         let mut requests: Vec<Request> = Vec::new();
         for other in (0..size).filter(|&other| other != rank) {
             let bytes = (rank as u64).to_le_bytes();
             // SAFETY: the bytes are there until the call has ended, after which this transport does not use them.
             unsafe { own.send(Channel::Data, bytes.as_ptr(), 8, other, 3) }.unwrap();
             // SAFETY: nothing else uses the bytes until the request has ended, below.
-            requests.push(unsafe { own.receive(Channel::Data, told[other].as_mut_ptr(), 8, other, 3) }.unwrap());
+            requests.push(unsafe { own.receive(Channel::Data, received[other].as_mut_ptr(), 8, other, 3) }.unwrap());
         }
         for request in &mut requests {
             while own.test(request) == Test::Pending {
                 thread::yield_now();
             }
         }
-        for (other, bytes) in told.iter().enumerate().filter(|(other, _)| *other != rank) {
+        for (other, bytes) in received.iter().enumerate().filter(|(other, _)| *other != rank) {
             assert_eq!(u64::from_le_bytes(*bytes), other as u64);
         }
     }
@@ -305,20 +306,20 @@ mod tests {
     #[test]
     fn those_that_do_not_come_are_named() {
         let folder = Scratch::new("late");
-        let late = |rank| meet(folder.path(), rank, 4, Duration::from_millis(200)).map(drop).unwrap_err();
+        let late = |rank| join(folder.path(), rank, 4, Duration::from_millis(200)).map(drop).unwrap_err();
         let (first, second) = thread::scope(|scope| {
             let (first, second) = (scope.spawn(move || late(0)), scope.spawn(move || late(2)));
             (first.join().unwrap(), second.join().unwrap())
         });
         let ErrorKind::Timeout { missing, .. } = first.kind() else { panic!("{first}") };
         assert_eq!(missing[..], [1, 3], "{first}");
-        assert!(second.to_string().contains("process 0, if it came, names those that are missing"), "{second}");
+        assert!(second.to_string().contains("process 0, if it did, names the missing ones"), "{second}");
     }
 
     /// The errors of processes with these ranks and sizes.
     fn errors(folder: &Path, all: &[(usize, usize)]) -> Vec<Option<String>> {
         thread::scope(|scope| {
-            let outcome = |rank, size| meet(folder, rank, size, Duration::from_secs(3)).map(drop).err();
+            let outcome = |rank, size| join(folder, rank, size, Duration::from_secs(3)).map(drop).err();
             let threads = all.iter().map(|&(rank, size)| {
                 thread::sleep(Duration::from_millis(100));
                 scope.spawn(move || outcome(rank, size).map(|error| error.to_string()))
@@ -331,8 +332,8 @@ mod tests {
     fn two_processes_of_one_rank_are_an_error_at_once() {
         for rank in [0, 1] {
             let folder = Scratch::new("twice");
-            let told = errors(folder.path(), &[(rank, 3), (rank, 3)]);
-            let first = told[0].as_ref().expect("an error");
+            let outcomes = errors(folder.path(), &[(rank, 3), (rank, 3)]);
+            let first = outcomes[0].as_ref().expect("an error");
             assert!(first.contains(&format!("as rank {rank} too")), "{first}");
         }
     }
@@ -340,21 +341,24 @@ mod tests {
     #[test]
     fn numbers_of_processes_that_differ_are_an_error() {
         let folder = Scratch::new("sizes");
-        let told = errors(folder.path(), &[(1, 3), (0, 2)]);
-        assert!(told[0].as_ref().is_some_and(|why| why.contains("one of 3, and process 0 one of 2")), "{told:?}");
+        let outcomes = errors(folder.path(), &[(1, 3), (0, 2)]);
+        assert!(
+            outcomes[0].as_ref().is_some_and(|why| why.contains("one of 3, and process 0 one of 2")),
+            "{outcomes:?}"
+        );
     }
 
     #[test]
     fn a_folder_that_is_deleted_is_an_error() {
         let folder = Scratch::new("gone");
         thread::scope(|scope| {
-            let waits = scope.spawn(|| meet(folder.path(), 1, 2, Duration::from_secs(60)).map(drop));
+            let waits = scope.spawn(|| join(folder.path(), 1, 2, Duration::from_secs(60)).map(drop));
             while !folder.path().join("rank-1").exists() {
                 thread::yield_now();
             }
             fs::remove_dir_all(folder.path()).unwrap();
             let error = waits.join().unwrap().unwrap_err().to_string();
-            assert!(error.contains("was deleted while its processes met"), "{error}");
+            assert!(error.contains("was deleted while its processes joined"), "{error}");
         });
     }
 
@@ -364,18 +368,19 @@ mod tests {
         let wait = Duration::from_secs(60);
         thread::scope(|scope| {
             let other = scope.spawn(|| {
-                let mut own = meet(folder.path(), 0, 2, wait).unwrap();
+                let mut own = join(folder.path(), 0, 2, wait).unwrap();
                 (0..2).for_each(|_| exchange(&mut own));
             });
-            let own = Sign { number: draw(), agrees: List::new() };
-            let stopped = Meeting { folder: folder.path(), rank: 1, own, begun: Instant::now(), timeout: wait };
-            stopped.sign().unwrap();
+            let own = Registration { number: random_id(), agrees: List::new() };
+            let stopped =
+                FolderRendezvous { folder: folder.path(), rank: 1, own, begun: Instant::now(), timeout: wait };
+            stopped.registration().unwrap();
             while stopped.list("job").get(1) != Some(&stopped.own.number) {
                 thread::yield_now();
             }
             // The process was stopped at this point, and another takes its place.
             let list = stopped.list("job");
-            let mut own = meet(folder.path(), 1, 2, wait).unwrap();
+            let mut own = join(folder.path(), 1, 2, wait).unwrap();
             exchange(&mut own);
             drop(FolderTransport::create(stopped.job(&list), 1, 2).unwrap());
             exchange(&mut own);
@@ -388,7 +393,7 @@ mod tests {
         let folder = Scratch::new("retry");
         job(folder.path(), 2, std::mem::forget);
         let again = || {
-            let _ = meet(folder.path(), 1, 2, Duration::ZERO);
+            let _ = join(folder.path(), 1, 2, Duration::ZERO);
         };
         again();
         job(folder.path(), 2, |mut own| exchange(&mut own));

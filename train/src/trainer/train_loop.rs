@@ -18,8 +18,8 @@ use numcore::{Error, Result, Runtime};
 use super::{RunReport, before_step::BeforeStep, elastic::Commits, engine::StepWithLoss, follow_up::FollowUp};
 use crate::{
     Event, Interval, Record, Run, Sink, StopReason,
-    callbacks::interrupt::{self, Listening},
-    control::{Agreed, Control, Which},
+    callbacks::interrupt::{self, SignalListener},
+    control::{Agreed, Control, Selection},
     resume::Callbacks,
     run::RunState,
     scalars,
@@ -28,12 +28,12 @@ use crate::{
 
 /// The number of consecutive steps with non-finite gradients after which the run ends with an error: a loss scale has
 /// settled long before.
-const LEFT_OUT: u32 = 100;
+const MAX_SKIPPED: u32 = 100;
 /// The largest number of steps whose loss weights have not been read from the device yet.
 const PENDING: usize = 32;
 
 /// A run in progress.
-pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
+pub(super) struct TrainLoop<'a, R: Runtime, M, S, B, F> {
     pub(super) model: &'a M,
     pub(super) engine: StepWithLoss<S, F>,
     pub(super) loader: Loader<B>,
@@ -51,7 +51,7 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     /// The last step; `last_loss` takes its loss when the run is over.
     pub(super) last: Option<TrainingMetrics<R>>,
     pub(super) last_loss: Option<f64>,
-    pub(super) left_out: u32,
+    pub(super) skipped: u32,
     /// The reason in the last `Event::Ending` that callbacks received.
     pub(super) is_ending: Option<StopReason>,
     /// The state before the step that is being taken; none between steps.
@@ -79,7 +79,7 @@ impl Clock {
     }
 }
 
-impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
+impl<R, M, S, B, F> TrainLoop<'_, R, M, S, B, F>
 where
     R: Runtime,
     S: Step<R>,
@@ -89,7 +89,7 @@ where
     /// Trains to the end.
     pub fn run(mut self) -> Result<RunReport<S>> {
         let comm = self.engine.step.ranks().everyone.clone();
-        let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
+        let reason = match catch_unwind(AssertUnwindSafe(|| self.run_steps())) {
             Ok(Ok(reason)) => reason,
             // All ranks return this error, and form a new world with other members.
             Ok(Err(error)) if self.is_changing() => {
@@ -113,7 +113,7 @@ where
         Ok(RunReport { step: self.engine.step, reason, progress, resumed, loss: self.last_loss, evaluated, best })
     }
 
-    fn all(&mut self) -> Result<StopReason> {
+    fn run_steps(&mut self) -> Result<StopReason> {
         scalars::clear();
         if let Some(reason) = self.before_first()? {
             return self.end(reason);
@@ -136,13 +136,13 @@ where
         self.state.check_evaluations()?;
         if let Some(commits) = self.elastic.as_mut().filter(|_| interrupt::is_listening()) {
             // A signal during a change of ranks ends the run in order, in the next world.
-            commits.world.keep(Listening::start()?);
+            commits.world.keep(SignalListener::start()?);
         }
         if std::mem::take(&mut self.state.owes_evaluation) {
             self.state.control.evaluate();
         }
         // After a save of due callbacks only, the callbacks that still owe one have requested it again by themselves.
-        if self.state.owes_save.take() == Some(Which::All) {
+        if self.state.owes_save.take() == Some(Selection::All) {
             self.state.control.save();
         }
         let mut follow = FollowUp::new(self.agree()?, self.state.progress.epoch, None);
@@ -220,10 +220,10 @@ where
         self.state.data_wait = waited;
         self.pending.push(metrics.clone());
         self.last = Some(metrics.clone());
-        self.left_out = if metrics.stepped() { 0 } else { self.left_out + 1 };
-        if self.left_out == LEFT_OUT {
+        self.skipped = if metrics.stepped() { 0 } else { self.skipped + 1 };
+        if self.skipped == MAX_SKIPPED {
             let why = format!(
-                "the gradients of the last {LEFT_OUT} steps were not finite, so none of them was taken: look at the loss, lower \
+                "the gradients of the last {MAX_SKIPPED} steps were not finite, so none of them was taken: look at the loss, lower \
                  the learning rate, or go back to an earlier checkpoint"
             );
             return Err(Error::argument("Trainer::run", why));

@@ -1,4 +1,4 @@
-//! The meetings of ranks that are threads: a newcomer that can be in no world with the others is refused, and they go on.
+//! The rendezvous of ranks that are threads: a newcomer that can be in no world with the others is refused, and they go on.
 
 use std::{thread, time::Duration};
 
@@ -9,14 +9,14 @@ use numcore::{NullRuntime, Result};
 fn newcomers_on_another_device_are_refused_and_the_others_go_on() {
     for ranks in [1, 2, 3] {
         let runtimes = (0..ranks).map(|_| NullRuntime::new()).collect();
-        let (meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
+        let (rendezvous, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
         // It never meets: it only sees who waits.
-        let probe = meeting.join(NullRuntime::new());
-        let newcomers = [1, 0, 2].map(|device| meeting.join(NullRuntime::on_device(device)));
+        let probe = rendezvous.join(NullRuntime::new());
+        let newcomers = [1, 0, 2].map(|device| rendezvous.join(NullRuntime::on_device(device)));
         let (outcomes, joined): (Vec<Result<_>>, Vec<Result<_>>) = thread::scope(|scope| {
             let meet = |mut seat: comm::ThreadSeat<NullRuntime>| {
                 scope.spawn(move || {
-                    let world = seat.meet()?;
+                    let world = seat.next_world()?;
                     world.comm.barrier()?;
                     Ok((world.generation, world.comm.size(), world.newcomers))
                 })

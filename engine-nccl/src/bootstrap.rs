@@ -8,10 +8,10 @@ use comm::{
 };
 use numcore::{Error, ErrorKind, Result, Runtime};
 
-use super::{api::UniqueId, loaded::version_words, nccl::Nccl};
+use super::{api::UniqueId, loaded::version_text, nccl::Nccl};
 
 /// A rank's message in the exchange.
-pub(crate) struct Greeting {
+pub(crate) struct RankInfo {
     /// The name of the rank's device, if NCCL cannot reach it; empty otherwise.
     pub(crate) unreachable: String,
     pub(crate) options: NcclOptions,
@@ -28,7 +28,7 @@ pub(crate) struct NcclOptions {
 }
 
 /// Returns rank 0's id, once all ranks have shown that they can take part and have equal options.
-pub(crate) fn meet<H: Runtime>(
+pub(crate) fn exchange_id<H: Runtime>(
     nccl: &Nccl,
     control: &Comm<H>,
     unreachable: Option<String>,
@@ -37,18 +37,18 @@ pub(crate) fn meet<H: Runtime>(
     const OP: &str = "Nccl::communicator";
     let fail = |why: String| Error::argument(OP, why).on_rank(control.world_rank());
     let id = (control.rank() == 0 && unreachable.is_none()).then(|| nccl.api.unique_id()).transpose();
-    let id = id.map_err(|status| fail(format!("NCCL: {}", nccl.api.words(status, None))))?;
-    let own = Greeting {
+    let id = id.map_err(|status| fail(format!("NCCL: {}", nccl.api.error_text(status, None))))?;
+    let own = RankInfo {
         unreachable: unreachable.unwrap_or_default(),
         options: NcclOptions { version: nccl.api.version(), native_sums: nccl.native_sums, chunk: nccl.chunk },
         id: id.map_or(Vec::new(), |id| id.0.to_vec()),
     };
     let of: Arc<str> = "NCCL's unique id".into();
     let all = control.exchange_bytes(ByteExchange { own: &own.to_bytes(), of: Some(&of), at })?;
-    let all = all.iter().map(|bytes| Greeting::from_bytes(bytes)).collect::<Result<Vec<_>>>()?;
+    let all = all.iter().map(|bytes| RankInfo::from_bytes(bytes)).collect::<Result<Vec<_>>>()?;
     let members = control.members();
-    if let Some((rank, greeting)) = all.iter().enumerate().find(|(_, greeting)| !greeting.unreachable.is_empty()) {
-        let (rank, device) = (members[rank], &greeting.unreachable);
+    if let Some((rank, info)) = all.iter().enumerate().find(|(_, info)| !info.unreachable.is_empty()) {
+        let (rank, device) = (members[rank], &info.unreachable);
         return Err(fail(format!("rank {rank} is on {device}, and NCCL is for NVIDIA GPUs; use another engine")));
     }
     if let Some(rank) = (0..all.len()).find(|&rank| all[rank].options != all[0].options) {
@@ -65,11 +65,11 @@ pub(crate) fn meet<H: Runtime>(
 impl fmt::Display for NcclOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NcclOptions { version, native_sums, chunk } = self;
-        write!(f, "version {}, native_sums({native_sums}), chunk({chunk})", version_words(*version))
+        write!(f, "version {}, native_sums({native_sums}), chunk({chunk})", version_text(*version))
     }
 }
 
-impl Portable for Greeting {
+impl Portable for RankInfo {
     fn write(&self, to: &mut Writer) {
         let NcclOptions { version, native_sums, chunk } = self.options;
         to.text(&self.unreachable).bytes(&self.id).u8(native_sums.into()).usize(chunk);
@@ -80,6 +80,6 @@ impl Portable for Greeting {
         let (unreachable, id) = (from.text()?.to_string(), from.bytes()?.to_vec());
         let (native_sums, chunk) = (from.u8()? != 0, from.usize()?);
         let options = NcclOptions { version: i32::read(from)?, native_sums, chunk };
-        Ok(Greeting { unreachable, options, id })
+        Ok(RankInfo { unreachable, options, id })
     }
 }
