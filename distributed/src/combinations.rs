@@ -73,7 +73,7 @@ features! {
     /// Local updates: ranks train independently, and synchronize their weights at intervals.
     Local "local updates",
     /// Local updates after which ranks keep weights of their own: fragments in turn, or a rule that keeps a share.
-    StayApart "ranks that stay apart",
+    StayApart "ranks with different weights",
     /// Fast ranks that take more micro-batches than slow ones.
     Uneven "uneven micro-batches",
     /// Steps in which a rank computes nothing.
@@ -173,7 +173,7 @@ const SHARDS: &str =
 const MATRICES: &str = "PowerSGD compresses whole matrices, of which a rank has pieces: leave it out";
 const STATE: &str = "checkpoints would have its state under one name from several ranks, which have pieces: take a reducer without a state";
 const STAGES: &str = "gradients of a pipeline's stages travel as they are: leave it out";
-const TIED: &str = "only the ranks of a stage would know of them, and copies of a tied parameter would part: freeze them, or leave them out";
+const TIED: &str = "only the ranks of a stage would know of them, and copies of a tied parameter would diverge: freeze them, or leave them out";
 const EXPERTS: &str = "experts are summed in buckets of their own: leave it out";
 const EACH_PASS: &str = "ranks exchange in every pass, so they take equally many: take ZeRO stage 1, stage 2 with `reduce_once`, or none, and no canonical \
                          order or experts over ranks";
@@ -207,7 +207,7 @@ pub static COMBINATIONS: &[Refused] = {
         refused([Canonical, Pipeline], "passes follow one another in the order of the schedule: leave `canonical` out"),
         refused([Unused, Pipeline], TIED),
         refused([Reducer, Experts], EXPERTS),
-        refused([Canonical, Experts], "the chunks of the batch meet in the experts: leave `canonical` out"),
+        refused([Canonical, Experts], "experts combine the chunks of the batch: leave `canonical` out"),
         refused(
             [Canonical, Context],
             "ranks along context have parts of sequences, and no chunks of a batch: leave `canonical` out",
@@ -226,23 +226,23 @@ pub static COMBINATIONS: &[Refused] = {
         refused([NoBatches, Pipeline], RUNS),
         refused(
             [Local, Uneven],
-            "ranks that train by themselves wait for each other at meetings alone: give fast ones larger shares (`SpeedShares`)",
+            "ranks that train independently wait for each other at synchronizations alone: give fast ones larger shares (`SpeedShares`)",
         ),
         refused(
             [Local, Tied],
-            "copies of one parameter would come together at different times, and part: give stages parameters of their own, or sum the gradients of all replicas",
+            "copies of one parameter would be synchronized at different times, and diverge: give stages parameters of their own, or sum the gradients of all replicas",
         ),
         refused(
             [Local, Experts],
-            "ranks of one machine have experts of their own, which nobody would bring together and save as a whole: sum the gradients of all ranks",
+            "ranks of one machine have experts of their own, which are neither synchronized nor saved as a whole: sum the gradients of all ranks",
         ),
         refused(
             [Local, ZeroParameters],
-            "ranks bring whole weights together, and the inner step keeps them in shards: take a lower stage of ZeRO",
+            "ranks synchronize whole weights, and the inner step shards them: take a lower stage of ZeRO",
         ),
         refused(
             [Local, HalfParameters],
-            "each meeting would round what ranks learned: keep trained parameters in f32, and compute in halves by `autocast`",
+            "each synchronization would round the weights: keep trained parameters in f32, and compute in halves by `autocast`",
         ),
         refused(
             [Elastic, StayApart],

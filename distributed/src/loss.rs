@@ -51,7 +51,7 @@ impl<R: Runtime> Loss<R> {
     }
 
     /// This loss without its graph. A loss that does not count becomes 0, even if it is not finite.
-    pub(crate) fn told(&self) -> Result<Self> {
+    pub(crate) fn detached(&self) -> Result<Self> {
         let Loss { sum, weight, counts } = self;
         let sum = match counts {
             true => sum.detach(),

@@ -20,8 +20,8 @@ pub enum Unused {
 
 /// Tells whether a rank has no example in a step: its losses weigh nothing and it used no parameter. It then
 /// contributes zeros to the gradients of other ranks.
-pub(crate) fn idles(weighs_nothing: bool, mut used: impl Iterator<Item = bool>) -> bool {
-    weighs_nothing && !used.any(|used| used)
+pub(crate) fn idles(has_zero_weight: bool, mut used: impl Iterator<Item = bool>) -> bool {
+    has_zero_weight && !used.any(|used| used)
 }
 
 /// The parameters that any rank used, one `bool` for each. `own` has those that this rank used, in the same order on

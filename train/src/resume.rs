@@ -159,8 +159,8 @@ impl<R: Runtime> Checkpointed<R> for CombinedState<'_, R> {
         self.0.iter_mut().for_each(|each| each.expect(numbers));
     }
 
-    fn lost_at_another_size(&self) -> Option<&'static str> {
-        self.0.iter().find_map(|each| each.lost_at_another_size())
+    fn lost_at_resize(&self) -> Option<&'static str> {
+        self.0.iter().find_map(|each| each.lost_at_resize())
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {

@@ -5,7 +5,7 @@
 //! | | what is uneven | a step's examples |
 //! |---|---|---|
 //! | [`SpeedShares`] | the share of one batch that each rank reads | the same in every step |
-//! | [`Cadence`] | each rank's micro-batches between two exchanges | more if exchanges are slow, to hide them |
+//! | [`MicroBatchBalancer`] | each rank's micro-batches between two exchanges | more if exchanges are slow, to hide them |
 //!
 //! Gradients are sums, divided once by the weight of all examples, after which the norm is clipped. So a step of uneven
 //! counts equals the step of one rank with all of its micro-batches. [`Balanced`] takes such steps. It measures, agrees
@@ -13,14 +13,14 @@
 //!
 //! After El Che in flodl, but with exchanges timed wherever they run, and gradients in place of weights.
 
-mod cadence;
+mod balancer;
 mod checkpoint;
 mod ranges;
 mod shares;
 mod speed;
 mod step;
 
-pub use cadence::{BalancePolicy, Cadence, CadenceOptions, CadenceWindow};
+pub use balancer::{BalanceOptions, BalancePolicy, BalanceWindow, MicroBatchBalancer};
 pub use ranges::BatchRanges;
 pub use shares::SpeedShares;
 pub use speed::{SpeedEstimate, SpeedOptions};

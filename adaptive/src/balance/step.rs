@@ -9,23 +9,23 @@ use nn::{CountedRows, Module, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
-use super::{BatchRanges, Cadence, CadenceOptions, CadenceWindow};
+use super::{BalanceOptions, BalanceWindow, BatchRanges, MicroBatchBalancer};
 use distributed::{
     combinations::Feature,
     comm::{Collectives, Communicator, abort_on_err},
     strategy::StepRanks,
-    train::{Combines, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
+    train::{Step, StepInput, StepProperties, StepWork, TrainingMetrics, WeightedSum},
 };
 
 /// A training step to which fast ranks contribute more micro-batches than slow ones. Replaces the fixed number of its
 /// configuration (`accumulation`).
 ///
 /// Ranks take batches by number, from an order that all of them know: a loader of whole batches, a seed. A rank's
-/// computing time is measured up to the end of its last backward pass. All ranks' times go into a [`Cadence`], equal on
+/// computing time is measured up to the end of its last backward pass. All ranks' times go into a [`MicroBatchBalancer`], equal on
 /// all ranks. The step waits for the device twice, to measure.
 ///
 /// ```
-/// use adaptive::balance::{Balanced, BatchRanges, CadenceOptions};
+/// use adaptive::balance::{Balanced, BatchRanges, BalanceOptions};
 /// use distributed::{
 ///     comm::{Communicator, Ranks},
 ///     train::{Loss, TrainStep},
@@ -38,7 +38,7 @@ use distributed::{
 ///     let rt = comm.runtime();
 ///     let model = Linear::new(&Init::new(rt, 42), 4, 1)?;
 ///     let step = TrainStep::builder(&comm, &model).optimizer(AdamWConfig::default()).build()?;
-///     let mut step = Balanced::new(step, CadenceOptions { anchor: 2, ..Default::default() })?;
+///     let mut step = Balanced::new(step, BalanceOptions { anchor: 2, ..Default::default() })?;
 ///     let mut epoch = BatchRanges::new(100);
 ///     while let Some(_metrics) = step.step(&mut epoch, |batch| {
 ///         let x = autograd::Var::new(Tensor::full(rt, [8, 4], DType::F32, batch as f64)?);
@@ -53,7 +53,7 @@ use distributed::{
 #[doc(alias("ElChe"))]
 pub struct Balanced<S> {
     pub(super) inner: S,
-    cadence: Cadence,
+    balancer: MicroBatchBalancer,
     /// The clock, called through `get_mut`: the lock makes a step `Sync`.
     clock: Mutex<Box<dyn FnMut() -> Duration + Send>>,
 }
@@ -65,7 +65,7 @@ impl<S> Balanced<S> {
     /// On every rank, if options are invalid or differ between ranks, or a feature of the step
     /// [excludes](distributed::combinations::COMBINATIONS) uneven micro-batches.
     #[track_caller]
-    pub fn new<R: Runtime>(inner: S, options: CadenceOptions) -> Result<Self>
+    pub fn new<R: Runtime>(inner: S, options: BalanceOptions) -> Result<Self>
     where
         S: Step<R>,
     {
@@ -77,17 +77,17 @@ impl<S> Balanced<S> {
     #[track_caller]
     pub fn with_clock<R: Runtime>(
         inner: S,
-        options: CadenceOptions,
+        options: BalanceOptions,
         clock: impl FnMut() -> Duration + Send + 'static,
     ) -> Result<Self>
     where
         S: Step<R>,
     {
         let StepRanks { everyone, share, .. } = inner.ranks();
-        everyone.agree("how steps are balanced", format!("{options:?}").as_bytes())?;
-        abort_on_err(everyone, inner.combines().features.and(Feature::Uneven).check("Balanced"))?;
-        let cadence = Cadence::new(share.of, options)?;
-        Ok(Balanced { inner, cadence, clock: Mutex::new(Box::new(clock)) })
+        everyone.agree("the balancing of steps", format!("{options:?}").as_bytes())?;
+        abort_on_err(everyone, inner.properties().features.and(Feature::Uneven).check("Balanced"))?;
+        let balancer = MicroBatchBalancer::new(share.of, options)?;
+        Ok(Balanced { inner, balancer, clock: Mutex::new(Box::new(clock)) })
     }
 
     /// Takes one step on the next batches of an epoch; none when all are read. The ranks of one share call `input` with
@@ -105,7 +105,7 @@ impl<S> Balanced<S> {
     where
         S: Step<R>,
     {
-        let Some(ranges) = epoch.next(self.cadence.counts()) else { return Ok(None) };
+        let Some(ranges) = epoch.next(self.balancer.counts()) else { return Ok(None) };
         let everyone = self.inner.ranks().everyone.clone();
         let done = self.take(&ranges, &mut |number| input(number).map(Into::into));
         abort_on_err(&everyone, done).map(Some)
@@ -164,12 +164,12 @@ impl<S> Balanced<S> {
             }
             exchange = exchange.min(exchanged);
         }
-        self.cadence.report(CadenceWindow { seconds: &seconds, batches, exchange })
+        self.balancer.report(BalanceWindow { seconds: &seconds, batches, exchange })
     }
 
     /// The counts of micro-batches, and the estimates behind them.
-    pub fn cadence(&self) -> &Cadence {
-        &self.cadence
+    pub fn balancer(&self) -> &MicroBatchBalancer {
+        &self.balancer
     }
 
     /// The inner step.
@@ -213,9 +213,9 @@ impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
         self.inner.evaluate(input)
     }
 
-    fn combines(&self) -> Combines {
-        let features = self.inner.combines().features.and(Feature::Uneven);
-        Combines { features, in_turn: Some(self.cadence.counts().iter().sum()) }
+    fn properties(&self) -> StepProperties {
+        let features = self.inner.properties().features.and(Feature::Uneven);
+        StepProperties { features, in_turn: Some(self.balancer.counts().iter().sum()) }
     }
 
     fn modules(&self) -> Vec<&dyn Module<R>> {

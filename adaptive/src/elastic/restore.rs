@@ -36,40 +36,44 @@ pub(super) fn restore<R: Runtime>(
     state: &mut (impl Checkpointed<R> + ?Sized),
     check: impl FnOnce(&CheckpointNotes) -> Result<()>,
 ) -> Result<Option<Restored>> {
-    let told = comm.exchange(&store.told())?;
-    let all = all_ok(comm, "restore", Holders::read(&told))?;
+    let inventories = comm.exchange(&store.inventory())?;
+    let all = all_ok(comm, "restore", Holders::read(&inventories))?;
     let Some((id, holders)) = all.iter().rev().find(|(_, holders)| holders.lost().is_empty()) else {
         let lost = all.values().next_back().map(Holders::lost);
-        return if committed { Err(nothing_to_take_up(lost)) } else { Ok(None) };
+        return if committed { Err(nothing_to_restore(lost)) } else { Ok(None) };
     };
     let own = store.0.get(id);
-    let (step, manifest) = tell(comm, holders, own.map(|commit| (commit.step, commit.manifest.to_text())))?;
+    let (step, manifest) = broadcast_commit(comm, holders, own.map(|commit| (commit.step, commit.manifest.to_text())))?;
     let (ranks, notes) = (manifest.ranks(), manifest.notes().clone());
     all_ok(comm, "restore", check(&notes))?;
     manifest.restore(comm, state, |needed| fetch(store, comm, *id, holders, needed, message))?;
     Ok(Some(Restored { step, ranks, generation: id.generation, notes }))
 }
 
-fn nothing_to_take_up(lost: Option<Vec<usize>>) -> Error {
+fn nothing_to_restore(lost: Option<Vec<usize>>) -> Error {
     let why = match lost {
         Some(lost) => format!(
-            "too many ranks were lost at once: nobody holds the pieces of ranks {lost:?} of the last commit, nor those of the one before; have more copies \
+            "too many ranks were lost at once: no rank holds the pieces of ranks {lost:?} of the last commit, nor those of the one before; have more copies \
              (`Elastic::copies`)"
         ),
-        None => "nobody in this world has a commit of the run".into(),
+        None => "no rank of this world has a commit of the run".into(),
     };
     Error::argument("ElasticWorld::restore", format!("{why}. Start the run again from its last checkpoint"))
 }
 
 /// Broadcasts step and manifest of the commit from a rank that holds it.
-fn tell<R: Runtime>(comm: &Comm<R>, holders: &Holders, own: Option<(u64, String)>) -> Result<(u64, Manifest)> {
-    let teller = holders.teller().unwrap_or(0);
+fn broadcast_commit<R: Runtime>(
+    comm: &Comm<R>,
+    holders: &Holders,
+    own: Option<(u64, String)>,
+) -> Result<(u64, Manifest)> {
+    let source = holders.first_holder().unwrap_or(0);
     let mut w = Writer::default();
-    if let Some((step, manifest)) = own.filter(|_| comm.rank() == teller) {
+    if let Some((step, manifest)) = own.filter(|_| comm.rank() == source) {
         w.u64(step).text(&manifest);
     }
-    let told = comm.exchange(&w.finish())?;
-    let mut r = WireReader::new(&told[teller]);
+    let commits = comm.exchange(&w.finish())?;
+    let mut r = WireReader::new(&commits[source]);
     let read = r.u64().and_then(|step| Ok((step, Manifest::from_text(r.text()?)?)));
     all_ok(comm, "restore", read)
 }
@@ -86,18 +90,18 @@ fn fetch<R: Runtime>(
     needed: &BTreeSet<RegionId>,
     message: usize,
 ) -> Result<Regions> {
-    let mut asked: Vec<Vec<&RegionId>> = vec![Vec::new(); comm.size()];
+    let mut requested: Vec<Vec<&RegionId>> = vec![Vec::new(); comm.size()];
     for region in needed {
-        if let Some(giver) = holders.giver(region.piece) {
-            asked[giver].push(region);
+        if let Some(sender) = holders.sender(region.piece) {
+            requested[sender].push(region);
         }
     }
-    let told = comm.exchange(&requests(&asked))?;
-    let leaving = all_ok(comm, "restore", given(store, id, comm.rank(), &told))?;
-    let coming: Vec<usize> = asked.iter().map(|regions| regions.iter().map(|region| region.len).sum()).collect();
-    let arrived = exchanged(comm, leaving, &coming, message)?;
+    let received = comm.exchange(&requests(&requested))?;
+    let outgoing = all_ok(comm, "restore", requested_bytes(store, id, comm.rank(), &received))?;
+    let incoming: Vec<usize> = requested.iter().map(|regions| regions.iter().map(|region| region.len).sum()).collect();
+    let arrived = exchanged(comm, outgoing, &incoming, message)?;
     let mut all = Regions::new();
-    for (mut bytes, regions) in arrived.into_iter().zip(asked) {
+    for (mut bytes, regions) in arrived.into_iter().zip(requested) {
         for region in regions.into_iter().rev() {
             let own = bytes.split_off(bytes.len() - region.len);
             all.insert((region.piece, region.key.clone()), own);
@@ -106,22 +110,22 @@ fn fetch<R: Runtime>(
     Ok(all)
 }
 
-/// Exchanges the leaving bytes of all ranks in rounds: a device needs memory for `message` bytes that leave, and as
+/// Exchanges the outgoing bytes of all ranks in rounds: a device needs memory for `message` bytes that leave, and as
 /// many that arrive.
 fn exchanged<R: Runtime>(
     comm: &Comm<R>,
-    mut leaving: Vec<Leaving<'_>>,
-    coming: &[usize],
+    mut outgoing: Vec<OutgoingBytes<'_>>,
+    incoming: &[usize],
     message: usize,
 ) -> Result<Vec<Vec<u8>>> {
     let (rt, share) = (comm.runtime(), (message / comm.size()).max(1));
-    let most = leaving.iter().map(Leaving::len).chain(coming.iter().copied()).max().unwrap_or(0);
+    let most = outgoing.iter().map(OutgoingBytes::len).chain(incoming.iter().copied()).max().unwrap_or(0);
     let rounds = comm.exchange_equal(most.div_ceil(share).to_le_bytes())?.into_iter().map(usize::from_le_bytes).max();
-    let mut arrived: Vec<Vec<u8>> = coming.iter().map(|len| Vec::with_capacity(*len)).collect();
+    let mut arrived: Vec<Vec<u8>> = incoming.iter().map(|len| Vec::with_capacity(*len)).collect();
     for _ in 0..rounds.unwrap_or(0) {
         let mut send = Vec::new();
-        let sizes: Vec<usize> = leaving.iter_mut().map(|to| to.take(share, &mut send)).collect();
-        let due: Vec<usize> = coming.iter().zip(&arrived).map(|(all, here)| share.min(all - here.len())).collect();
+        let sizes: Vec<usize> = outgoing.iter_mut().map(|to| to.take(share, &mut send)).collect();
+        let due: Vec<usize> = incoming.iter().zip(&arrived).map(|(all, here)| share.min(all - here.len())).collect();
         let into = TensorMut::alloc(rt, Shape::new(&[due.iter().sum()])?, DType::U8)?;
         let sent = Tensor::from_slice(rt, [send.len()], &send)?;
         let bytes = comm.all_to_all_parts(&sent, &sizes, into, &due)?.wait()?.freeze()?.to_vec::<u8>()?;
@@ -136,9 +140,9 @@ fn exchanged<R: Runtime>(
 }
 
 /// The requests of a rank for regions, by holder.
-fn requests(asked: &[Vec<&RegionId>]) -> Vec<u8> {
+fn requests(requested: &[Vec<&RegionId>]) -> Vec<u8> {
     let mut w = Writer::default();
-    for regions in asked {
+    for regions in requested {
         w.usize(regions.len());
         for region in regions {
             w.usize(region.piece).text(&region.key);
@@ -149,9 +153,9 @@ fn requests(asked: &[Vec<&RegionId>]) -> Vec<u8> {
 
 /// The bytes of this rank's store that leave for another rank.
 #[derive(Default)]
-struct Leaving<'a>(VecDeque<&'a [u8]>);
+struct OutgoingBytes<'a>(VecDeque<&'a [u8]>);
 
-impl Leaving<'_> {
+impl OutgoingBytes<'_> {
     fn len(&self) -> usize {
         self.0.iter().map(|bytes| bytes.len()).sum()
     }
@@ -174,20 +178,25 @@ impl Leaving<'_> {
 }
 
 /// The bytes that each rank requests from rank `rank`.
-fn given<'a>(store: &'a Store, id: CommitId, rank: usize, told: &[Vec<u8>]) -> Result<Vec<Leaving<'a>>> {
-    let mut all = Vec::with_capacity(told.len());
-    for asked in told {
-        let (mut r, mut leaving) = (WireReader::new(asked), Leaving::default());
-        for giver in 0..told.len() {
+fn requested_bytes<'a>(
+    store: &'a Store,
+    id: CommitId,
+    rank: usize,
+    requests: &[Vec<u8>],
+) -> Result<Vec<OutgoingBytes<'a>>> {
+    let mut all = Vec::with_capacity(requests.len());
+    for request in requests {
+        let (mut r, mut outgoing) = (WireReader::new(request), OutgoingBytes::default());
+        for sender in 0..requests.len() {
             for _ in 0..r.usize()? {
                 let (piece, key) = (r.usize()?, r.text()?);
-                if giver == rank {
+                if sender == rank {
                     let held = store.0.get(&id).and_then(|commit| commit.pieces.get(&piece)?.region(key));
-                    leaving.0.push_back(held.ok_or_else(|| Error::state(key, "is not in the piece of a commit"))?);
+                    outgoing.0.push_back(held.ok_or_else(|| Error::state(key, "is not in the piece of a commit"))?);
                 }
             }
         }
-        all.push(leaving);
+        all.push(outgoing);
     }
     Ok(all)
 }

@@ -51,9 +51,9 @@ pub struct Elastic<R: Runtime> {
 }
 
 impl<R: Runtime> Elastic<R> {
-    /// Makes a rank that meets the others by `meeting`.
-    pub fn new(meeting: impl Rendezvous<R> + 'static) -> Self {
-        Elastic { world: ElasticWorld::new(Box::new(meeting)) }
+    /// Makes a rank that meets the others by `rendezvous`.
+    pub fn new(rendezvous: impl Rendezvous<R> + 'static) -> Self {
+        Elastic { world: ElasticWorld::new(Box::new(rendezvous)) }
     }
 
     /// Sets the number of other ranks that hold a copy of this rank's commits, by default 1. As many ranks can be lost
@@ -87,10 +87,10 @@ impl<R: Runtime> Elastic<R> {
     /// another rank, or a panic. Also fails if too few ranks are left, or too much state was lost with them.
     pub fn run<T>(mut self, mut program: impl FnMut(&mut ElasticWorld<R>) -> Result<T>) -> Result<T> {
         loop {
-            let comm = match self.world.meet() {
+            let comm = match self.world.next() {
                 Ok(comm) => comm,
                 Err(error) => {
-                    self.world.save_stranded();
+                    self.world.save_orphaned();
                     return Err(error);
                 }
             };

@@ -85,14 +85,14 @@ fn rounds(holders: &[Vec<usize>]) -> Vec<Vec<(usize, usize)>> {
 }
 
 /// The description of a rank's piece that it sends to all.
-struct Told {
+struct PieceInfo {
     table: Vec<u8>,
     bytes: usize,
     notes: BTreeMap<String, String>,
     host: String,
 }
 
-impl Told {
+impl PieceInfo {
     fn to_bytes(&self) -> Vec<u8> {
         let mut w = Writer::default();
         self.notes.write(w.bytes(&self.table).usize(self.bytes).text(&self.host));
@@ -102,7 +102,7 @@ impl Told {
     fn read(bytes: &[u8]) -> Result<Self> {
         let mut r = WireReader::new(bytes);
         let (table, bytes, host) = (r.bytes()?.to_vec(), r.usize()?, r.text()?.to_string());
-        Ok(Told { table, bytes, notes: Portable::read(&mut r)?, host })
+        Ok(PieceInfo { table, bytes, notes: Portable::read(&mut r)?, host })
     }
 }
 
@@ -120,17 +120,18 @@ impl Store {
         let (table, own) = all_ok(comm, "commit", snapshot)?.packed();
         let rank = comm.rank();
         let notes = if rank == 0 { notes.clone() } else { BTreeMap::new() };
-        let told = Told { table, bytes: own.len(), notes, host: placing.host.clone() };
-        let told = comm.exchange(&told.to_bytes())?.iter().map(|told| Told::read(told)).collect::<Result<Vec<_>>>();
-        let told = all_ok(comm, "commit", told)?;
-        let tables: Vec<Vec<u8>> = told.iter().map(|told| told.table.clone()).collect();
-        let manifest = all_ok(comm, "commit", Manifest::of_tables(&tables, &told[0].notes))?;
+        let own_info = PieceInfo { table, bytes: own.len(), notes, host: placing.host.clone() };
+        let infos =
+            comm.exchange(&own_info.to_bytes())?.iter().map(|bytes| PieceInfo::read(bytes)).collect::<Result<Vec<_>>>();
+        let infos = all_ok(comm, "commit", infos)?;
+        let tables: Vec<Vec<u8>> = infos.iter().map(|info| info.table.clone()).collect();
+        let manifest = all_ok(comm, "commit", Manifest::of_tables(&tables, &infos[0].notes))?;
         let mut pieces = BTreeMap::new();
-        let hosts: Vec<&str> = told.iter().map(|told| &*told.host).collect();
+        let hosts: Vec<&str> = infos.iter().map(|info| &*info.host).collect();
         for round in rounds(&holders(&hosts, placing.copies)) {
             let to = round.iter().find(|(from, _)| *from == rank).map(|(_, to)| *to);
             let from = round.iter().find(|(_, to)| *to == rank).map(|(from, _)| *from);
-            let due = from.map_or(0, |from| told[from].bytes);
+            let due = from.map_or(0, |from| infos[from].bytes);
             let arrived = copied(comm, (&own, to), (due, from), placing.message)?;
             if let Some(from) = from {
                 pieces.insert(from, HeldPiece::new(&tables[from], from, arrived)?);
@@ -147,7 +148,7 @@ impl Store {
     }
 
     /// The inventory of this rank's commits and pieces, serialized for the other ranks.
-    pub(super) fn told(&self) -> Vec<u8> {
+    pub(super) fn inventory(&self) -> Vec<u8> {
         let mut w = Writer::default();
         w.usize(self.0.len());
         for (id, commit) in &self.0 {
@@ -167,11 +168,11 @@ pub(super) struct Holders {
 }
 
 impl Holders {
-    /// The holders of all commits, from the ranks' [inventories](Store::told).
-    pub(super) fn read(told: &[Vec<u8>]) -> Result<BTreeMap<CommitId, Holders>> {
+    /// The holders of all commits, from the ranks' [inventories](Store::inventory).
+    pub(super) fn read(inventories: &[Vec<u8>]) -> Result<BTreeMap<CommitId, Holders>> {
         let mut all: BTreeMap<CommitId, Holders> = BTreeMap::new();
-        for (rank, told) in told.iter().enumerate() {
-            let mut r = WireReader::new(told);
+        for (rank, inventory) in inventories.iter().enumerate() {
+            let mut r = WireReader::new(inventory);
             for _ in 0..r.usize()? {
                 let id = CommitId { generation: r.u64()?, number: r.u64()? };
                 let holders = all.entry(id).or_default();
@@ -188,13 +189,13 @@ impl Holders {
     }
 
     /// The rank that sends a piece to others: the holders of different pieces take turns.
-    pub(super) fn giver(&self, piece: usize) -> Option<usize> {
+    pub(super) fn sender(&self, piece: usize) -> Option<usize> {
         let holders = self.by_piece.get(&piece)?;
         holders.get(piece % holders.len().max(1)).copied()
     }
 
     /// The lowest rank that holds any piece.
-    pub(super) fn teller(&self) -> Option<usize> {
+    pub(super) fn first_holder(&self) -> Option<usize> {
         self.by_piece.values().flatten().collect::<BTreeSet<_>>().first().map(|rank| **rank)
     }
 }
@@ -212,10 +213,11 @@ fn copied<R: Runtime>(
     for round in 0..most.div_ceil(message) {
         let part = |len: usize| (round * message).min(len)..((round + 1) * message).min(len);
         let (bytes, due) = (&own[part(own.len())], part(len).len());
-        let leaving = to.filter(|_| !bytes.is_empty());
-        let sent = leaving.map(|to| Ok::<_, Error>((Tensor::from_slice(rt, [bytes.len()], bytes)?, to))).transpose()?;
-        let coming = from.filter(|_| due > 0);
-        let into = coming.map(|from| Ok::<_, Error>((TensorMut::alloc(rt, Shape::new(&[due])?, DType::U8)?, from)));
+        let outgoing = to.filter(|_| !bytes.is_empty());
+        let sent =
+            outgoing.map(|to| Ok::<_, Error>((Tensor::from_slice(rt, [bytes.len()], bytes)?, to))).transpose()?;
+        let incoming = from.filter(|_| due > 0);
+        let into = incoming.map(|from| Ok::<_, Error>((TensorMut::alloc(rt, Shape::new(&[due])?, DType::U8)?, from)));
         let work = match (sent, into.transpose()?) {
             (Some((sent, to)), Some((into, from))) => comm.send_recv(&sent, to, into, from)?,
             (None, Some((into, from))) => comm.recv(into, from)?,

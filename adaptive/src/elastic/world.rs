@@ -18,45 +18,56 @@ use distributed::{
 const PATIENCE: Duration = Duration::from_secs(10);
 const COMMIT: &str = "ElasticWorld::commit";
 /// The message of the error by which a commit makes all ranks meet again.
-const CHANGES: &str = "others wait to be taken in, so the ranks meet again: hand this error on to `Elastic::run`";
+const CHANGES: &str = "other ranks wait to join, so a new world is formed: hand this error on to `Elastic::run`";
 
 /// The current ranks, and the commits that this rank holds. [`Elastic::run`](super::Elastic::run) passes it to the
 /// program.
 pub struct ElasticWorld<R: Runtime> {
-    pub(super) meeting: Box<dyn Rendezvous<R>>,
+    pub(super) rendezvous: Box<dyn Rendezvous<R>>,
     pub(super) placing: Placing,
     store: Store,
     /// The folder for this rank's pieces if the run cannot go on.
-    stranded: Option<Folder>,
+    orphaned: Option<Folder>,
     /// A value that lives as long as the run.
     kept: Option<Box<dyn Any + Send>>,
     now: Option<Membership<R>>,
     /// The number of commits of this generation; none before `restore`.
     commits: Option<u64>,
     is_changing: bool,
-    taken_up: Option<(u64, u64)>,
+    restored: Option<(u64, u64)>,
 }
 
 impl<R: Runtime> ElasticWorld<R> {
-    pub(super) fn new(meeting: Box<dyn Rendezvous<R>>) -> Self {
+    pub(super) fn new(rendezvous: Box<dyn Rendezvous<R>>) -> Self {
         let (store, placing) = (Store::default(), Placing::default());
-        let (now, commits, taken_up) = (None, None, None);
-        ElasticWorld { meeting, placing, store, stranded: None, kept: None, now, commits, is_changing: false, taken_up }
+        let (now, commits, restored) = (None, None, None);
+        ElasticWorld {
+            rendezvous,
+            placing,
+            store,
+            orphaned: None,
+            kept: None,
+            now,
+            commits,
+            is_changing: false,
+            restored,
+        }
     }
 
     /// Waits for the next world, and returns its communicator.
-    pub(super) fn meet(&mut self) -> Result<Comm<R>> {
-        let membership = self.meeting.next_world()?;
+    pub(super) fn next(&mut self) -> Result<Comm<R>> {
+        let membership = self.rendezvous.next_world()?;
         let comm = membership.comm.clone();
-        (self.now, self.commits, self.is_changing, self.taken_up) = (Some(membership), None, false, None);
+        (self.now, self.commits, self.is_changing, self.restored) = (Some(membership), None, false, None);
         Ok(comm)
     }
 
     /// Sets the folder for the last commit if the remaining ranks cannot go on: too few are left, or it cannot be
     /// restored. It becomes a checkpoint, to which each of them writes the pieces it holds, unless the folder has a
     /// later one. Call it on every rank, in each world.
-    pub fn save_stranded_in(&mut self, folder: &Folder) {
-        self.stranded = Some(folder.clone());
+    #[doc(alias = "save_stranded_in")]
+    pub fn save_orphaned_in(&mut self, folder: &Folder) {
+        self.orphaned = Some(folder.clone());
     }
 
     /// Keeps a value until the run is over, across its worlds: a signal handler, for example. Replaces the value kept
@@ -65,9 +76,9 @@ impl<R: Runtime> ElasticWorld<R> {
         self.kept = Some(Box::new(what));
     }
 
-    /// Writes the pieces that this rank holds to the folder of `save_stranded_in`, if set. Ignores errors.
-    pub(super) fn save_stranded(&self) {
-        let (Some(folder), Some(now)) = (&self.stranded, &self.now) else { return };
+    /// Writes the pieces that this rank holds to the folder of `save_orphaned_in`, if set. Ignores errors.
+    pub(super) fn save_orphaned(&self) {
+        let (Some(folder), Some(now)) = (&self.orphaned, &self.now) else { return };
         // A later commit may lack pieces that an earlier one has.
         for commit in self.store.0.values().rev() {
             let (what, holder) = ((commit.step, &commit.manifest), now.comm.world_rank());
@@ -79,7 +90,7 @@ impl<R: Runtime> ElasticWorld<R> {
 
     fn membership(&self) -> Result<&Membership<R>> {
         let none =
-            || Error::argument("ElasticWorld", "the ranks have not met: `Elastic::run` gives a program its world");
+            || Error::argument("ElasticWorld", "there is no world yet: `Elastic::run` passes a program its world");
         self.now.as_ref().ok_or_else(none)
     }
 
@@ -103,8 +114,9 @@ impl<R: Runtime> ElasticWorld<R> {
 
     /// The commit that this world has [restored](ElasticWorld::restore): the generation that made it, and its number of
     /// updates.
-    pub fn taken_up(&self) -> Option<(u64, u64)> {
-        self.taken_up
+    #[doc(alias = "taken_up")]
+    pub fn restored_commit(&self) -> Option<(u64, u64)> {
+        self.restored
     }
 
     /// Restores the last commit of the run; none at its beginning. Collective: all ranks call it, once the state is
@@ -137,11 +149,11 @@ impl<R: Runtime> ElasticWorld<R> {
         // No world goes on from this commit then: the held pieces would vanish with the ranks.
         let restored = restored.inspect_err(|error| {
             if !self.is_of_another(error) {
-                self.save_stranded();
+                self.save_orphaned();
             }
         })?;
         self.commits = Some(0);
-        self.taken_up = restored.as_ref().map(|restored| (restored.generation, restored.step));
+        self.restored = restored.as_ref().map(|restored| (restored.generation, restored.step));
         Ok(restored)
     }
 
@@ -150,7 +162,7 @@ impl<R: Runtime> ElasticWorld<R> {
     /// copies in this world.
     ///
     /// # Errors
-    /// On all ranks, if it fails on one, or if [state would be lost](Checkpointed::lost_at_another_size) at another
+    /// On all ranks, if it fails on one, or if [state would be lost](Checkpointed::lost_at_resize) at another
     /// number of ranks. Also if ranks wait to join, after the commit: pass this error on to
     /// [`Elastic::run`](super::Elastic::run), where all ranks meet again.
     #[track_caller]
@@ -163,20 +175,21 @@ impl<R: Runtime> ElasticWorld<R> {
         let Membership { comm, generation, .. } = self.membership()?;
         let (comm, generation) = (comm.clone(), *generation);
         let Some(number) = self.commits else {
-            let why = "what the run has come to must be taken up first: call `restore` in each world, right after the state is made";
+            let why =
+                "the last commit must be restored first: call `restore` in each world, right after the state is made";
             return Err(Error::argument(COMMIT, why));
         };
         let id = CommitId { generation, number };
-        let snapshot = match state.lost_at_another_size() {
+        let snapshot = match state.lost_at_resize() {
             Some(why) => Err(Error::argument(COMMIT, why)),
             None => Snapshot::of(state),
         };
         self.store.add(&comm, (id, step), snapshot, notes, &self.placing)?;
         // After this exchange, every rank has the commit, with its copies.
-        let newcomers = comm.exchange_equal([u8::from(self.meeting.newcomers() > 0)])?;
+        let newcomers = comm.exchange_equal([u8::from(self.rendezvous.newcomers() > 0)])?;
         self.commits = Some(number + 1);
         self.store.forget_before(id);
-        self.meeting.committed();
+        self.rendezvous.committed();
         self.is_changing = newcomers.iter().any(|[waits]| *waits != 0);
         if self.is_changing {
             return Err(Error::argument(COMMIT, CHANGES).on_rank(comm.world_rank()));

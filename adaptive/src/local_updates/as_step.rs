@@ -8,7 +8,7 @@ use distributed::{
     combinations::Feature,
     comm::{Communicator, abort_on_err},
     strategy::StepRanks,
-    train::{Combines, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
+    train::{Step, StepInput, StepProperties, StepWork, TrainingMetrics, WeightedSum},
 };
 
 /// Each rank takes steps of its own, and the metrics are the rank's own. Only the weight is that of all ranks, so that
@@ -41,10 +41,10 @@ impl<R: Runtime, S: Step<R>> Step<R> for LocalSteps<R, S> {
         self.inner.evaluate(input)
     }
 
-    fn combines(&self) -> Combines {
-        let inner = self.inner.combines();
-        let features = inner.features.and(Feature::Local).and_if(!self.comes_together(), Feature::StayApart);
-        Combines { features, ..inner }
+    fn properties(&self) -> StepProperties {
+        let inner = self.inner.properties();
+        let features = inner.features.and(Feature::Local).and_if(!self.makes_weights_equal(), Feature::StayApart);
+        StepProperties { features, ..inner }
     }
 
     fn modules(&self) -> Vec<&dyn Module<R>> {

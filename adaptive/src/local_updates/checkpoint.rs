@@ -25,17 +25,17 @@ use distributed::{
 
 const RANKS: &str = "outer/ranks";
 const TAKEN: &str = "outer/taken";
-const MEETINGS: &str = "outer/meetings";
-const TOGETHER: &str = "outer/together";
+const SYNCHRONIZATIONS: &str = "outer/meetings";
+const LAST_EQUAL: &str = "outer/together";
 
 /// Facts about a checkpoint that are read before it.
 pub(super) struct SavedRanks {
     ranks: usize,
     /// True for each fragment whose sum was in flight.
-    flying: Vec<bool>,
+    in_flight: Vec<bool>,
 }
 
-fn flying(k: usize) -> String {
+fn in_flight(k: usize) -> String {
     format!("outer/flying/{k}")
 }
 
@@ -127,15 +127,15 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         if everyone.size() == self.comm.size() * self.inner.ranks().everyone.size() {
             return Ok(everyone);
         }
-        let why = "the inner step is one of several ranks, which save and decide together with those of the other inner steps: name all of them by \
+        let why = "the inner step has several ranks, which save and decide together with the ranks of the other inner steps: give all of them to \
                    `LocalSteps::among`";
         Err(Error::argument("LocalSteps", why).on_rank(self.comm.world_rank()))
     }
 
     /// Names of the tensors that are kept beside the global weights.
-    fn kept(&self, k: usize, is_flying: bool) -> Vec<String> {
+    fn kept(&self, k: usize, is_in_flight: bool) -> Vec<String> {
         let states = (0..self.fragments[k].state.len()).map(|i| format!("outer/{i}"));
-        states.chain(is_flying.then(|| "outer/mean".to_string())).collect()
+        states.chain(is_in_flight.then(|| "outer/mean".to_string())).collect()
     }
 
     fn outer_parts(&self, k: usize) -> Result<Vec<CheckpointPart<R>>> {
@@ -155,10 +155,10 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         Ok(parts)
     }
 
-    fn outer_wanted(&self, k: usize, is_flying: bool) -> Vec<Wanted> {
+    fn outer_wanted(&self, k: usize, is_in_flight: bool) -> Vec<Wanted> {
         let fragment = &self.fragments[k];
         let mut kinds = vec!["parameter".to_string()];
-        kinds.extend(self.kept(k, is_flying));
+        kinds.extend(self.kept(k, is_in_flight));
         let wanted = |(kind, OwnElements { outer, at, len, .. }): (&String, OwnElements<'_, R>)| {
             let (name, placement) = (format!("{kind}/{}", outer.leaf.name()), outer.placement.clone());
             Wanted { name, placement, dtype: fragment.dtype(), elements: at..at + len }
@@ -166,18 +166,18 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         kinds.iter().flat_map(|kind| fragment.own().map(move |own| (kind, own))).map(wanted).collect()
     }
 
-    fn is_flying(&self, k: usize) -> bool {
+    fn is_in_flight(&self, k: usize) -> bool {
         match &self.saved {
-            Some(saved) => saved.flying.get(k).copied().unwrap_or(false),
-            None => self.fragments[k].is_flying(),
+            Some(saved) => saved.in_flight.get(k).copied().unwrap_or(false),
+            None => self.fragments[k].is_in_flight(),
         }
     }
 
     /// Takes over this rank's parts of a fragment.
     fn restore_fragment(&mut self, k: usize, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<()> {
-        let (is_flying, wanted) = (self.is_flying(k), self.outer_wanted(k, self.is_flying(k)));
+        let (is_in_flight, wanted) = (self.is_in_flight(k), self.outer_wanted(k, self.is_in_flight(k)));
         let fragment = &mut self.fragments[k];
-        let tensors = 1 + fragment.state.len() + usize::from(is_flying);
+        let tensors = 1 + fragment.state.len() + usize::from(is_in_flight);
         let (each, mut read_all) = (wanted.len() / tensors, Vec::with_capacity(tensors));
         for t in 0..tensors {
             let of = &wanted[t * each..(t + 1) * each];
@@ -220,7 +220,7 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
 
     /// The first call puts `rows` in place of the weights. The next call restores this rank's own weights and ignores
     /// its `rows`: the own weights are not the parameters of [`parts`](Checkpointed::parts).
-    fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
+    fn swap_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         if self.inner.ranks().everyone.size() > 1 {
             return Ok(false);
         }
@@ -246,10 +246,10 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
         let mut numbers: BTreeMap<String, u64> = inner.collect();
         numbers.insert(RANKS.into(), self.comm.size() as u64);
         numbers.insert(TAKEN.into(), self.steps);
-        numbers.insert(MEETINGS.into(), self.meetings);
-        numbers.insert(TOGETHER.into(), self.together);
+        numbers.insert(SYNCHRONIZATIONS.into(), self.synchronizations);
+        numbers.insert(LAST_EQUAL.into(), self.last_equal);
         for (k, fragment) in self.fragments.iter().enumerate() {
-            numbers.insert(flying(k), u64::from(fragment.is_flying()));
+            numbers.insert(in_flight(k), u64::from(fragment.is_in_flight()));
             numbers.insert(rate(k), fragment.rate.to_bits());
             numbers.insert(local(rank, &self.weight_name(k)), fragment.weight.to_bits());
         }
@@ -259,13 +259,13 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
     fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
         let number = |name: &str| numbers.get(name).copied().unwrap_or(0);
         let ranks = usize::try_from(number(RANKS)).unwrap_or(0).max(1);
-        let flying = (0..self.fragments.len()).map(|k| number(&flying(k)) != 0).collect();
-        self.saved = Some(SavedRanks { ranks, flying });
+        let in_flight = (0..self.fragments.len()).map(|k| number(&in_flight(k)) != 0).collect();
+        self.saved = Some(SavedRanks { ranks, in_flight });
     }
 
-    fn lost_at_another_size(&self) -> Option<&'static str> {
-        (self.together != self.steps).then_some(
-            "ranks train by themselves, and another number of them would begin with the global weights, without what they have learned since: commit where all have the same weights, right after a meeting of all parameters (one fragment, a rule that keeps nothing of a rank's own)",
+    fn lost_at_resize(&self) -> Option<&'static str> {
+        (self.last_equal != self.steps).then_some(
+            "ranks train independently, and another number of them would begin with the global weights and lose later updates: commit where all ranks have equal weights, right after a synchronization of all parameters (one fragment, a rule that keeps nothing of a rank's own)",
         )
     }
 
@@ -276,7 +276,7 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
         let renamed = inner.iter().map(|w| Wanted { name: self.renamed(source, &w.name), ..w.clone() });
         let mut wanted: Vec<Wanted> = renamed.chain(buffers).collect();
         for k in 0..self.fragments.len() {
-            wanted.extend(self.outer_wanted(k, self.is_flying(k)));
+            wanted.extend(self.outer_wanted(k, self.is_in_flight(k)));
         }
         Ok(wanted)
     }
@@ -304,10 +304,10 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
         };
         self.inner.restore(&mut renamed, &inner)?;
         let number = |name: &str| numbers.get(name).copied().unwrap_or(0);
-        (self.steps, self.meetings, self.last) = (number(TAKEN), number(MEETINGS), None);
+        (self.steps, self.synchronizations, self.last) = (number(TAKEN), number(SYNCHRONIZATIONS), None);
         let weights: Vec<String> = (0..self.fragments.len()).map(|k| local(source, &self.weight_name(k))).collect();
         let as_saved = self.saved.take().is_none_or(|saved| saved.ranks == self.comm.size());
-        self.together = if as_saved { number(TOGETHER) } else { self.steps };
+        self.last_equal = if as_saved { number(LAST_EQUAL) } else { self.steps };
         for (k, fragment) in self.fragments.iter_mut().enumerate() {
             fragment.rate = f64::from_bits(number(&rate(k)));
             let weight = f64::from_bits(number(&weights[k]));

@@ -36,8 +36,8 @@ impl<R: Runtime> OuterLeaf<R> {
 }
 
 /// A sum of weights that was started.
-enum Flying<R: Runtime> {
-    Travelling(Work<TensorMut<R>>),
+enum InFlightSum<R: Runtime> {
+    Running(Work<TensorMut<R>>),
     /// This rank's range of the sum.
     Arrived(Tensor<R>),
 }
@@ -55,7 +55,7 @@ pub(super) struct OuterFragment<R: Runtime> {
     pub state: Vec<Tensor<R>>,
     /// The total weight of this rank's losses since the last synchronization.
     pub weight: f64,
-    flying: Mutex<Option<Flying<R>>>,
+    in_flight: Mutex<Option<InFlightSum<R>>>,
     /// The inner learning rate when the sum was started.
     pub rate: f64,
 }
@@ -71,7 +71,7 @@ pub(super) struct NextWeights<R: Runtime> {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Distances {
     /// The squared distance of its weights from the new global weights.
-    pub apart: f64,
+    pub from_global: f64,
     /// The squared norm of the new global weights.
     pub norm: f64,
     /// The squared norm of its own weights.
@@ -80,7 +80,11 @@ pub(super) struct Distances {
 
 impl Distances {
     pub fn add(self, other: Self) -> Self {
-        Distances { apart: self.apart + other.apart, norm: self.norm + other.norm, own: self.own + other.own }
+        Distances {
+            from_global: self.from_global + other.from_global,
+            norm: self.norm + other.norm,
+            own: self.own + other.own,
+        }
     }
 }
 
@@ -104,7 +108,7 @@ impl<R: Runtime> OuterFragment<R> {
             global,
             state,
             weight: 0.0,
-            flying: Mutex::new(None),
+            in_flight: Mutex::new(None),
             rate: 0.0,
         };
         fragment.take_global(comm)?;
@@ -131,25 +135,25 @@ impl<R: Runtime> OuterFragment<R> {
     /// Starts to sum the ranks' current weights; this rank's are multiplied by `share`.
     pub fn begin(&mut self, comm: &Comm<R>, share: f64, rate: f64) -> Result<()> {
         let own = memory(&self.joined(comm)?.mul(share)?)?;
-        *self.flying.get_mut() = Some(Flying::Travelling(comm.reduce_scatter_in_place(own, ReduceOp::Sum)?));
+        *self.in_flight.get_mut() = Some(InFlightSum::Running(comm.reduce_scatter_in_place(own, ReduceOp::Sum)?));
         (self.weight, self.rate) = (0.0, rate);
         Ok(())
     }
 
     /// Tells whether a sum was started and not applied.
-    pub fn is_flying(&self) -> bool {
-        self.flying.lock().is_some()
+    pub fn is_in_flight(&self) -> bool {
+        self.in_flight.lock().is_some()
     }
 
     /// This rank's part of the mean that was started; none if none was. Waits for it.
     pub fn mean(&self) -> Result<Option<Tensor<R>>> {
-        let mut flying = self.flying.lock();
-        let mean = match flying.take() {
+        let mut in_flight = self.in_flight.lock();
+        let mean = match in_flight.take() {
             None => return Ok(None),
-            Some(Flying::Travelling(work)) => work.wait()?.freeze()?.narrow(0, self.start, self.part)?.copy()?,
-            Some(Flying::Arrived(mean)) => mean,
+            Some(InFlightSum::Running(work)) => work.wait()?.freeze()?.narrow(0, self.start, self.part)?.copy()?,
+            Some(InFlightSum::Arrived(mean)) => mean,
         };
-        *flying = Some(Flying::Arrived(mean.clone()));
+        *in_flight = Some(InFlightSum::Arrived(mean.clone()));
         Ok(Some(mean))
     }
 
@@ -174,7 +178,7 @@ impl<R: Runtime> OuterFragment<R> {
 
     /// Puts a mean in place of one in flight.
     pub fn set_mean(&mut self, mean: Option<Tensor<R>>) {
-        *self.flying.get_mut() = mean.map(Flying::Arrived);
+        *self.in_flight.get_mut() = mean.map(InFlightSum::Arrived);
     }
 
     /// Computes the weights after the started sum: the new global ones, from which a rank keeps the share `keep` of its
@@ -189,9 +193,13 @@ impl<R: Runtime> OuterFragment<R> {
         let square = |x: &Tensor<R>| x.square()?.sum_all()?.item();
         for outer in &self.leaves {
             let (own, global) = (outer.leaf.value()?.to_dtype(self.dtype)?, outer.of(&all)?);
-            let apart = own.sub(&global)?;
-            distances = distances.add(Distances { apart: square(&apart)?, norm: square(&global)?, own: square(&own)? });
-            let value = if keep == 0.0 { global } else { global.add(&apart.mul(keep)?)? };
+            let difference = own.sub(&global)?;
+            distances = distances.add(Distances {
+                from_global: square(&difference)?,
+                norm: square(&global)?,
+                own: square(&own)?,
+            });
+            let value = if keep == 0.0 { global } else { global.add(&difference.mul(keep)?)? };
             // Not a view of `all`, which would keep the whole range in memory.
             values.push(value.to_dtype(outer.leaf.spec().dtype)?.copy()?);
         }
@@ -203,7 +211,7 @@ impl<R: Runtime> OuterFragment<R> {
         let NextWeights { global, state, values } = next;
         self.leaves.iter().zip(values).try_for_each(|(outer, value)| outer.leaf.set(value))?;
         (self.global, self.state) = (global, state);
-        *self.flying.get_mut() = None;
+        *self.in_flight.get_mut() = None;
         Ok(())
     }
 

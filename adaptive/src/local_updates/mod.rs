@@ -36,4 +36,4 @@ pub use options::LocalUpdates;
 pub use rules::{DiLoCo, ElasticAveraging, LocalSgd, OuterRule, OuterStep, SlowMo};
 pub use step::LocalSteps;
 
-pub use distributed::train::Meeting;
+pub use distributed::train::Synchronization;

@@ -8,7 +8,7 @@ use distributed::strategy::BufferSync;
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalUpdates {
     /// The number of steps from one synchronization to the next, `H`. With `None` ranks synchronize only in calls of
-    /// [`LocalSteps::meet`](super::LocalSteps::meet), which may come after a different number of steps on each.
+    /// [`LocalSteps::synchronize`](super::LocalSteps::synchronize), which may come after a different number of steps on each.
     pub every: Option<u64>,
     /// The number of initial steps after each of which ranks synchronize: post-local SGD (Lin et al., *Don't Use Large
     /// Mini-Batches, Use Local SGD*, 2018).
@@ -46,20 +46,26 @@ impl LocalUpdates {
         let Some(every) = self.every else {
             return match (self.fragments, self.delay, self.warmup) {
                 (1, 0, 0) => Ok(()),
-                _ => wrong("every", "fragments, a delay and a warm-up need a number of steps between meetings".into()),
+                _ => wrong(
+                    "every",
+                    "fragments, a delay and a warm-up need a number of steps between synchronizations".into(),
+                ),
             };
         };
         if every == 0 || !every.is_multiple_of(self.fragments as u64) {
             return wrong(
                 "fragments",
-                format!("{} fragments do not divide {every} steps between meetings", self.fragments),
+                format!("{} fragments do not divide {every} steps between synchronizations", self.fragments),
             );
         }
-        let apart = every / self.fragments as u64;
-        if self.delay >= apart {
+        let interval = every / self.fragments as u64;
+        if self.delay >= interval {
             return wrong(
                 "delay",
-                format!("a sum of {} steps is still under way when the next fragment meets, after {apart}", self.delay),
+                format!(
+                    "a sum of {} steps is still in flight when the next fragment is due, after {interval}",
+                    self.delay
+                ),
             );
         }
         Ok(())
@@ -68,8 +74,8 @@ impl LocalUpdates {
     /// The fragment that is due after this many steps of training; none if no fragment is.
     pub(super) fn due(&self, steps: u64) -> Option<usize> {
         let after = steps.checked_sub(self.warmup).filter(|after| *after > 0)?;
-        let apart = self.every? / self.fragments as u64;
-        after.is_multiple_of(apart).then(|| ((after / apart - 1) % self.fragments as u64) as usize)
+        let interval = self.every? / self.fragments as u64;
+        after.is_multiple_of(interval).then(|| ((after / interval - 1) % self.fragments as u64) as usize)
     }
 }
 

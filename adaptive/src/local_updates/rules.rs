@@ -100,7 +100,7 @@ impl<R: Runtime> OuterRule<R> for SlowMo {
         let gamma = step.inner_rate;
         if !(gamma > 0.0 && gamma.is_finite()) {
             let why = format!(
-                "divides by the inner learning rate, which is {gamma}: end the schedule above 0, or meet before"
+                "divides by the inner learning rate, which is {gamma}: end the schedule above 0, or synchronize before"
             );
             return Err(Error::state("SlowMo", why));
         }

@@ -16,7 +16,7 @@ use distributed::{
     combinations::Feature,
     comm::{Collectives, Comm, Communicator, Label, abort_on_err, memory},
     strategy::{BatchShare, BufferSync, StepRanks},
-    train::{Meeting, Step, StepInput, StepWork, TrainingMetrics},
+    train::{Step, StepInput, StepWork, Synchronization, TrainingMetrics},
 };
 
 /// Trains a model on ranks that each take steps of their own and synchronize their weights by [a rule](super).
@@ -38,13 +38,13 @@ use distributed::{
 ///     let rt = comm.runtime();
 ///     let model = Linear::new(&Init::new(rt, 42), 4, 1)?;
 ///     let inner = TrainStep::builder(&NoOpCommunicator::new(rt), &model).optimizer(AdamWConfig::default()).build()?;
-///     let meetings = LocalUpdates { every: Some(2), ..Default::default() };
-///     let mut step = LocalSteps::new(&comm, &model, inner, DiLoCo::default(), meetings)?;
+///     let synchronizations = LocalUpdates { every: Some(2), ..Default::default() };
+///     let mut step = LocalSteps::new(&comm, &model, inner, DiLoCo::default(), synchronizations)?;
 ///     let x = autograd::Var::new(Tensor::zeros(rt, [8, 4], DType::F32)?);
 ///     for _ in 0..4 {
 ///         step.step(|_| Loss::sum(model.forward(&x)?.sum_all()?, 8.0))?;
 ///     }
-///     assert_eq!(step.meetings(), 2);
+///     assert_eq!(step.synchronizations(), 2);
 ///     Ok(())
 /// })?;
 /// # Ok(())
@@ -68,10 +68,10 @@ pub struct LocalSteps<R: Runtime, S: Step<R>> {
     pub(super) own: Option<Vec<Tensor<R>>>,
     /// The number of steps taken, which sets the times of synchronizations.
     pub(super) steps: u64,
-    pub(super) meetings: u64,
+    pub(super) synchronizations: u64,
     /// The last step after which all ranks had equal weights.
-    pub(super) together: u64,
-    pub(super) last: Option<Meeting>,
+    pub(super) last_equal: u64,
+    pub(super) last: Option<Synchronization>,
     /// The number of ranks that saved the checkpoint being loaded, and the fragments whose sums were in flight then.
     pub(super) saved: Option<super::checkpoint::SavedRanks>,
 }
@@ -99,14 +99,17 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
             buffers.extend(stage.named_buffers());
         }
         let (shares, lines) = ((inside.share.index, inside.share.of), described(&named));
-        comm.agree("the model and when ranks meet", format!("{options:?} {rule:?} {shares:?}\n{lines}").as_bytes())?;
+        comm.agree(
+            "the model and the synchronization of ranks",
+            format!("{options:?} {rule:?} {shares:?}\n{lines}").as_bytes(),
+        )?;
         let is_half = |p: &Param<R>| p.requires_grad() && !matches!(p.dtype(), DType::F32 | DType::F64);
         let half = named.iter().any(|(_, parameter)| is_half(parameter));
-        let features = inner.combines().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
+        let features = inner.properties().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
         // Ranks of one inner step may have different parameters.
         abort_on_err(&inside.everyone, features.check("LocalSteps"))?;
         if let Some((name, _)) = named.iter().find(|(_, p)| p.requires_grad() && !p.leaf().is_resident()) {
-            let why = "is not in memory, and ranks bring whole weights together: train it unsharded";
+            let why = "is not in memory, and ranks synchronize whole weights: train it unsharded";
             return abort_on_err(&inside.everyone, Err(Error::state(name.clone(), why)));
         }
         // A frozen parameter that is read on demand, as from four bits, has the same values on all ranks.
@@ -116,7 +119,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
             leaf.set(value.wait()?.freeze()?)?;
         }
         // Only the first of the inner step's ranks that have the same parameters saves them.
-        let is_first = inside.share.index == 0 && inside.losses.rank().is_multiple_of(inside.alike.max(1));
+        let is_first = inside.share.index == 0 && inside.losses.rank().is_multiple_of(inside.context_ranks.max(1));
         let has_first = |p: &Param<R>| p.placed().map_or(inside.counts_examples, |placed| placed.is_first_replica());
         let saves = |p: &Param<R>| is_first && has_first(p);
         let fragments = fragments(&comm, &named, options.fragments, rule.states(), saves)?;
@@ -136,8 +139,8 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
             fragments,
             buffers,
             steps: 0,
-            meetings: 0,
-            together: 0,
+            synchronizations: 0,
+            last_equal: 0,
             last: None,
             saved: None,
         })
@@ -187,7 +190,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         let line = Location::caller();
-        let mut none = |_| Err(Error::internal("LocalSteps", "an idle rank was asked for a micro-batch"));
+        let mut none = |_| Err(Error::internal("LocalSteps", "a micro-batch was requested from an idle rank"));
         self.take(StepWork::idle(self.inner.accumulation(), &mut none)).map_err(|error| error.at(line))
     }
 
@@ -200,7 +203,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     /// An error if a parameter is trained now that was frozen when the fragments were made.
     fn require_frozen(&self) -> Result<()> {
         self.frozen.iter().find(|leaf| leaf.requires_grad()).map_or(Ok(()), |leaf| {
-            let why = "was frozen when this step was made, so ranks would not bring it together: make another `LocalSteps` to train it";
+            let why = "was frozen when this step was made, so ranks would not synchronize it: make another `LocalSteps` to train it";
             Err(Error::state(leaf.name().to_string(), why))
         })
     }
@@ -213,21 +216,22 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
             self.fragments.iter_mut().for_each(|fragment| fragment.weight += self.weight);
         }
         self.steps += 1;
-        let before = self.meetings;
-        let met = self.meet_if_due();
-        abort_on_err(&self.comm, met)?;
-        let meeting = self.last.filter(|_| self.meetings > before);
-        Ok(metrics.with_meeting(meeting))
+        let before = self.synchronizations;
+        let outcome = self.synchronize_if_due();
+        abort_on_err(&self.comm, outcome)?;
+        let synchronization = self.last.filter(|_| self.synchronizations > before);
+        Ok(metrics.with_synchronization(synchronization))
     }
 
     /// Synchronizes all parameters with the other ranks now. Sums in flight are applied before. Every rank calls it.
     ///
     /// # Errors
     /// On every rank, if the weights of one rank are not finite, or one has failed. No weights have changed then.
+    #[doc(alias = "meet")]
     #[track_caller]
-    pub fn meet(&mut self) -> Result<Meeting> {
-        let met = self.arrive().and_then(|()| self.meet_all());
-        abort_on_err(&self.comm, met)
+    pub fn synchronize(&mut self) -> Result<Synchronization> {
+        let outcome = self.apply_in_flight().and_then(|()| self.synchronize_all());
+        abort_on_err(&self.comm, outcome)
     }
 
     /// The total weight of the losses of the last step on all ranks. Every rank calls it.
@@ -236,7 +240,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let inside = self.inner.ranks();
         let own = sums(&inside.losses, &[self.weight])?[0];
         // Ranks that have parts of the same sequences each report the weight of the whole sequences.
-        Ok(sums(&self.comm, &[own])?[0] / inside.alike.max(1) as f64)
+        Ok(sums(&self.comm, &[own])?[0] / inside.context_ranks.max(1) as f64)
     }
 
     /// The number of steps taken, including those that this rank skipped because its gradients were not finite. It is
@@ -246,18 +250,21 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     }
 
     /// The number of synchronizations so far. Each fragment counts separately.
-    pub fn meetings(&self) -> u64 {
-        self.meetings
+    #[doc(alias = "meetings")]
+    pub fn synchronizations(&self) -> u64 {
+        self.synchronizations
     }
 
     /// The last synchronization; none before the first.
-    pub fn last_meeting(&self) -> Option<Meeting> {
+    #[doc(alias = "last_meeting")]
+    pub fn last_synchronization(&self) -> Option<Synchronization> {
         self.last
     }
 
     /// Tells whether all ranks have equal weights after a synchronization. They have not if there are several
     /// fragments, or if ranks keep a share of their own weights.
-    pub fn comes_together(&self) -> bool {
+    #[doc(alias = "comes_together")]
+    pub fn makes_weights_equal(&self) -> bool {
         let keep = if self.options.delay == 0 { 0.0 } else { self.options.keep };
         self.fragments.len() == 1 && keep == 0.0 && self.rule.keep() == 0.0
     }
@@ -282,22 +289,22 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         &mut self.inner
     }
 
-    fn meet_if_due(&mut self) -> Result<()> {
+    fn synchronize_if_due(&mut self) -> Result<()> {
         if self.steps <= self.options.warmup {
-            return self.meet_all().map(drop);
+            return self.synchronize_all().map(drop);
         }
         let (delay, due) = (self.options.delay, self.options.due(self.steps));
         if let Some(k) = due {
             self.begin(&[k])?;
         }
         let arrived = self.steps.checked_sub(delay).and_then(|begun| self.options.due(begun));
-        match arrived.filter(|&k| self.fragments[k].is_flying()) {
+        match arrived.filter(|&k| self.fragments[k].is_in_flight()) {
             Some(k) => self.end(&[k], if delay == 0 { 0.0 } else { self.options.keep }).map(drop),
             None => Ok(()),
         }
     }
 
-    fn meet_all(&mut self) -> Result<Meeting> {
+    fn synchronize_all(&mut self) -> Result<Synchronization> {
         let all: Vec<usize> = (0..self.fragments.len()).collect();
         self.begin(&all)?;
         self.end(&all, 0.0)
@@ -324,61 +331,61 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     }
 
     /// Applies sums that were started. A rank keeps the share `keep` of its own difference from the global weights.
-    fn end(&mut self, which: &[usize], keep: f64) -> Result<Meeting> {
+    fn end(&mut self, which: &[usize], keep: f64) -> Result<Synchronization> {
         let keep = if self.rule.keep() == 0.0 { keep } else { self.rule.keep() };
-        let (mut met, mut all) = (Vec::new(), Distances::default());
+        let (mut applied, mut all) = (Vec::new(), Distances::default());
         for &k in which {
             let (fragment, distances) = self.fragments[k].next(&self.comm, &*self.rule, keep)?;
-            met.push((k, fragment));
+            applied.push((k, fragment));
             all = all.add(distances);
         }
-        let apart = self.furthest(all)?;
+        let farthest = self.max_distance(all)?;
         if which.contains(&0) {
             self.buffers.sync(&self.comm, self.options.buffers)?;
         }
         // No weight has changed until here, and nothing is exchanged from here on.
-        for (k, next) in met {
+        for (k, next) in applied {
             self.fragments[k].take(next)?;
         }
-        self.meetings += 1;
+        self.synchronizations += 1;
         if keep == 0.0 && which.len() == self.fragments.len() {
-            self.together = self.steps;
+            self.last_equal = self.steps;
         }
-        let divergence = if apart == 0.0 { 0.0 } else { (apart / all.norm).sqrt() };
-        let meeting = Meeting { number: self.meetings, fragment: which[0], divergence };
-        self.last = Some(meeting);
-        Ok(meeting)
+        let divergence = if farthest == 0.0 { 0.0 } else { (farthest / all.norm).sqrt() };
+        let synchronization = Synchronization { number: self.synchronizations, fragment: which[0], divergence };
+        self.last = Some(synchronization);
+        Ok(synchronization)
     }
 
     /// The largest of the ranks' distances; an error on every rank if the weights of one are not finite, or the rule's
     /// result is not.
-    fn furthest(&self, own: Distances) -> Result<f64> {
+    fn max_distance(&self, own: Distances) -> Result<f64> {
         let mut bytes = [0; 10];
         bytes[..2].copy_from_slice(&[own.own, own.norm].map(|square| u8::from(!square.is_finite())));
-        bytes[2..].copy_from_slice(&own.apart.to_le_bytes());
+        bytes[2..].copy_from_slice(&own.from_global.to_le_bytes());
         let all = self.comm.exchange_equal(bytes)?;
-        let wrong: Vec<String> = (0..all.len())
+        let non_finite: Vec<String> = (0..all.len())
             .filter(|&rank| all[rank][0] != 0)
             .map(|rank| self.comm.members()[rank].to_string())
             .collect();
-        let why = match (wrong.is_empty(), all.iter().all(|[_, made, ..]| *made == 0)) {
+        let why = match (non_finite.is_empty(), all.iter().all(|[_, made, ..]| *made == 0)) {
             (true, true) => {
-                let apart = |bytes: &[u8; 10]| f64::from_le_bytes(std::array::from_fn(|i| bytes[2 + i]));
-                return Ok(all.iter().map(apart).fold(0.0, f64::max));
+                let distance = |bytes: &[u8; 10]| f64::from_le_bytes(std::array::from_fn(|i| bytes[2 + i]));
+                return Ok(all.iter().map(distance).fold(0.0, f64::max));
             }
             (true, false) => format!("{:?} made weights that are not finite: lower its rates", self.rule),
             (false, _) => format!(
                 "the weights of rank {} are not finite: leave out steps whose gradients are not (`skip_non_finite`), or go back to a checkpoint",
-                wrong.join(", ")
+                non_finite.join(", ")
             ),
         };
-        Err(Error::state("a meeting of ranks", why).on_rank(self.comm.world_rank()))
+        Err(Error::state("a synchronization of ranks", why).on_rank(self.comm.world_rank()))
     }
 
     /// Applies the sums in flight.
-    fn arrive(&mut self) -> Result<()> {
-        let flying: Vec<usize> = (0..self.fragments.len()).filter(|&k| self.fragments[k].is_flying()).collect();
-        if flying.is_empty() { Ok(()) } else { self.end(&flying, self.options.keep).map(drop) }
+    fn apply_in_flight(&mut self) -> Result<()> {
+        let in_flight: Vec<usize> = (0..self.fragments.len()).filter(|&k| self.fragments[k].is_in_flight()).collect();
+        if in_flight.is_empty() { Ok(()) } else { self.end(&in_flight, self.options.keep).map(drop) }
     }
 }
 
@@ -394,5 +401,5 @@ fn ranks_of<R: Runtime>(comm: &Comm<R>, inside: StepRanks<R>) -> StepRanks<R> {
     let share = BatchShare { index: comm.rank() * of + index, of: comm.size() * of };
     set_random_stream(share.index as u32);
     let (everyone, losses) = (comm.clone(), comm.clone());
-    StepRanks { everyone, losses, share, draws_as: share.index, alike: 1, ..inside }
+    StepRanks { everyone, losses, share, random_stream: share.index, context_ranks: 1, ..inside }
 }

@@ -22,7 +22,7 @@ const REPLACED: &str = "replaced-";
 const UNFINISHED: &str = "unfinished-";
 const REMOVED: &str = "removed-";
 /// The prefix of folders written by ranks of a failed world, which can no longer communicate.
-const STRANDED: &str = "stranded-";
+const ORPHANED: &str = "stranded-";
 
 /// A callback that is called before each change in the file system.
 type Watch = Arc<dyn Fn(&'static str) -> Result<()> + Send + Sync>;
@@ -130,7 +130,7 @@ impl Folder {
             now => {
                 let now = now.map_or("nothing".into(), |now| format!("step {now}"));
                 let why = format!(
-                    "while step {step} was saved, another save made {now} the latest in {}: were these ranks left behind?",
+                    "while step {step} was saved, another save made {now} the latest in {}: are these ranks of a world that was replaced?",
                     self.path.display()
                 );
                 Err(Error::argument("Folder::save", why))
@@ -139,15 +139,15 @@ impl Folder {
     }
 
     /// The folder in which ranks of a failed world, which can no longer communicate, write a checkpoint.
-    pub(super) fn stranded(&self, step: u64, run: &str) -> PathBuf {
-        self.path.join(format!("{STRANDED}{step:010}-{run}"))
+    pub(super) fn orphaned(&self, step: u64, run: &str) -> PathBuf {
+        self.path.join(format!("{ORPHANED}{step:010}-{run}"))
     }
 
     /// Removes leftovers of failed worlds and interrupted saves: folders that were not published, or not removed to the
     /// end. No save may be under way.
-    pub fn remove_stranded(&self) -> Result<()> {
+    pub fn remove_orphaned(&self) -> Result<()> {
         self.remove_left(|name| {
-            [STRANDED, UNFINISHED, REMOVED].iter().any(|prefix| name.to_string_lossy().starts_with(prefix))
+            [ORPHANED, UNFINISHED, REMOVED].iter().any(|prefix| name.to_string_lossy().starts_with(prefix))
         })
     }
 

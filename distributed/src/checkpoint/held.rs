@@ -88,7 +88,7 @@ impl Folder {
         }
         let text = manifest.to_text();
         let run = format!("{:08x}", crc32fast::hash(text.as_bytes()));
-        let (at, own) = (self.stranded(step, &run), self.stranded(step, &format!("{run}-{holder}")));
+        let (at, own) = (self.orphaned(step, &run), self.orphaned(step, &format!("{run}-{holder}")));
         self.will("make a folder")?;
         create_all(&at)?;
         create_all(&own)?;

@@ -134,7 +134,7 @@ impl Manifest {
             manifest.entries.insert(name.clone(), entry);
         }
         for (name, v) in map("numbers")? {
-            let v = v.as_u64().ok_or_else(|| wrong(&format!("`{name}` is no number")))?;
+            let v = v.as_u64().ok_or_else(|| wrong(&format!("`{name}` is not a number")))?;
             manifest.numbers.insert(name.clone(), v);
         }
         for (name, v) in map("notes")? {

@@ -80,7 +80,7 @@ pub trait Checkpointed<R: Runtime> {
     /// Replaces the values of this rank's [`parameter_parts`](Checkpointed::parameter_parts) temporarily: the optimizer
     /// does not learn of it. Ranks that keep whole parameters get each other's values. Returns false, on all ranks and
     /// with nothing changed, if the strategy cannot do it.
-    fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
+    fn swap_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         let _ = rows;
         Ok(false)
     }
@@ -95,7 +95,7 @@ pub trait Checkpointed<R: Runtime> {
     }
     /// A description of state that would be lost if another number of ranks took over now; none if nothing would be.
     /// Ranks that leave and join (`adaptive::elastic`) commit nothing while there is such state.
-    fn lost_at_another_size(&self) -> Option<&'static str> {
+    fn lost_at_resize(&self) -> Option<&'static str> {
         None
     }
     /// The elements that this rank needs from a checkpoint.
@@ -124,8 +124,8 @@ macro_rules! checkpointed_by {
             $inner.parameter_parts()
         }
 
-        fn put_parameter_parts(&mut $this, rows: &[numcore::Tensor<R>]) -> numcore::Result<bool> {
-            $inner_mut.put_parameter_parts(rows)
+        fn swap_parameter_parts(&mut $this, rows: &[numcore::Tensor<R>]) -> numcore::Result<bool> {
+            $inner_mut.swap_parameter_parts(rows)
         }
 
         fn numbers(&$this) -> std::collections::BTreeMap<String, u64> {
@@ -136,8 +136,8 @@ macro_rules! checkpointed_by {
             $inner_mut.expect(numbers);
         }
 
-        fn lost_at_another_size(&$this) -> Option<&'static str> {
-            $inner.lost_at_another_size()
+        fn lost_at_resize(&$this) -> Option<&'static str> {
+            $inner.lost_at_resize()
         }
 
         fn wanted(&$this) -> numcore::Result<Vec<$crate::checkpoint::Wanted>> {

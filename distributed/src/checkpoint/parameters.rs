@@ -52,7 +52,7 @@ impl CheckpointReader {
             match self.manifest.entries.get(&theirs).map(|entry| entry.shape) {
                 Some(there) if there == shape => return Some(theirs),
                 Some(there) => wrong.push(format!("{name} is {shape} here, and {theirs} is {there}")),
-                None => wrong.push(format!("{name} is not there as {theirs}")),
+                None => wrong.push(format!("{name} is missing under the name {theirs}")),
             }
             None
         };

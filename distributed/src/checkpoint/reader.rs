@@ -40,9 +40,9 @@ impl Folder {
         let own = all_ok(comm, "load", if comm.rank() == 0 { self.latest() } else { Ok(None) })?;
         // The step is 0 without a checkpoint, so that ranks of a runtime without values read none as well.
         let [there, step] = [u64::from(own.is_some()), own.unwrap_or_default()];
-        let told = comm.exchange_equal((u128::from(there) << 64 | u128::from(step)).to_le_bytes())?;
-        let told = told.first().map_or(0, |first| u128::from_le_bytes(*first));
-        let Some(step) = (told >> 64 != 0).then_some(told as u64) else { return Ok(None) };
+        let latest = comm.exchange_equal((u128::from(there) << 64 | u128::from(step)).to_le_bytes())?;
+        let latest = latest.first().map_or(0, |first| u128::from_le_bytes(*first));
+        let Some(step) = (latest >> 64 != 0).then_some(latest as u64) else { return Ok(None) };
         all_ok_after(comm, "load", || self.await_step(step, comm.timeout().saturating_mul(2)))?;
         Ok(Some(step))
     }
@@ -199,7 +199,7 @@ impl CheckpointReader {
         if extra.is_empty() {
             return Ok(());
         }
-        let error = Error::state(extra.join(", "), "is in the checkpoint, and nothing here takes it");
+        let error = Error::state(extra.join(", "), "is in the checkpoint, and nothing restores it");
         Err(error.on_rank(comm.world_rank()))
     }
 
@@ -286,7 +286,7 @@ fn check_kind(wanted: &Wanted, entry: &TensorEntry) -> Result<()> {
     }
     let count = wanted.placement.local().numel();
     if wanted.elements.start > wanted.elements.end || wanted.elements.end > count {
-        let why = format!("has {count} elements, {:?} are asked for", wanted.elements);
+        let why = format!("has {count} elements, {:?} are requested", wanted.elements);
         return Err(Error::state(&*wanted.name, why));
     }
     Ok(())

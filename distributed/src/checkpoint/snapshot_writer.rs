@@ -53,7 +53,7 @@ impl<R: Runtime> SnapshotWriter<R> {
     /// Makes a writer for the ranks of a communicator that save together. Collective: all of them call it.
     pub fn new(comm: &Comm<R>) -> Result<Self> {
         let own = if comm.size() == 1 { Some(comm.clone()) } else { comm.split(Some(0), comm.rank())? };
-        let comm = own.ok_or_else(|| Error::internal("SnapshotWriter", "the ranks split into no group"))?;
+        let comm = own.ok_or_else(|| Error::internal("SnapshotWriter", "the ranks form no group"))?;
         Ok(SnapshotWriter { comm, running: None, spare: Snapshot::default() })
     }
 

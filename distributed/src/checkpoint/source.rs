@@ -33,7 +33,7 @@ impl RegionSource {
             }
             RegionSource::Memory(held) => {
                 let bytes = held.get(&region_id(region)).and_then(|bytes| bytes.get(at..at + into.len()));
-                into.copy_from_slice(bytes.ok_or_else(|| Error::state(&*region.key, "is in no memory of a commit"))?);
+                into.copy_from_slice(bytes.ok_or_else(|| Error::state(&*region.key, "is in no commit in memory"))?);
                 Ok(())
             }
         }
@@ -88,7 +88,7 @@ impl RegionSource {
 }
 
 /// The name of memory in errors.
-const MEMORY: &str = "the memory of a commit";
+const MEMORY: &str = "a commit in memory";
 
 fn region_id(region: &Region) -> (usize, String) {
     (region.rank, region.key.clone())

@@ -58,7 +58,7 @@ impl Folder {
     ///
     /// # Errors
     /// On rank 0, if a rank wrote nothing in time: it has failed in another step, or is gone.
-    pub fn save_stranded(
+    pub fn save_orphaned(
         &self,
         (rank, ranks): (usize, usize),
         step: u64,
@@ -67,7 +67,7 @@ impl Folder {
         run: &str,
         patience: Duration,
     ) -> Result<()> {
-        let at = self.stranded(step, run);
+        let at = self.orphaned(step, run);
         self.will("make a folder")?;
         create_all(&at)?;
         self.will("write a rank's file")?;
@@ -83,7 +83,7 @@ impl Folder {
         while let Some(rank) = missing() {
             if begun.elapsed() > patience {
                 let why = format!("rank {rank} saved nothing of step {step} within {patience:?}");
-                return Err(Error::argument("Folder::save_stranded", why));
+                return Err(Error::argument("Folder::save_orphaned", why));
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -12,10 +12,10 @@ use numcore::{
 
 use super::{
     cut::{CutAttention, apart, stacked},
-    found::{Found, merged},
     masked::gradients,
     masks::segment_mask,
     order::ZigZag,
+    partial::{PartialAttention, merged},
     sequence::{SequenceExchange, SequenceStep},
 };
 use crate::comm::Communicator;
@@ -85,12 +85,12 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
         let (q, both) = (&ins[0], cat(&[&ins[1], &ins[2]], -1)?);
         let both = self.exchange(SequenceStep::Gather, "").run(&both)?;
         let [k, v] = apart(&both, ins[1].shape()[3])?;
-        let mut rows_found: Vec<(Range<usize>, Found<R>)> = Vec::new();
+        let mut rows_found: Vec<(Range<usize>, PartialAttention<R>)> = Vec::new();
         for seen in self.seen(false) {
             let [k, v] = [&k, &v].map(|x| x.narrow(2, seen.keys.start, seen.keys.len()));
             let (q, k, v, mask) = (rows(q, &seen.rows)?, k?, v?, self.mask(&seen, q)?);
             let operands: Vec<&Tensor<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
-            let found = Found::of(seen.op, &operands)?;
+            let found = PartialAttention::of(seen.op, &operands)?;
             match rows_found.last_mut().filter(|(rows, _)| *rows == seen.rows) {
                 Some((_, before)) => *before = merged(before, &found)?,
                 None => rows_found.push((seen.rows, found)),

@@ -18,11 +18,11 @@
 //! **Invariant**: ranks along the context axis read the same examples, in parts, and make the same decisions.
 
 mod cut;
-mod found;
 mod gathered;
 mod masked;
 mod masks;
 mod order;
+mod partial;
 mod ranks;
 mod ring;
 mod sequence;

@@ -15,9 +15,9 @@ use numcore::{
 
 use super::{
     cut::{CutAttention, apart, stacked},
-    found::{Found, merged},
     masks::segment_mask,
     order::ZigZag,
+    partial::{PartialAttention, merged},
 };
 use crate::comm::{Collectives, Communicator, Named, Work};
 
@@ -111,11 +111,11 @@ impl<R: Runtime> RingAttention<R> {
     }
 
     /// The attention of the chunks of one step.
-    fn found(&self, step: RingStep, q: &Tensor<R>, both: &Tensor<R>, depth: usize) -> Result<Found<R>> {
+    fn found(&self, step: RingStep, q: &Tensor<R>, both: &Tensor<R>, depth: usize) -> Result<PartialAttention<R>> {
         let [k, v] = apart(&self.chunks(both, step.keys)?, depth)?;
         let (q, (op, mask)) = (self.chunks(q, step.queries)?, self.call(step, q)?);
         let operands: Vec<&Tensor<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
-        Found::of(op, &operands)
+        PartialAttention::of(op, &operands)
     }
 
     /// The gradients that one step gives queries, and keys and values concatenated along channels, in the type of
@@ -179,13 +179,13 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
             let next = (j + 1 < ranks).then(|| self.pass_on(&both, "keys and values")).transpose()?;
             let step = self.step(j);
             let found = self.found(step, q, &both, depth)?;
-            let piece = |at| Ok(Found { o: self.chunks(&found.o, at)?, lse: self.chunks(&found.lse, at)? });
+            let piece = |at| Ok(PartialAttention { o: self.chunks(&found.o, at)?, lse: self.chunks(&found.lse, at)? });
             self.add_pieces(&mut sums, step.queries, piece, |before, own| merged(&before, &own))?;
             if let Some(next) = next {
                 both = next.arrived()?;
             }
         }
-        let sums: Vec<Found<R>> = sums.into_iter().flatten().collect();
+        let sums: Vec<PartialAttention<R>> = sums.into_iter().flatten().collect();
         let outputs = sums.iter().map(|piece| piece.o.to_dtype(q.dtype())).collect::<Result<Vec<_>>>()?;
         let sums: Vec<&Tensor<R>> = sums.iter().map(|piece| &piece.lse).collect();
         Ok(vec![stacked(&outputs)?, cat(&sums, 2)?.squeeze(-1)?])

@@ -38,7 +38,7 @@ impl<R: Runtime> Ddp<R> {
             return Err(Error::state("the model", why).on_rank(comm.world_rank()));
         }
         if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| is_cut(p)) {
-            let why = "is of a model that is cut over ranks, whose partial gradients would be summed by nobody: train it by \
+            let why = "is of a model that is cut over ranks, whose partial gradients would not be summed: train it by \
                        `TrainStep::builder`";
             return Err(Error::state(name, why).on_rank(comm.world_rank()));
         }

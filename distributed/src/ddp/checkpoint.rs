@@ -143,7 +143,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     // A checkpoint has state of the parameters trained at its save, so parameters unfrozen since then join the
     // optimizer first. An error of that is returned by the next step.
     fn expect(&mut self, _: &BTreeMap<String, u64>) {
-        let _ = self.thaw();
+        let _ = self.unfreeze();
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {

@@ -17,7 +17,9 @@ use crate::{
     combinations::{Feature, Features},
     comm::{Collectives, Comm, Label, abort_on_err},
     mesh::AsMesh,
-    strategy::{BackwardPass, BufferSync, Computing, GradLoan, LeafFilter, StepRanks, Strategy, TensorAxis, not_of},
+    strategy::{
+        ActiveRanks, BackwardPass, BufferSync, GradLoan, LeafFilter, StepRanks, Strategy, TensorAxis, not_owned,
+    },
     sums,
 };
 
@@ -52,7 +54,7 @@ pub struct DataParallel<R: Runtime> {
     /// True if a backward pass of this step was begun.
     pub(super) has_passed: bool,
     /// True if the losses of this rank weigh nothing in this step.
-    pub(super) weighs_nothing: bool,
+    pub(super) has_zero_weight: bool,
     /// The numbers of parameters in the order in which their gradients became final.
     pub(super) ready: Vec<usize>,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
@@ -133,7 +135,7 @@ impl<R: Runtime> DataParallel<R> {
             next: 0,
             sync: true,
             has_passed: false,
-            weighs_nothing: false,
+            has_zero_weight: false,
             ready: Vec::new(),
             leaves,
             frozen,
@@ -226,9 +228,9 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.features
     }
 
-    fn prepare(&mut self, _: Computing) -> Result<()> {
-        self.wait_for_given_up();
-        self.thaw()?;
+    fn prepare(&mut self, _: ActiveRanks) -> Result<()> {
+        self.wait_for_abandoned();
+        self.unfreeze()?;
         self.rebuild()?;
         self.zero();
         Ok(())
@@ -237,7 +239,7 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
     fn begin(&mut self, _: usize, pass: BackwardPass) -> Result<()> {
         self.begin_pass(pass.is_last())?;
         let BackwardPass::Last(Some(losses)) = pass else { return Ok(()) };
-        self.weighs_nothing = losses.weight == 0.0;
+        self.has_zero_weight = losses.weight == 0.0;
         // Compressed gradients and `f16` travel as means: an unsent residual then weighs the same in the next step, and
         // no sum leaves the range.
         self.reducer.set_loss_weight(losses)
@@ -361,7 +363,7 @@ impl<R: Runtime> DataParallel<R> {
         let range = |leaves: &[Arc<Leaf<R>>]| leaves.iter().position(|own| Arc::ptr_eq(own, leaf));
         let params = self.optimizer.params();
         let place = params.iter().enumerate().find_map(|(buffer, of)| Some((buffer, range(of.leaves())?)));
-        place.ok_or_else(|| not_of(leaf))
+        place.ok_or_else(|| not_owned(leaf))
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
 
 impl<R: Runtime> DataParallel<R> {
     /// Waits for the buckets of a step that was abandoned or has failed: in flight, they hold ranges of the gradients.
-    pub(super) fn wait_for_given_up(&mut self) {
+    pub(super) fn wait_for_abandoned(&mut self) {
         if self.reducer.reduces_every_pass() {
             let _ = self.wait_for_sent();
         }
@@ -25,7 +25,7 @@ impl<R: Runtime> DataParallel<R> {
         self.reducer.begin_step();
         self.layout.buckets.iter_mut().for_each(|bucket| bucket.sent = false);
         self.layout.gradients.zero();
-        (self.has_passed, self.weighs_nothing) = (false, false);
+        (self.has_passed, self.has_zero_weight) = (false, false);
         self.layout.params.iter_mut().for_each(|p| p.used = false);
     }
 
@@ -68,7 +68,7 @@ impl<R: Runtime> DataParallel<R> {
 
     /// Tells whether this rank has no example in this step: it contributes zeros.
     fn idles(&self) -> bool {
-        idles(self.weighs_nothing, self.layout.params.iter().map(|p| p.used))
+        idles(self.has_zero_weight, self.layout.params.iter().map(|p| p.used))
     }
 
     /// An error that names the trained parameters without a gradient, unless these are allowed or the rank idles.

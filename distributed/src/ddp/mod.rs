@@ -4,9 +4,9 @@ mod by_hand;
 mod checkpoint;
 mod data_parallel;
 mod exchange;
-mod thaw;
+mod unfreeze;
 
 pub use by_hand::Ddp;
 pub use data_parallel::DataParallel;
 pub(crate) use data_parallel::MakeReducer;
-pub(crate) use thaw::THAWED;
+pub(crate) use unfreeze::UNFROZEN;

@@ -23,4 +23,4 @@ mod part;
 mod strategy;
 
 pub(crate) use part::{expert_leaves, has_experts};
-pub(crate) use strategy::{of_part, require_experts};
+pub(crate) use strategy::{require_experts, with_experts};

@@ -21,7 +21,7 @@ type MakeStrategy<'m, R> = dyn FnMut(&Mesh<R>, &dyn Module<R>) -> Result<Box<dyn
 /// # Errors
 /// The errors of `make`; and if ranks along tensor have different experts.
 #[track_caller]
-pub(crate) fn of_part<R: Runtime>(
+pub(crate) fn with_experts<R: Runtime>(
     mesh: &Mesh<R>,
     model: &dyn Module<R>,
     means: bool,

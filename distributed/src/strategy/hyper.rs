@@ -6,7 +6,7 @@ use optim::HyperParams;
 use super::Strategy;
 
 /// The error of a strategy that does not report hyper-parameters.
-pub(super) fn untold<T>() -> Result<T> {
+pub(super) fn not_reported<T>() -> Result<T> {
     let why = "does not report its optimizer's hyper-parameters, so no checkpoint can have them: leave them to the configuration";
     Err(Error::config("Strategy", "hyper_parameters", why))
 }

@@ -32,7 +32,7 @@ impl<R: Runtime> GradLoan<R> {
 }
 
 /// The error of a tied parameter whose gradient a strategy cannot lend.
-pub(crate) fn not_of<R: Runtime>(leaf: &Leaf<R>) -> Error {
+pub(crate) fn not_owned<R: Runtime>(leaf: &Leaf<R>) -> Error {
     Error::state(leaf.name().to_string(), "is tied, but no parameter of its stage's optimizer")
 }
 

@@ -22,8 +22,8 @@ use optim::HyperParams;
 use crate::{checkpoint::Checkpointed, combinations::Features};
 
 pub use buffers::BufferSync;
-use hyper::untold;
-pub(crate) use loan::not_of;
+use hyper::not_reported;
+pub(crate) use loan::not_owned;
 pub use loan::{FullParameters, GradLoan};
 pub use ranks::{BatchShare, StepRanks};
 pub use set::StrategySet;
@@ -51,7 +51,7 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
 
     /// Discards the gradients of the last step and prepares for the next one. `who` tells whether all ranks compute
     /// something in it, or only some. Ranks without examples make the same collective calls.
-    fn prepare(&mut self, who: Computing) -> Result<()>;
+    fn prepare(&mut self, active: ActiveRanks) -> Result<()>;
 
     /// Begins a backward pass through a stage of the model; a model without stages is stage 0. In the last pass
     /// gradients become final one by one. They may be sent during it, or in [`finish`](Strategy::finish).
@@ -97,31 +97,31 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     /// # Errors
     /// Fails if the strategy or its optimizer does not report them.
     fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
-        untold()
+        not_reported()
     }
 
     /// Checks that [`set_hyper_parameters`](Strategy::set_hyper_parameters) would accept these groups. Changes nothing.
     fn check_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
         let _ = groups;
-        untold()
+        not_reported()
     }
 
     /// Replaces the hyper-parameters of each group, in the order of [`hyper_parameters`](Strategy::hyper_parameters).
     fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
         let _ = groups;
-        untold()
+        not_reported()
     }
 
     /// Takes out this rank's part of the summed gradient of a trained parameter, to be added to the gradients of its
     /// copies in other stages. Ranks of equal number among the replicas of each stage keep the same elements.
     fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
-        Err(not_of(leaf))
+        Err(not_owned(leaf))
     }
 
     /// Takes back the gradient that [`lend_grad`](Strategy::lend_grad) gave.
     fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
         let _ = sum;
-        Err(not_of(leaf))
+        Err(not_owned(leaf))
     }
 
     /// Prefetches the sharded parameters of a stage that is about to be used.
@@ -145,7 +145,7 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
 
 /// The ranks that compute something in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Computing {
+pub enum ActiveRanks {
     /// All ranks.
     All,
     /// Some ranks: others may have no example.

@@ -20,10 +20,10 @@ pub struct StepRanks<R: Runtime> {
     pub counts_examples: bool,
     /// The number of ranks along context. Each of them reports the weight of the whole sequences, so sums of weights
     /// over [`losses`](StepRanks::losses) are divided by this number.
-    pub alike: usize,
+    pub context_ranks: usize,
     /// The number of the random stream that checkpoints keep for this rank. Ranks that draw the same values have the
     /// same number.
-    pub draws_as: usize,
+    pub random_stream: usize,
 }
 
 /// A share of each batch: part `index` of `of` parts.

@@ -8,7 +8,7 @@ use numcore::{Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 use optim::HyperParams;
 
 use super::{
-    BackwardPass, BufferSync, Computing, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy, Tied,
+    ActiveRanks, BackwardPass, BufferSync, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy, Tied,
     hyper::share_groups,
 };
 use crate::{
@@ -154,8 +154,8 @@ impl<R: Runtime> Strategy<R> for StrategySet<R> {
         self.parts.iter().map(own).fold(self.features, Features::union)
     }
 
-    fn prepare(&mut self, who: Computing) -> Result<()> {
-        self.parts_mut().try_for_each(|part| part.prepare(who))
+    fn prepare(&mut self, active: ActiveRanks) -> Result<()> {
+        self.parts_mut().try_for_each(|part| part.prepare(active))
     }
 
     fn begin(&mut self, stage: usize, pass: BackwardPass) -> Result<()> {

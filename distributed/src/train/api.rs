@@ -28,7 +28,7 @@ pub trait Step<R: Runtime>: Checkpointed<R> {
     fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum>;
 
     /// The current properties that decide about combinations of the step.
-    fn combines(&self) -> Combines;
+    fn properties(&self) -> StepProperties;
 
     /// The modules that the step holds itself, as a pipeline holds its stages.
     fn modules(&self) -> Vec<&dyn Module<R>> {
@@ -47,7 +47,7 @@ pub struct WeightedSum {
 
 /// Properties of a training step that decide about its combinations with wrappers and loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Combines {
+pub struct StepProperties {
     /// Features of the step.
     pub features: Features,
     /// The number of complete batches that all ranks together take in the next step, if ranks read batches in turn.
@@ -87,8 +87,8 @@ impl<R: Runtime> Step<R> for TrainStep<R> {
         losses.iter().try_fold(WeightedSum::default(), add)
     }
 
-    fn combines(&self) -> Combines {
-        Combines { features: self.strategy.features(), in_turn: None }
+    fn properties(&self) -> StepProperties {
+        StepProperties { features: self.strategy.features(), in_turn: None }
     }
 
     fn modules(&self) -> Vec<&dyn Module<R>> {
@@ -121,8 +121,8 @@ impl<R: Runtime, S: Step<R> + ?Sized> Step<R> for Box<S> {
         (**self).evaluate(input)
     }
 
-    fn combines(&self) -> Combines {
-        (**self).combines()
+    fn properties(&self) -> StepProperties {
+        (**self).properties()
     }
 
     fn modules(&self) -> Vec<&dyn Module<R>> {

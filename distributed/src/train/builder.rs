@@ -14,7 +14,7 @@ use crate::{
     combinations::{Feature, Features},
     comm::{Collectives, Comm, abort_on_err},
     ddp::{DataParallel, MakeReducer},
-    expert_parallel::{expert_leaves, has_experts, of_part, require_experts},
+    expert_parallel::{expert_leaves, has_experts, require_experts, with_experts},
     hooks::GradientObserver,
     mesh::{AsMesh, Mesh},
     pipeline::{Pipeline, PipelineGroups, PipelineModel, Stage},
@@ -319,15 +319,15 @@ impl<R: Runtime> StrategyMaker<R> {
     #[track_caller]
     fn strategy(&mut self, mesh: &Mesh<R>, model: &dyn Module<R>) -> Result<Box<dyn Strategy<R>>> {
         if !self.experts {
-            return self.of_part(mesh, model);
+            return self.for_parameters(mesh, model);
         }
         let means = self.zero.stage == ZeroStage::None && self.buckets.compression.sends_means();
-        of_part(mesh, model, means, &mut |mesh, part| self.of_part(mesh, part))
+        with_experts(mesh, model, means, &mut |mesh, part| self.for_parameters(mesh, part))
     }
 
     /// The strategy of parameters that the same ranks have.
     #[track_caller]
-    fn of_part(&mut self, mesh: &Mesh<R>, part: &dyn Module<R>) -> Result<Box<dyn Strategy<R>>> {
+    fn for_parameters(&mut self, mesh: &Mesh<R>, part: &dyn Module<R>) -> Result<Box<dyn Strategy<R>>> {
         let schedule = self.schedule.clone();
         if let Some(shards) = self.optimizer.shards().filter(|_| self.zero.stage != ZeroStage::None) {
             return Ok(Box::new(Sharded::scheduled(mesh, part, shards.clone(), schedule, self.zero.clone())?));
@@ -384,8 +384,8 @@ fn ranks_of<R: Runtime>(groups: &PipelineGroups<R>) -> StepRanks<R> {
         losses: groups.losses.clone(),
         share: BatchShare { index: groups.data.rank(), of: groups.data.size() },
         counts_examples: groups.tensor_rank == 0,
-        alike: groups.context_ranks,
-        draws_as: groups.draws_as,
+        context_ranks: groups.context_ranks,
+        random_stream: groups.random_stream,
     }
 }
 

@@ -163,13 +163,13 @@ impl<R: Runtime> Checkpointed<R> for TrainStep<R> {
         self.strategy.parameter_parts()
     }
 
-    fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
-        self.strategy.put_parameter_parts(rows)
+    fn swap_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
+        self.strategy.swap_parameter_parts(rows)
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = self.strategy.numbers();
-        numbers.extend(self.updates.numbers(self.strategy.ranks().draws_as));
+        numbers.extend(self.updates.numbers(self.strategy.ranks().random_stream));
         numbers.extend(self.updates.hyper_numbers(&*self.strategy));
         numbers
     }
@@ -178,8 +178,8 @@ impl<R: Runtime> Checkpointed<R> for TrainStep<R> {
         self.strategy.expect(numbers);
     }
 
-    fn lost_at_another_size(&self) -> Option<&'static str> {
-        self.strategy.lost_at_another_size()
+    fn lost_at_resize(&self) -> Option<&'static str> {
+        self.strategy.lost_at_resize()
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
@@ -201,6 +201,6 @@ impl<R: Runtime> Checkpointed<R> for TrainStep<R> {
         self.discard_pushed();
         self.strategy.restore(read, numbers)?;
         self.updates.restore_hyper(&mut *self.strategy, numbers)?;
-        self.updates.restore(numbers, self.strategy.ranks().draws_as)
+        self.updates.restore(numbers, self.strategy.ranks().random_stream)
     }
 }

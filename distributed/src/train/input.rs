@@ -79,18 +79,18 @@ pub struct StepWork<'a, R: Runtime> {
     /// True if ranks have different numbers of micro-batches.
     pub(crate) uneven: bool,
     pub(crate) input: &'a mut dyn FnMut(usize) -> Result<StepInput<R>>,
-    pub(crate) empty: Empty,
+    pub(crate) empty: EmptyStep,
     /// A function that is called after the last backward pass.
     pub(crate) computed: Option<&'a mut dyn FnMut() -> Result<()>>,
 }
 
 /// The treatment of a step whose losses weigh 0 on all of its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Empty {
+pub(crate) enum EmptyStep {
     /// An error.
-    IsError,
+    Fails,
     /// Skips the update, while other ranks train on.
-    IsLeftOut,
+    Skips,
 }
 
 impl<'a, R: Runtime> StepWork<'a, R> {
@@ -101,7 +101,7 @@ impl<'a, R: Runtime> StepWork<'a, R> {
             most: micro_batches,
             uneven: false,
             input,
-            empty: Empty::IsError,
+            empty: EmptyStep::Fails,
             computed: None,
         }
     }
@@ -119,7 +119,7 @@ impl<'a, R: Runtime> StepWork<'a, R> {
 
     /// Makes a step whose losses weigh 0 on all of its ranks skip its update: without this, it is an error.
     pub fn skips_if_empty(self) -> Self {
-        StepWork { empty: Empty::IsLeftOut, ..self }
+        StepWork { empty: EmptyStep::Skips, ..self }
     }
 
     /// Calls a function after this rank's last backward pass, before it waits for other ranks.

@@ -12,17 +12,18 @@ pub struct TrainingMetrics<R: Runtime> {
     pub(crate) weight: Tensor<R>,
     /// The number of ranks that have parts of the same sequences; each of them reports the weight of the whole
     /// sequences.
-    pub(crate) alike: usize,
+    pub(crate) context_ranks: usize,
     pub(crate) grad_norm: Option<Tensor<R>>,
     pub(crate) stepped: bool,
     pub(crate) learning_rate: f64,
     pub(crate) global_step: u64,
-    pub(crate) meeting: Option<Meeting>,
+    pub(crate) synchronization: Option<Synchronization>,
 }
 
 /// The divergence of ranks when they synchronized their weights after local updates.
+#[doc(alias = "Meeting")]
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Meeting {
+pub struct Synchronization {
     /// The number of the synchronization, from 1.
     pub number: u64,
     /// The fragment that was synchronized, or the first of several.
@@ -53,7 +54,7 @@ impl<R: Runtime> TrainingMetrics<R> {
     /// The total weight of the losses of all ranks and micro-batches: tokens, where each loss is a sum over tokens.
     /// Waits for the device.
     pub fn weight(&self) -> Result<f64> {
-        Ok(self.weight.item()? / self.alike as f64)
+        Ok(self.weight.item()? / self.context_ranks as f64)
     }
 
     /// The weight of this rank's own losses.
@@ -62,18 +63,19 @@ impl<R: Runtime> TrainingMetrics<R> {
     }
 
     /// The synchronization of weights that this step ended with, where ranks make local updates.
-    pub fn meeting(&self) -> Option<Meeting> {
-        self.meeting
+    #[doc(alias = "meeting")]
+    pub fn synchronization(&self) -> Option<Synchronization> {
+        self.synchronization
     }
 
     /// The measurements with the weight of another set of ranks, `[]`, of which none report the same sequences.
     pub fn with_weight(self, weight: Tensor<R>) -> Self {
-        TrainingMetrics { weight, alike: 1, ..self }
+        TrainingMetrics { weight, context_ranks: 1, ..self }
     }
 
     /// The measurements of a step that ended with a synchronization of weights, or with none.
-    pub fn with_meeting(self, meeting: Option<Meeting>) -> Self {
-        TrainingMetrics { meeting, ..self }
+    pub fn with_synchronization(self, synchronization: Option<Synchronization>) -> Self {
+        TrainingMetrics { synchronization, ..self }
     }
 
     /// The norm of all gradients before clipping; none without clipping. Waits for the device.

@@ -10,19 +10,19 @@ mod input;
 mod metrics;
 mod pipeline;
 mod push;
-mod run;
 #[cfg(test)]
-mod sending;
+mod reduce_timing;
+mod run;
 mod step;
 mod updates;
 
-pub use api::{Combines, Step, WeightedSum};
+pub use api::{Step, StepProperties, WeightedSum};
 pub use builder::{StepModel, TrainStepBuilder};
 pub use checkpoint::CheckpointNotes;
 pub use config::{HyperParameters, TrainingConfig};
-pub(crate) use input::Empty;
+pub(crate) use input::EmptyStep;
 pub use input::{StepInput, StepWork};
-pub use metrics::{Meeting, TrainingMetrics};
+pub use metrics::{Synchronization, TrainingMetrics};
 pub use step::TrainStep;
 pub(crate) use step::at_call;
 use updates::Updates;

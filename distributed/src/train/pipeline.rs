@@ -40,7 +40,7 @@ impl<R: Runtime> Stages<R> {
             let mut hooks = StrategyHooks { strategy, observer: observer.as_deref_mut(), is_last: k + 1 == runs };
             let output = self.pipeline.run(batch, &mut hooks)?;
             for loss in output.losses() {
-                losses.push(loss.told()?);
+                losses.push(loss.detached()?);
             }
             self.last = Some(output);
         }

@@ -5,8 +5,8 @@ use std::panic::Location;
 use autograd::{BackwardHook, Gradients, LeafGrad};
 use numcore::{Error, Result, Runtime, ops::PointwiseOps};
 
-use super::{Empty, Loss, TrainStep, TrainingMetrics, at_call};
-use crate::{comm::Comm, strategy::Computing};
+use super::{EmptyStep, Loss, TrainStep, TrainingMetrics, at_call};
+use crate::{comm::Comm, strategy::ActiveRanks};
 
 impl<R: Runtime> TrainStep<R> {
     /// Runs the backward pass of one micro-batch from its loss, and the update after the last of
@@ -60,7 +60,7 @@ impl<R: Runtime> TrainStep<R> {
     fn push(&mut self, loss: Loss<R>) -> Result<Option<TrainingMetrics<R>>> {
         self.require_whole("TrainStep::backward_and_step")?;
         if self.pushed.is_empty() && !std::mem::take(&mut self.prepared) {
-            self.strategy.prepare(Computing::All)?;
+            self.strategy.prepare(ActiveRanks::All)?;
         }
         let before = std::mem::take(&mut self.pushed);
         let last = before.len() + 1 == self.accumulation();
@@ -73,9 +73,9 @@ impl<R: Runtime> TrainStep<R> {
             return Ok(None);
         }
         let losses = std::mem::take(&mut self.pushed);
-        let metrics = self.update(&losses, Empty::IsError)?;
+        let metrics = self.update(&losses, EmptyStep::Fails)?;
         // The caller computes the next loss before the next call: gradients' memory moves while there is no graph.
-        self.strategy.prepare(Computing::All)?;
+        self.strategy.prepare(ActiveRanks::All)?;
         self.prepared = true;
         Ok(Some(metrics))
     }
@@ -96,7 +96,7 @@ impl<R: Runtime> TrainStep<R> {
 
     fn take_gradients(&mut self, gradients: &Gradients<R>, loss: Loss<R>) -> Result<TrainingMetrics<R>> {
         self.require_whole("TrainStep::step_from")?;
-        self.prepare_whole(Computing::All)?;
+        self.prepare_whole(ActiveRanks::All)?;
         self.begin_pass(&[], Some(&loss), true)?;
         for (leaf, gradient) in gradients.iter() {
             let scaled = self.updates.scaler.as_ref().map(|scaler| gradient.mul(scaler.factor())).transpose()?;
@@ -104,14 +104,14 @@ impl<R: Runtime> TrainStep<R> {
             self.hook(loss.counts).on_leaf_grad_ready(leaf, given)?;
         }
         self.strategy.end()?;
-        self.update(&[loss.told()?], Empty::IsError)
+        self.update(&[loss.detached()?], EmptyStep::Fails)
     }
 
     /// Prepares a step that gets its micro-batches in one call. An error if `backward_and_step` has begun another step.
-    pub(super) fn prepare_whole(&mut self, who: Computing) -> Result<()> {
+    pub(super) fn prepare_whole(&mut self, active: ActiveRanks) -> Result<()> {
         self.prepared = false;
         if self.pushed.is_empty() {
-            return self.strategy.prepare(who);
+            return self.strategy.prepare(active);
         }
         let why = format!(
             "{} of {} micro-batches were given to `backward_and_step`: finish that step, or call `discard_pushed`",

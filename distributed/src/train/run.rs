@@ -9,7 +9,7 @@ use super::{StepInput, StepWork, TrainStep, TrainingMetrics, at_call, step::noth
 use crate::{
     combinations::Feature,
     comm::{Communicator, all_gather_bool},
-    strategy::Computing,
+    strategy::ActiveRanks,
 };
 
 impl<R: Runtime> TrainStep<R> {
@@ -47,7 +47,7 @@ impl<R: Runtime> TrainStep<R> {
         mut see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
     ) -> Result<()> {
         let (mut batches, mut last) = (batches.into_iter().peekable(), None);
-        let who = self.who_computes(batches.peek().is_some())?;
+        let active = self.active_ranks(batches.peek().is_some())?;
         let most = self.updates.config.accumulation;
         loop {
             let mut taken: Vec<B> = batches.by_ref().take(most).collect();
@@ -64,7 +64,7 @@ impl<R: Runtime> TrainStep<R> {
                 (None, None) => nothing(k),
             };
             let own = if has_any { most } else { 0 };
-            let done = self.pass_all(StepWork { own, ..StepWork::new(most, &mut input) }, who);
+            let done = self.pass_all(StepWork { own, ..StepWork::new(most, &mut input) }, active);
             set_counted_rows(None);
             let metrics = self.all(done)?;
             last = taken.pop().or(last);
@@ -75,17 +75,17 @@ impl<R: Runtime> TrainStep<R> {
 
     /// Tells whether all ranks have batches, or some of them. An error on every rank if a rank without a batch cannot
     /// idle.
-    fn who_computes(&self, own: bool) -> Result<Computing> {
+    fn active_ranks(&self, own: bool) -> Result<ActiveRanks> {
         let ranks = self.strategy.ranks();
         let have = all_gather_bool(&ranks.losses, own)?;
         let without: Vec<usize> = (0..have.len()).filter(|&rank| !have[rank]).collect();
         if without.is_empty() || without.len() == have.len() {
-            return Ok(Computing::All);
+            return Ok(ActiveRanks::All);
         }
         let without: Vec<String> = without.iter().map(usize::to_string).collect();
         let fits = self.strategy.features().and(Feature::NoBatches).check("TrainStep::run");
         let named = |error: Error| error.on_rank(ranks.losses.world_rank());
         fits.within(format_args!("no batch at all on rank {}", without.join(", "))).map_err(named)?;
-        Ok(Computing::Some)
+        Ok(ActiveRanks::Some)
     }
 }

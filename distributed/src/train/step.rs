@@ -16,7 +16,7 @@ use crate::{
     ddp::DataParallel,
     hooks::{CountedHook, GradientObserver},
     pipeline::{MicroBatches, Pipeline, PipelineOutput},
-    strategy::{BackwardPass, Computing, FullParameters, LossWeight, StepRanks, Strategy},
+    strategy::{ActiveRanks, BackwardPass, FullParameters, LossWeight, StepRanks, Strategy},
 };
 
 /// Trains a model: forward and backward passes of some micro-batches, clipping, and the update.
@@ -236,7 +236,7 @@ impl<R: Runtime> TrainStep<R> {
     }
 
     fn take(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
-        let done = self.pass_all(work, Computing::All);
+        let done = self.pass_all(work, ActiveRanks::All);
         self.all(done)
     }
 
@@ -247,10 +247,10 @@ impl<R: Runtime> TrainStep<R> {
 
     /// Runs all passes of a step, and the update. Gradients are exchanged in the last pass, so a rank with fewer
     /// micro-batches takes them last.
-    pub(super) fn pass_all(&mut self, work: StepWork<'_, R>, who: Computing) -> Result<TrainingMetrics<R>> {
+    pub(super) fn pass_all(&mut self, work: StepWork<'_, R>, active: ActiveRanks) -> Result<TrainingMetrics<R>> {
         let StepWork { own, most, input, empty, computed, .. } = work;
         let idle = most - own;
-        self.prepare_whole(who)?;
+        self.prepare_whole(active)?;
         let losses = match &mut self.stages {
             Some(stages) => stages.run(&mut *self.strategy, &self.updates, self.observer.as_mut(), own, input)?,
             None => self.accumulate(most, &mut |k| k.checked_sub(idle).map(&mut *input).transpose())?,
@@ -294,7 +294,7 @@ impl<R: Runtime> TrainStep<R> {
         let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
         let mut hook = self.hook(loss.counts);
         traced("backward", || backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook))?;
-        loss.told()
+        loss.detached()
     }
 
     /// The hook of a backward pass; `counts` is true if its gradients count.
@@ -304,7 +304,7 @@ impl<R: Runtime> TrainStep<R> {
         CountedHook { hook: &mut **strategy, observer: observer.as_mut(), counts, waits, shared }
     }
 
-    pub(super) fn update(&mut self, losses: &[Loss<R>], empty: super::Empty) -> Result<TrainingMetrics<R>> {
+    pub(super) fn update(&mut self, losses: &[Loss<R>], empty: super::EmptyStep) -> Result<TrainingMetrics<R>> {
         self.strategy.finish()?;
         let metrics = self.updates.apply(&mut *self.strategy, losses, empty)?;
         self.strategy.sync_buffers(self.updates.config.buffers)?;
@@ -314,7 +314,7 @@ impl<R: Runtime> TrainStep<R> {
 
 /// The input of a rank that has none: an error.
 pub(super) fn nothing<R: Runtime>(_: usize) -> Result<StepInput<R>> {
-    Err(Error::internal("a training step", "a rank without a micro-batch was asked for one"))
+    Err(Error::internal("a training step", "a micro-batch was requested from a rank without one"))
 }
 
 /// Runs a part of a step as a span of recordings.

@@ -9,7 +9,7 @@ use numcore::{
 };
 use optim::LossScaler;
 
-use super::{Empty, Loss, TrainingConfig, TrainingMetrics};
+use super::{EmptyStep, Loss, TrainingConfig, TrainingMetrics};
 use crate::{
     combinations::Feature,
     comm::{Collectives, Comm, ReduceOp, all_gather_bool, memory},
@@ -52,7 +52,7 @@ impl Updates {
         &mut self,
         strategy: &mut dyn Strategy<R>,
         losses: &[Loss<R>],
-        empty: Empty,
+        empty: EmptyStep,
     ) -> Result<TrainingMetrics<R>> {
         let (ranks, canonical) = (strategy.ranks().clone(), strategy.features().has(Feature::Canonical));
         let (comm, everyone) = (&ranks.losses, &ranks.everyone);
@@ -72,13 +72,13 @@ impl Updates {
             stepped: true,
             learning_rate: strategy.learning_rate().unwrap_or(0.0),
             global_step: self.steps,
-            alike: ranks.alike,
-            meeting: None,
+            context_ranks: ranks.context_ranks,
+            synchronization: None,
         };
         let weight = metrics.weight.clone();
         // A rank that has added to the total need not wait for the device to know that it is not 0.
         if losses.iter().all(|loss| loss.weight == 0.0) && weight.item()? == 0.0 {
-            if empty == Empty::IsLeftOut {
+            if empty == EmptyStep::Skips {
                 return Ok(TrainingMetrics { loss: weight, ..metrics });
             }
             let why = "the losses of all ranks and micro-batches together weigh 0, so there is no mean to train on: leave out a \

@@ -42,7 +42,7 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
         Ok(parts)
     }
 
-    fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
+    fn swap_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         let mut engine = self.engine.lock();
         // Replicas, of shards or along the tensor axis, have no parts.
         if self.groups.replicas.is_some() || self.tensor.is_cut() {
@@ -60,9 +60,9 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
         numbers
     }
 
-    // A checkpoint has the state of parameters that are trained by now. Failure to thaw is an error of the next step.
+    // A checkpoint has the state of parameters that are trained by now. Failure to unfreeze is an error of the next step.
     fn expect(&mut self, _: &BTreeMap<String, u64>) {
-        let _ = self.thaw();
+        let _ = self.unfreeze();
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     comm::{Collectives, Comm, Communicator},
-    ddp::THAWED,
+    ddp::UNFROZEN,
     unused::{Unused, idles, require_all, used_anywhere},
 };
 
@@ -39,7 +39,7 @@ pub(super) struct ZeroEngine<R: Runtime> {
     holds: usize,
     last: bool,
     /// True if the losses of this rank weigh nothing in this step.
-    pub(super) weighs_nothing: bool,
+    pub(super) has_zero_weight: bool,
     /// True if a rank may compute nothing in a step, so that no rank can gather parameters as it reads them.
     pub(super) idles: bool,
 }
@@ -74,7 +74,7 @@ impl<R: Runtime> ZeroEngine<R> {
             scopes: 0,
             holds: 0,
             last: true,
-            weighs_nothing: false,
+            has_zero_weight: false,
             idles: false,
         }
     }
@@ -163,16 +163,16 @@ impl<R: Runtime> ZeroEngine<R> {
 
     /// Trains units that were frozen as a whole when they were made, and no longer are, on all ranks of `everyone`
     /// alike.
-    pub(super) fn thaw(&mut self, everyone: &Comm<R>, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
-        let is_thawed = |unit: &Unit<R>| unit.own.is_none() && unit.leaves.iter().any(|leaf| leaf.requires_grad());
-        let thawed: Vec<usize> = (0..self.units.len()).filter(|&u| is_thawed(&self.units[u])).collect();
-        if thawed.is_empty() {
+    pub(super) fn unfreeze(&mut self, everyone: &Comm<R>, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
+        let is_unfrozen = |unit: &Unit<R>| unit.own.is_none() && unit.leaves.iter().any(|leaf| leaf.requires_grad());
+        let unfrozen: Vec<usize> = (0..self.units.len()).filter(|&u| is_unfrozen(&self.units[u])).collect();
+        if unfrozen.is_empty() {
             return Ok(());
         }
-        let leaves = thawed.iter().flat_map(|&u| &self.units[u].leaves).filter(|leaf| leaf.requires_grad());
+        let leaves = unfrozen.iter().flat_map(|&u| &self.units[u].leaves).filter(|leaf| leaf.requires_grad());
         let names: Vec<String> = leaves.map(|leaf| leaf.name().to_string()).collect();
-        everyone.agree(THAWED, names.join(" ").as_bytes())?;
-        for unit in thawed {
+        everyone.agree(UNFROZEN, names.join(" ").as_bytes())?;
+        for unit in unfrozen {
             self.units[unit].optimize(optimizer, place)?;
             self.sends.add(unit);
         }
@@ -183,7 +183,7 @@ impl<R: Runtime> ZeroEngine<R> {
         self.units.iter_mut().for_each(Unit::forget);
         self.reads.begin_step();
         self.sends.end();
-        (self.holds, self.weighs_nothing) = (0, false);
+        (self.holds, self.has_zero_weight) = (0, false);
         // Values left gathered by an evaluation, or by a failed step, would be read unseen: the order of reads would
         // lack them.
         self.release_all()?;
@@ -274,7 +274,7 @@ impl<R: Runtime> ZeroEngine<R> {
     }
 
     /// Waits for sums of a step that was given up, or has failed: they hold memory while they are in flight.
-    pub(super) fn wait_for_given_up(&mut self) {
+    pub(super) fn wait_for_abandoned(&mut self) {
         let _ = self.collect_all();
     }
 
@@ -312,7 +312,7 @@ impl<R: Runtime> ZeroEngine<R> {
     /// An error that names the parameters without a gradient. A rank without an example in this step contributes zeros
     /// to the gradients of other ranks.
     fn require_all(&mut self) -> Result<()> {
-        if idles(self.weighs_nothing, self.units.iter().flat_map(|unit| unit.used.iter().copied())) {
+        if idles(self.has_zero_weight, self.units.iter().flat_map(|unit| unit.used.iter().copied())) {
             self.units.iter_mut().for_each(Unit::mark_used);
         }
         require_all(self.units.iter().flat_map(|unit| unit.leaves.iter().zip(unit.used.iter().copied())))

@@ -301,5 +301,5 @@ fn lend_shard<R: Runtime>(layout: &UnitLayout, rank: usize, memory: TensorMut<R>
 }
 
 fn lost() -> Error {
-    Error::internal("ZeRO", "a gradient came back that was not asked for")
+    Error::internal("ZeRO", "a gradient was returned that was not requested")
 }

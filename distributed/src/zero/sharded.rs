@@ -22,8 +22,8 @@ use crate::{
     ddp::Ddp,
     mesh::{AsMesh, Mesh},
     strategy::{
-        BackwardPass, BufferSync, Computing, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy,
-        TensorAxis, described, not_of,
+        ActiveRanks, BackwardPass, BufferSync, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy,
+        TensorAxis, described, not_owned,
     },
     sums,
 };
@@ -95,8 +95,8 @@ impl<R: Runtime> Sharded<R> {
         // With the names of units, and not the function that gives them.
         let rules = format!("{options:?} {units:?} {} {members:?}", rates.describe());
         let all = format!("{label:?} {rules}{}", described(&named, &[]));
-        comm.agree("how the model is sharded", all.as_bytes())?;
-        tensor.agree("how the model is sharded", &rules)?;
+        comm.agree("the sharding of the model", all.as_bytes())?;
+        tensor.agree("the sharding of the model", &rules)?;
         // All ranks have the same options by now, and refuse them alike.
         options.check().map_err(|error| error.on_rank(comm.world_rank()))?;
         ddp.sync_buffers()?;
@@ -114,8 +114,8 @@ impl<R: Runtime> Sharded<R> {
     }
 
     /// Trains units that were frozen from the start, and no longer are.
-    pub(super) fn thaw(&mut self) -> Result<()> {
-        self.engine.lock().thaw(self.tensor.everyone(), &*self.rates.optimizer, self.options.state)
+    pub(super) fn unfreeze(&mut self) -> Result<()> {
+        self.engine.lock().unfreeze(self.tensor.everyone(), &*self.rates.optimizer, self.options.state)
     }
 
     /// The learning rates of the next update, by group.
@@ -206,18 +206,18 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         self.features
     }
 
-    fn prepare(&mut self, who: Computing) -> Result<()> {
-        self.engine.lock().wait_for_given_up();
-        self.thaw()?;
+    fn prepare(&mut self, active: ActiveRanks) -> Result<()> {
+        self.engine.lock().wait_for_abandoned();
+        self.unfreeze()?;
         let mut engine = self.engine.lock();
-        engine.idles = who == Computing::Some;
+        engine.idles = active == ActiveRanks::Some;
         engine.begin_step()
     }
 
     fn begin(&mut self, _: usize, pass: BackwardPass) -> Result<()> {
         let mut engine = self.engine.lock();
         engine.begin_sweep(pass.is_last())?;
-        engine.weighs_nothing = matches!(pass, BackwardPass::Last(Some(LossWeight { weight: 0.0, .. })));
+        engine.has_zero_weight = matches!(pass, BackwardPass::Last(Some(LossWeight { weight: 0.0, .. })));
         Ok(())
     }
 
@@ -290,11 +290,11 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 
     fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
-        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_of(leaf)), |unit| unit.lend_grad())
+        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_owned(leaf)), |unit| unit.lend_grad())
     }
 
     fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
-        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_of(leaf)), |unit| unit.restore_grad(sum))
+        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_owned(leaf)), |unit| unit.restore_grad(sum))
     }
 
     fn unshard(&mut self, _: usize) -> Result<()> {

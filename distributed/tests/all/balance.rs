@@ -78,7 +78,7 @@ fn what_exchanges_in_every_pass_is_refused() {
     };
     let stages = refused(|comm, model| {
         let step = TrainStep::builder(comm, model).optimizer(adamw()).zero(ZeroStage::Parameters).build()?;
-        Balanced::new(step, CadenceOptions::default()).map(drop)
+        Balanced::new(step, BalanceOptions::default()).map(drop)
     });
     assert!(stages.contains("exchange in every pass"), "{stages}");
     let canonical = refused(|comm, model| {
@@ -94,9 +94,9 @@ fn what_exchanges_in_every_pass_is_refused() {
     assert!(none.contains("at most 1 micro-batches"), "{none}");
     let differ = refused(|comm, model| {
         let step = TrainStep::builder(comm, model).optimizer(adamw()).build()?;
-        Balanced::new(step, CadenceOptions { anchor: 1 + comm.rank(), ..Default::default() }).map(drop)
+        Balanced::new(step, BalanceOptions { anchor: 1 + comm.rank(), ..Default::default() }).map(drop)
     });
-    assert!(differ.contains("how steps are balanced"), "{differ}");
+    assert!(differ.contains("the balancing of steps"), "{differ}");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn ranks_of_different_speeds_arrive_together_and_read_every_batch_once() {
         let clock = Arc::new(AtomicU64::new(0));
         let now = clock.clone();
         let step = TrainStep::builder(&comm, &model).optimizer(adamw()).build()?;
-        let options = CadenceOptions { anchor: 4, max_anchor: 4, ..Default::default() };
+        let options = BalanceOptions { anchor: 4, max_anchor: 4, ..Default::default() };
         let time = move || Duration::from_millis(now.load(Ordering::Relaxed));
         let mut step = Balanced::with_clock(step, options, time)?;
         let (mut epoch, mut read) = (BatchRanges::new(BATCHES), Vec::new());
@@ -137,7 +137,7 @@ fn ranks_of_different_speeds_arrive_together_and_read_every_batch_once() {
                 spent += own;
             }
         }
-        Ok((read, longest, spent, step.cadence().counts().to_vec()))
+        Ok((read, longest, spent, step.balancer().counts().to_vec()))
     });
     let all = all.unwrap();
     let mut read: Vec<u64> = all.iter().flat_map(|(read, ..)| read.clone()).collect();

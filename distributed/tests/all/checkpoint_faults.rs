@@ -162,7 +162,7 @@ fn tensors_that_are_missing_unexpected_or_of_another_shape_are_named() {
             TrainStep::builder(&comm, &model).optimizer(sgd).config(config()).zero(ZeroOptions::default()).build()?;
         trainer.load(&folder).map(|_| ())
     });
-    refused(outcomes.unwrap(), &["state/exp_avg/a.weight", "nothing here takes it"]);
+    refused(outcomes.unwrap(), &["state/exp_avg/a.weight", "nothing restores it"]);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn a_save_that_fails_leaves_the_last_one() {
     let [left, stranded] =
         ["unfinished-0000000009-a-save", "stranded-0000000009-a-run"].map(|name| scratch.0.join(name));
     [&left, &stranded].into_iter().for_each(|path| fs::create_dir(path).unwrap());
-    folder.remove_stranded().unwrap();
+    folder.remove_orphaned().unwrap();
     assert!(!left.exists() && !stranded.exists() && folder.steps().unwrap() == [2]);
 }
 

@@ -106,7 +106,7 @@ fn a_save_that_is_killed_before_any_change_leaves_the_last_one() {
         assert!(!child.unwrap().success(), "it did not end before change {at}");
         let (said, weights) = loaded(&scratch.folder());
         assert_eq!(said, last, "before {} ({at})", names[at]);
-        scratch.folder().remove_stranded().unwrap();
+        scratch.folder().remove_orphaned().unwrap();
         for entry in std::fs::read_dir(&scratch.0).unwrap() {
             let path = entry.unwrap().path();
             assert!(path.ends_with("latest") || path.join("manifest.json").is_file(), "{path:?} is left ({at})");

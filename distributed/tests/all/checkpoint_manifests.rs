@@ -161,7 +161,7 @@ fn numbers_that_nobody_takes_are_refused_as_tensors_are() {
                 assert_eq!(outcome.is_err(), extra, "{name} on {n} ranks: {outcome:?}");
                 if let Err(error) = outcome {
                     assert_eq!(error.rank(), Some(rank));
-                    assert!(error.to_string().contains(name) && error.to_string().contains("nothing here takes it"));
+                    assert!(error.to_string().contains(name) && error.to_string().contains("nothing restores it"));
                 }
             }
         }

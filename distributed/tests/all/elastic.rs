@@ -100,7 +100,7 @@ fn commit(world: &mut ElasticWorld<Cpu>, trainer: &Any, step: u64) -> Result<()>
     world.commit(step, &trainer.0, &notes)
 }
 
-fn meeting(ranks: usize, quorum: Quorum) -> (ThreadRendezvous<Cpu>, Vec<ThreadSeat<Cpu>>) {
+fn rendezvous(ranks: usize, quorum: Quorum) -> (ThreadRendezvous<Cpu>, Vec<ThreadSeat<Cpu>>) {
     let runtimes = (0..ranks).map(|_| Cpu::with_threads(1)).collect();
     ThreadRendezvous::new(runtimes, quorum, Duration::from_secs(20)).unwrap()
 }
@@ -112,7 +112,7 @@ fn run(
     copies: usize,
     befalls: impl Fn(&ElasticWorld<Cpu>, u64) -> Result<()> + Sync,
 ) -> (Story, Vec<Result<Vec<f64>>>) {
-    let (story, (_meeting, seats)) = (Story::default(), meeting(ranks, Quorum::default()));
+    let (story, (_rendezvous, seats)) = (Story::default(), rendezvous(ranks, Quorum::default()));
     let program = |world: &mut ElasticWorld<Cpu>| story.train(world, how, &befalls);
     let outcomes = Elastic::on_threads(seats, |elastic| elastic.copies(copies), program);
     (story, outcomes)
@@ -174,7 +174,7 @@ fn as_many_neighbours_are_lost_at_once_as_there_are_copies() {
     // Of two machines one is lost, where a copy is on the other; messages have a few bytes.
     for hosts in [[0, 0, 1, 1], [0, 1, 0, 1]] {
         let (first, second) = if hosts[1] == 0 { (0, 1) } else { (1, 3) };
-        let (story, (_meeting, seats)) = (Story::default(), meeting(4, Quorum::default()));
+        let (story, (_rendezvous, seats)) = (Story::default(), rendezvous(4, Quorum::default()));
         let befalls = lost(first, second);
         let program = |world: &mut ElasticWorld<Cpu>| story.train(world, how, &befalls);
         let outcomes = thread::scope(|scope| {
@@ -191,7 +191,7 @@ fn as_many_neighbours_are_lost_at_once_as_there_are_copies() {
     let (story, outcomes) = run(4, how, 1, lost(1, 2));
     for rank in [0, 3] {
         let told = outcomes[rank].as_ref().unwrap_err().to_string();
-        assert!(told.contains("nobody holds the pieces of ranks [1]") && told.contains("last checkpoint"), "{told}");
+        assert!(told.contains("no rank holds the pieces of ranks [1]") && told.contains("last checkpoint"), "{told}");
     }
     assert_eq!(story.began.lock().unwrap().len(), 1, "nobody began anew");
 }
@@ -221,9 +221,9 @@ fn joined(
     faults: impl Fn(usize) -> Vec<(u64, u64, Fault)>,
     newcomer: impl Fn(&Story, &mut ElasticWorld<Cpu>) -> Result<Vec<f64>> + Sync,
 ) -> (Story, Vec<Result<Vec<f64>>>) {
-    let (story, (meeting, seats)) = (Story::default(), meeting(2, Quorum::default()));
+    let (story, (rendezvous, seats)) = (Story::default(), rendezvous(2, Quorum::default()));
     // It never meets: it only sees who waits.
-    let probe = Mutex::new(meeting.join(Cpu::with_threads(1)));
+    let probe = Mutex::new(rendezvous.join(Cpu::with_threads(1)));
     let (come, asked) = std::sync::mpsc::channel::<()>();
     let come = Mutex::new(Some(come));
     let befalls = |world: &ElasticWorld<Cpu>, step: u64| {
@@ -236,10 +236,10 @@ fn joined(
         Ok(())
     };
     let outcomes = std::thread::scope(|scope| {
-        let (story, meeting, newcomer) = (&story, &meeting, &newcomer);
+        let (story, rendezvous, newcomer) = (&story, &rendezvous, &newcomer);
         let last = scope.spawn(move || {
             let _ = asked.recv();
-            Elastic::new(meeting.join(Cpu::with_threads(1))).run(|world| newcomer(story, world))
+            Elastic::new(rendezvous.join(Cpu::with_threads(1))).run(|world| newcomer(story, world))
         });
         let seats = seats.into_iter().enumerate().map(|(k, seat)| FaultyRendezvous::new(seat, faults(k))).collect();
         let mut outcomes = Elastic::on_threads(seats, |elastic| elastic, |world| story.train(world, how, &befalls));
@@ -285,7 +285,7 @@ fn a_world_of_newcomers_alone_does_not_begin_anew() {
     let (_, outcomes) =
         joined(ZeroStage::None, faults, |story, world| story.train(world, ZeroStage::None, &|_, _| Ok(())));
     let told = outcomes[2].as_ref().unwrap_err().to_string();
-    assert!(told.contains("nobody in this world has a commit of the run"), "{told}");
+    assert!(told.contains("no rank of this world has a commit of the run"), "{told}");
     assert!(outcomes.iter().all(Result::is_err));
 }
 
@@ -296,7 +296,7 @@ fn too_few_ranks_are_no_world() {
         (Quorum { majority: true, ..Quorum::default() }, "no majority"),
     ];
     for (quorum, expected) in quorums {
-        let (story, (_meeting, seats)) = (Story::default(), meeting(2, quorum));
+        let (story, (_rendezvous, seats)) = (Story::default(), rendezvous(2, quorum));
         let befalls = |world: &ElasticWorld<Cpu>, step: u64| match (world.comm()?.rank(), step) {
             (1, 3) => Err(gone()),
             _ => Ok(()),
@@ -315,13 +315,13 @@ fn what_is_held_of_the_last_commit_is_saved_where_too_few_are_left() {
         Scratch::new("stranded-commit"),
         Quorum { min_ranks: 3, join_timeout: Duration::from_millis(50), ..Quorum::default() },
     );
-    let (story, (_meeting, seats)) = (Story::default(), meeting(3, quorum));
+    let (story, (_rendezvous, seats)) = (Story::default(), rendezvous(3, quorum));
     let befalls = |world: &ElasticWorld<Cpu>, step: u64| match (world.comm()?.rank(), step) {
         (1, 3) => Err(gone()),
         _ => Ok(()),
     };
     let program = |world: &mut ElasticWorld<Cpu>| {
-        world.save_stranded_in(&scratch.folder());
+        world.save_orphaned_in(&scratch.folder());
         story.train(world, how, &befalls)
     };
     assert!(Elastic::on_threads(seats, |elastic| elastic, program).iter().all(Result::is_err));
@@ -343,7 +343,7 @@ fn what_is_held_of_the_last_commit_is_saved_where_too_few_are_left() {
 
 #[test]
 fn nothing_is_committed_before_the_world_has_taken_up_what_there_was() {
-    let (_meeting, seats) = meeting(2, Quorum::default());
+    let (_rendezvous, seats) = rendezvous(2, Quorum::default());
     let outcomes = Elastic::on_threads(
         seats,
         |elastic| elastic,
@@ -365,9 +365,9 @@ fn ranks_that_train_by_themselves_between_meetings_go_on() {
         let step = LocalSteps::new(comm, &model, inner, DiLoCo::default(), options)?;
         Ok::<_, Error>((model, step))
     };
-    // A rank is lost between two meetings, where nothing can be committed.
+    // A rank is lost between two synchronizations, where nothing can be committed.
     for (ranks, then) in [(3, 2), (4, 3)] {
-        let (story, (_meeting, seats)) = (Mutex::new(None), meeting(ranks, Quorum::default()));
+        let (story, (_rendezvous, seats)) = (Mutex::new(None), rendezvous(ranks, Quorum::default()));
         let outcomes = Elastic::on_threads(
             seats,
             |elastic| elastic,
@@ -389,12 +389,12 @@ fn ranks_that_train_by_themselves_between_meetings_go_on() {
                     }
                     // Or another rank was lost.
                     let error = committed.unwrap_err();
-                    if !error.to_string().contains("right after a meeting") {
+                    if !error.to_string().contains("right after a synchronization") {
                         assert_eq!((world.generation(), k), (0, 5), "{error}");
                         return Err(error);
                     }
                 }
-                step.meet()?;
+                step.synchronize()?;
                 weights(&model)
             },
         );
@@ -410,7 +410,7 @@ fn ranks_that_train_by_themselves_between_meetings_go_on() {
                 }
                 scratch.folder().save(&comm, to, &step, &Default::default())?;
                 if to == LENGTH {
-                    step.meet()?;
+                    step.synchronize()?;
                 }
                 weights(&model)
             };

@@ -25,9 +25,9 @@ fn train(
 fn a_newcomer_with_another_number_of_copies_leaves() {
     for ranks in [2, 3] {
         let runtimes = (0..ranks).map(|_| Cpu::with_threads(1)).collect();
-        let (meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
+        let (rendezvous, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
         // It never meets: it only sees who waits.
-        let probe = Mutex::new(meeting.join(Cpu::with_threads(1)));
+        let probe = Mutex::new(rendezvous.join(Cpu::with_threads(1)));
         let (reached, over) = (AtomicU64::new(0), AtomicBool::new(false));
         let befalls = |world: &ElasticWorld<Cpu>, done: u64| {
             reached.fetch_max(done, Ordering::SeqCst);
@@ -45,7 +45,7 @@ fn a_newcomer_with_another_number_of_copies_leaves() {
                 while reached.load(Ordering::SeqCst) < 2 && !over.load(Ordering::SeqCst) {
                     yield_now();
                 }
-                let own = Elastic::new(meeting.join(Cpu::with_threads(1))).copies(2);
+                let own = Elastic::new(rendezvous.join(Cpu::with_threads(1))).copies(2);
                 own.run(|world| train(world, 6, |_, _| Ok(())))
             });
             let outcomes = Elastic::on_threads(seats, |elastic| elastic, |world| train(world, 6, befalls));
@@ -62,8 +62,8 @@ fn a_newcomer_with_another_number_of_copies_leaves() {
 #[test]
 fn an_own_error_after_the_ranks_have_agreed_to_meet_again_is_the_ranks_own() {
     let runtimes = (0..3).map(|_| Cpu::with_threads(1)).collect();
-    let (meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
-    let probe = Mutex::new(meeting.join(Cpu::with_threads(1)));
+    let (rendezvous, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
+    let probe = Mutex::new(rendezvous.join(Cpu::with_threads(1)));
     let (reached, over) = (AtomicU64::new(0), AtomicBool::new(false));
     let befalls = |world: &ElasticWorld<Cpu>, done: u64| {
         reached.fetch_max(done, Ordering::SeqCst);
@@ -77,7 +77,7 @@ fn an_own_error_after_the_ranks_have_agreed_to_meet_again_is_the_ranks_own() {
             while reached.load(Ordering::SeqCst) < 2 && !over.load(Ordering::SeqCst) {
                 yield_now();
             }
-            Elastic::new(meeting.join(Cpu::with_threads(1))).run(|world| train(world, 6, |_, _| Ok(())))
+            Elastic::new(rendezvous.join(Cpu::with_threads(1))).run(|world| train(world, 6, |_, _| Ok(())))
         });
         let program = |world: &mut ElasticWorld<Cpu>| {
             let done = train(world, 6, befalls);

@@ -23,7 +23,7 @@ struct LayerCase {
 }
 
 /// What one rank has: its tokens' part of some values, and its pieces of gradients.
-struct Found {
+struct PartialAttention {
     tokens: Range<usize>,
     y: Vec<f64>,
     dx: Vec<f64>,
@@ -82,7 +82,7 @@ impl LayerCase {
             let gradient = gradients.get(&p.leaf()).unwrap().contiguous()?.to_vec::<f64>()?;
             Ok((name, experts.map(|placed| placed.placement().clone()), gradient))
         });
-        Ok(Found {
+        Ok(PartialAttention {
             tokens: own,
             y: y.value()?.to_vec::<f64>()?,
             dx: gradients.of(&x).unwrap().contiguous()?.to_vec::<f64>()?,

@@ -46,15 +46,15 @@ fn words_of_refusals_name_the_expert_axis() {
 #[test]
 fn a_step_must_be_told_of_experts_and_a_model_have_them() {
     let case = Way::mixture(4);
-    let untold = |zero: bool| {
+    let not_reported = |zero: bool| {
         refused(|mesh| {
             let model = case.mixture_on(mesh)?;
             let builder = TrainStep::builder(mesh, &model).optimizer(adamw());
             if zero { builder.zero(ZeroStage::Optimizer).build().map(drop) } else { builder.build().map(drop) }
         })
     };
-    for why in [untold(false), untold(true)] {
-        assert!(why.contains("blocks.0.mlp.experts") && why.contains("say `experts()`"), "{why}");
+    for why in [not_reported(false), not_reported(true)] {
+        assert!(why.contains("blocks.0.mlp.experts") && why.contains("call `experts()`"), "{why}");
     }
     let whole = refused(|mesh| {
         let model = case.whole_mixture(&Init::new(mesh.world().runtime(), 7))?;
@@ -124,7 +124,7 @@ fn stages_say_what_they_lack() {
         TrainStep::builder(mesh, model).optimizer(adamw()).build().map(drop)
     });
     let unasked = unasked.unwrap_err().to_string();
-    assert!(unasked.contains("mlp.experts") && unasked.contains("say `experts()`"), "{unasked}");
+    assert!(unasked.contains("mlp.experts") && unasked.contains("call `experts()`"), "{unasked}");
     let whole = way.ranks(|mesh| {
         let stages = way.whole_mixture(&Init::new(mesh.world().runtime(), 7))?.split(2);
         let loss = stages[1].loss();

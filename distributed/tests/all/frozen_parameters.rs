@@ -198,7 +198,7 @@ fn unfrozen_alone() -> Trace {
 fn what_was_frozen_from_the_start_is_trained_once_it_is_not() {
     let one = unfrozen_alone();
     for (how, n) in STAGES.into_iter().flat_map(|how| [(how, 1), (how, 2), (how, 3)]) {
-        let scratch = Scratch::new("thawed");
+        let scratch = Scratch::new("unfrozen");
         let folder = scratch.folder();
         let run = |steps: std::ops::Range<usize>, made: usize| {
             everywhere(n, |comm| {

@@ -41,16 +41,16 @@ fn steps(
     what: HyperParameters,
     steps: Range<usize>,
     folder: &Folder,
-) -> Told {
+) -> RunOutcome {
     let from = (steps.start > 0).then_some(folder);
-    let told = way.ranks(|mesh| {
+    let outcome = way.ranks(|mesh| {
         Training::with(way, mesh, |builder| builder.optimizer(optimizer.clone()).hyper_parameters(what))?.go_on(
             from,
             steps.clone(),
             Some(folder),
         )
     });
-    assembled(told.unwrap_or_else(|error| panic!("{way:?}: {error}")))
+    assembled(outcome.unwrap_or_else(|error| panic!("{way:?}: {error}")))
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn any_strategy_takes_over_what_any_other_has_saved() {
             let copy = Scratch::new("hyper-copy");
             copy_tree(&saved.0, &copy.0);
             let got = steps(to, going_on(), HyperParameters::Restored, 2..4, &copy.folder());
-            let off = apart(&got, &expected);
+            let off = distance(&got, &expected);
             assert!(off < 1e-12, "from {from:?} to {to:?}: {off:e}");
         }
     }
@@ -95,8 +95,8 @@ fn the_configuration_wins_unless_asked() {
         let sharded = Way::gpt(2).zero(ZeroStage::Parameters).over(&[(Axis::Shard, 2)]);
         steps(&sharded, going_on(), what, 2..3, &copy.folder())
     });
-    assert_eq!(apart(&copies[0], &copies[1]), 0.0, "hyper-parameters that are saved are not taken over");
-    assert!(apart(&copies[0], &copies[2]) > 0.1, "those that are asked for are");
+    assert_eq!(distance(&copies[0], &copies[1]), 0.0, "hyper-parameters that are saved are not taken over");
+    assert!(distance(&copies[0], &copies[2]) > 0.1, "those that are asked for are");
 }
 
 /// A model of one rank, with its step.

@@ -56,15 +56,15 @@ fn meeting_after_every_step_of_sgd_is_data_parallelism() {
         let all = Ranks::new(n).run(cpu, |comm| {
             let rt = comm.runtime();
             let (local, whole) = (model(rt)?, model(rt)?);
-            let mut meeting = LocalSteps::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
+            let mut local_steps = LocalSteps::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
             let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
             let mut ddp = TrainStep::builder(&comm, &whole).optimizer(config).build()?;
             let mine = own(comm.rank(), n);
             for k in 0..5 {
-                meeting.step(|_| local.loss(rt, k, &mine))?;
+                local_steps.step(|_| local.loss(rt, k, &mine))?;
                 ddp.step(|_| whole.loss(rt, k, &mine))?;
             }
-            assert_eq!(meeting.meetings(), 5);
+            assert_eq!(local_steps.synchronizations(), 5);
             Ok((weights(&local)?, weights(&whole)?))
         });
         for (local, whole) in all.unwrap() {
@@ -331,8 +331,8 @@ fn uneven_numbers_of_steps_count_by_what_they_weighed() {
             step.step(|_| model.loss(rt, k, &[0, 1]))?;
         }
         let before = weights(&model)?;
-        let meeting = step.meet()?;
-        assert!(meeting.divergence > 0.0 && step.last_meeting() == Some(meeting));
+        let synchronization = step.synchronize()?;
+        assert!(synchronization.divergence > 0.0 && step.last_synchronization() == Some(synchronization));
         Ok((before, weights(&model)?))
     });
     let all = all.unwrap();
@@ -361,10 +361,10 @@ fn a_step_that_one_rank_leaves_out_weighs_nothing_and_all_meet_with_one_rate() {
     let mut trainers = models.each_ref().map(|model| trainer(&rt, model).unwrap());
     let mut global = weights(&models[0]).unwrap();
     let mut u = vec![0.0; global.len()];
-    for meeting in 0..2 {
+    for synchronization in 0..2 {
         let (mut weighed, mut rate) = ([0.0; 2], 0.0);
         for (r, trainer) in (0..2).zip(&mut trainers) {
-            for k in 2 * meeting..2 * meeting + 2 {
+            for k in 2 * synchronization..2 * synchronization + 2 {
                 let metrics = trainer.step(|_| spoiled(&models[r], &rt, r, k)).unwrap();
                 weighed[r] += if metrics.stepped() { metrics.weight().unwrap() } else { 0.0 };
                 rate = if r == 0 { metrics.learning_rate() } else { rate };

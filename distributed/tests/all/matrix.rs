@@ -151,8 +151,8 @@ fn ways() -> Vec<Way> {
 struct One {
     first: BTreeMap<String, Vec<u8>>,
     saved: Scratch,
-    then: Told,
-    last: Told,
+    then: RunOutcome,
+    last: RunOutcome,
 }
 
 impl One {
@@ -169,7 +169,7 @@ impl One {
     /// where they differ.
     fn compare(&mut self, way: &Way) -> Result<Vec<String>> {
         let [again, then] = [Scratch::new("matrix"), Scratch::new("matrix")];
-        let told = way.ranks(|mesh| {
+        let outcome = way.ranks(|mesh| {
             let mut training = Training::new(way, mesh)?;
             training.go_on(Some(&self.saved.folder()), 0..0, Some(&again.folder()))?;
             training.go_on(None, STEPS, Some(&then.folder()))
@@ -179,8 +179,8 @@ impl One {
             wrong.push(format!("{way:?}: what is loaded is saved otherwise"));
         }
         let last = way.reference().go_on(Some(&then.folder()), STEPS.end..STEPS.end + 1, None);
-        for (many, one, what) in [(&assembled(told), &self.then, "steps"), (&last, &self.last, "one that goes on")] {
-            let off = apart(many, one);
+        for (many, one, what) in [(&assembled(outcome), &self.then, "steps"), (&last, &self.last, "one that goes on")] {
+            let off = distance(many, one);
             if off.is_nan() || off > CLOSE {
                 wrong.push(format!("{way:?}, {what}: {off:e}"));
             }

@@ -19,10 +19,10 @@ fn cut(model: Way, (kind, p, v, replicas): (ScheduleKind, usize, usize, usize)) 
     way.over(&[(Axis::Pipe, p), (Axis::Data, replicas)])
 }
 
-/// What was told of the steps from 2 on.
-fn after(mut told: Told) -> Told {
-    (told.losses, told.norms) = (told.losses.split_off(2), told.norms.split_off(2));
-    told
+/// What was outcome of the steps from 2 on.
+fn after(mut outcome: RunOutcome) -> RunOutcome {
+    (outcome.losses, outcome.norms) = (outcome.losses.split_off(2), outcome.norms.split_off(2));
+    outcome
 }
 
 #[test]
@@ -32,8 +32,9 @@ fn a_tied_parameter_is_saved_once_under_its_first_name() {
     for stage in [ZeroStage::None, ZeroStage::Optimizer] {
         let scratch = Scratch::new("staged-tie");
         let (folder, way) = (scratch.folder(), ringed(CUTS[0]).zero(stage));
-        let told = way.go_on(None, 0..2, Some(&folder));
-        let values = |name: &str| told.pieces.iter().find(|(own, ..)| own == name).map(|(.., values)| values.clone());
+        let outcome = way.go_on(None, 0..2, Some(&folder));
+        let values =
+            |name: &str| outcome.pieces.iter().find(|(own, ..)| own == name).map(|(.., values)| values.clone());
         assert!(values("0.weight").is_some_and(|first| values("6.weight") == Some(first)));
         let names = contents(&folder);
         assert!(names.contains_key("parameter/0.weight") && names.contains_key("state/exp_avg/0.weight"));
@@ -45,7 +46,7 @@ fn a_tied_parameter_is_saved_once_under_its_first_name() {
         let want = after(way.go_on(None, 0..4, None));
         for at in CUTS.into_iter().filter(|(_, p, v, _)| p * v > 1) {
             for way in [ringed(at), ringed(at).gathered()] {
-                let off = apart(&way.go_on(Some(&folder), 2..4, None), &want);
+                let off = distance(&way.go_on(Some(&folder), 2..4, None), &want);
                 assert!(off <= CLOSE, "{stage:?} to {way:?}: {off:e}");
             }
         }
@@ -74,11 +75,11 @@ fn a_tied_model_with_two_optimizers_in_a_stage_goes_on_in_any_cut() {
         cut(way, at)
     };
     let run = |way: &Way, from: Option<&Folder>, steps: Range<usize>, to: Option<&Folder>| {
-        let told = way.ranks(|mesh| {
+        let outcome = way.ranks(|mesh| {
             let mut training = Training::with(way, mesh, |builder| builder.optimizer_with(muon_and_adamw))?;
             training.go_on(from, steps.clone(), to)
         });
-        assembled(told.unwrap_or_else(|error| panic!("{way:?}: {error}")))
+        assembled(outcome.unwrap_or_else(|error| panic!("{way:?}: {error}")))
     };
     for from in [CUTS[0], CUTS[1], CUTS[3]] {
         let scratch = Scratch::new("staged-combined");
@@ -91,7 +92,7 @@ fn a_tied_model_with_two_optimizers_in_a_stage_goes_on_in_any_cut() {
         let want = after(run(&gpt(from), None, 0..4, None));
         for to in CUTS {
             let got = run(&gpt(to), Some(&folder), 2..4, None);
-            let off = apart(&got, &want);
+            let off = distance(&got, &want);
             assert!(if to == from { got == want } else { off <= 1e-9 }, "{from:?} to {to:?}: {off:e}");
         }
     }
@@ -102,7 +103,7 @@ const EXAMPLES: usize = 60;
 
 /// Training with everything that has a state of its own: dropout, a schedule, a loss scale that grows, a loader. Losses,
 /// and learning rates and loss scales in the place of norms.
-fn everything(way: &Way, mesh: &Mesh<Cpu>, folder: &Folder, steps: Range<usize>, save: bool) -> Result<Told> {
+fn everything(way: &Way, mesh: &Mesh<Cpu>, folder: &Folder, steps: Range<usize>, save: bool) -> Result<RunOutcome> {
     let mut scaler = LossScaler::starting_at(64.0)?;
     scaler.interval = 2;
     let adamw = ParamGroups::new(AdamWConfig { lr: 1e-2, ..Default::default() });
@@ -119,18 +120,18 @@ fn everything(way: &Way, mesh: &Mesh<Cpu>, folder: &Folder, steps: Range<usize>,
         manual_seed(9);
     }
     let mut batches = loader.endless(at)?;
-    let mut told = Told::default();
+    let mut outcome = RunOutcome::default();
     for _ in steps {
         let (x, y) = way.batch(comm.runtime(), 0, &batches.next().expect("epochs without end")?.data)?;
         let metrics = step.step(|_| MicroBatches::split(&[x.value()?], &[y.value()?], micros))?;
         assert!(metrics.stepped());
-        told.losses.push(metrics.loss()?);
-        told.norms.extend([metrics.learning_rate(), step.scaler().map_or(0.0, |scaler| scaler.factor())]);
+        outcome.losses.push(metrics.loss()?);
+        outcome.norms.extend([metrics.learning_rate(), step.scaler().map_or(0.0, |scaler| scaler.factor())]);
     }
     if save {
         step.save(folder, &CheckpointNotes::from([("data".into(), loader.note(batches.state()))]))?;
     }
-    Ok(told)
+    Ok(outcome)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::prelude::*;
 
 /// Two steps; between them, if so, one while someone holds state of the last stage.
-fn run(way: &Way, held: bool) -> Result<Told> {
+fn run(way: &Way, held: bool) -> Result<RunOutcome> {
     // One that a failed step does not end.
     let comm: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&cpu(0)?));
     let mut training = Training::new(way, &Mesh::new(&comm, ParallelPlan::of(way.axes.clone())?)?)?;

@@ -23,7 +23,7 @@ fn ranks_may_lie_in_another_order() {
                 let mesh = Mesh::new(&turned, ParallelPlan::of(way.axes.clone())?)?;
                 Training::new(&way, &mesh)?.steps(0..way.steps)
             });
-            let off = apart(&assembled(told.unwrap_or_else(|e| panic!("{way:?}: {e}"))), &way.alone());
+            let off = distance(&assembled(told.unwrap_or_else(|e| panic!("{way:?}: {e}"))), &way.alone());
             assert!(off <= CLOSE, "{way:?}: {off:e}");
         }
     }

@@ -26,7 +26,7 @@ fn a_loss_scale_that_fits_changes_nothing() {
         let scaler = LossScaler::starting_at(1024.0)?;
         Training::with(&way, mesh, |builder| builder.loss_scaling(scaler))?.steps(0..2)
     });
-    assert!(assembled(scaled.unwrap()) == way.told());
+    assert!(assembled(scaled.unwrap()) == way.outcome());
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub use std::{
 };
 
 pub use adaptive::{
-    balance::{Balanced, BatchRanges, CadenceOptions},
+    balance::{BalanceOptions, Balanced, BatchRanges},
     elastic::{Elastic, ElasticWorld},
     local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
 };
@@ -41,7 +41,7 @@ pub use distributed::{
     },
     plan::{Axis, ParallelPlan},
     sampler::shard_batches,
-    strategy::Computing,
+    strategy::ActiveRanks,
     train::{CheckpointNotes, HyperParameters, Loss, TrainStep, TrainStepBuilder, TrainingConfig, TrainingMetrics},
     zero::{Sharded, StatePlace, UnitOf, ZeroOptions, ZeroStage},
 };
@@ -73,7 +73,7 @@ pub use crate::{
         EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, bucketed, config, cpu, data_parallel, difference,
         everywhere, half, own, pipelined, refused, set, sharded, sharded_pipeline, shards, simple, single, weights,
     },
-    told::{Pieces, Told, apart, assembled, contents, pieces},
+    outcome::{Pieces, RunOutcome, assembled, contents, distance, pieces},
     training::Training,
     way::{CLOSE, Kind, Stages, Way},
 };

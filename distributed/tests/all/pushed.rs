@@ -12,7 +12,7 @@ enum Given {
 const GIVEN: [Given; 3] = [Given::Whole, Given::Losses, Given::Gradients];
 
 /// The bits of each step, and the weights at the end.
-type Told = (Vec<[Option<u64>; 3]>, Vec<f64>);
+type Recorded = (Vec<[Option<u64>; 3]>, Vec<f64>);
 
 /// The bits of a step: loss, its own part, norm.
 fn bits(metrics: &TrainingMetrics<Cpu>) -> Result<[Option<u64>; 3]> {
@@ -42,7 +42,7 @@ fn step(
 }
 
 /// Four steps in each of the ways, in turn where `mixed`; what each told, and the weights at the end.
-fn trained(world: usize, stage: Option<ZeroStage>, runs: usize, given: &[Given]) -> Vec<Told> {
+fn trained(world: usize, stage: Option<ZeroStage>, runs: usize, given: &[Given]) -> Vec<Recorded> {
     Ranks::new(world)
         .run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;

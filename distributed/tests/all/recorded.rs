@@ -14,7 +14,7 @@ fn is_asked() -> bool {
     std::env::var_os("WEFTGRAD_TEST_RECORD").is_some()
 }
 
-fn told(name: &str, values: impl Iterator<Item = u64>) {
+fn outcome(name: &str, values: impl Iterator<Item = u64>) {
     let mut digest = DefaultHasher::new();
     let count = values.inspect(|value| value.hash(&mut digest)).count();
     assert!(count > 0, "{name} computed nothing");
@@ -22,14 +22,14 @@ fn told(name: &str, values: impl Iterator<Item = u64>) {
 }
 
 fn floats<'a>(name: &str, values: impl IntoIterator<Item = &'a f64>) {
-    told(name, values.into_iter().map(|value| value.to_bits()));
+    outcome(name, values.into_iter().map(|value| value.to_bits()));
 }
 
 fn trace(name: &str, trace: &Trace) {
     floats(name, trace.losses.iter().chain(&trace.norms).chain(trace.weights.iter().flatten()));
 }
 
-fn pieces(name: &str, trace: &Told) {
+fn pieces(name: &str, trace: &RunOutcome) {
     floats(name, trace.losses.iter().chain(&trace.norms).chain(trace.pieces.iter().flat_map(|(.., values)| values)));
 }
 
@@ -108,12 +108,12 @@ fn axes() {
         for sequence in [false, true] {
             let way =
                 Way { sequence, accumulation: 3, frozen: &["blocks.0.ln1"], ..Way::gpt(2).zero(stage).over(axes) };
-            pieces(&format!("{axes:?} {zero:?} sequence {sequence}"), &Way { steps: 3, ..way }.told());
+            pieces(&format!("{axes:?} {zero:?} sequence {sequence}"), &Way { steps: 3, ..way }.outcome());
         }
         let (way, scratch) = (Way { dtype: DType::F32, ..Way::gpt(8).zero(stage) }, Scratch::new("recorded"));
         way.over(axes).go_on(None, 0..2, Some(&scratch.folder()));
         for (name, bytes) in contents(&scratch.folder()) {
-            told(&format!("saved {axes:?} {zero:?} {name}"), bytes.into_iter().map(u64::from));
+            outcome(&format!("saved {axes:?} {zero:?} {name}"), bytes.into_iter().map(u64::from));
         }
     }
     let experts: [(&[(Axis, usize)], ZeroStage); 4] = [
@@ -124,7 +124,7 @@ fn axes() {
     ];
     for (axes, stage) in experts {
         let way = Way { router: [0.3, 0.1], steps: 3, ..Way::mixture(4).zero(stage).over(axes) };
-        pieces(&format!("experts {axes:?} {:?}", named(stage)), &way.told());
+        pieces(&format!("experts {axes:?} {:?}", named(stage)), &way.outcome());
     }
 }
 
@@ -142,13 +142,13 @@ fn pipelines() {
             let hows = hows.chain([("Replicas".into(), way.clone()), ("Gathered".into(), way.clone().gathered())]);
             for (how, mut way) in hows.filter(|(_, way)| way.checked(2).is_some()) {
                 (way.gpt.tied_head, way.steps) = (true, 3);
-                pieces(&format!("{kind} {v} {how}"), &way.told());
+                pieces(&format!("{kind} {v} {how}"), &way.outcome());
             }
         }
     }
     let cut = Way::gpt(2).staged(ScheduleKind::Zbv, 2).zero(ZeroStage::Parameters);
     let cut = Way { steps: 3, ..cut.over(&[(Pipe, 2), (Data, 2), (Tensor, 2)]) };
-    pieces("pipeline, data, tensor", &cut.told());
+    pieces("pipeline, data, tensor", &cut.outcome());
 }
 
 #[test]

@@ -65,8 +65,8 @@ impl Grouped<Cpu> {
         Loss::sum(self.head.forward(&x)?.cross_entropy_with(&y?, None, options)?, (6 * examples.len()) as f64)
     }
 
-    fn steps(&self, mut trainer: TrainStep<Cpu>, mesh: &Mesh<Cpu>) -> Result<(TrainStep<Cpu>, Told)> {
-        let (comm, mut trace) = (mesh.batch(), Told::default());
+    fn steps(&self, mut trainer: TrainStep<Cpu>, mesh: &Mesh<Cpu>) -> Result<(TrainStep<Cpu>, RunOutcome)> {
+        let (comm, mut trace) = (mesh.batch(), RunOutcome::default());
         for step in 0..3 {
             let own = shard_batches(6, comm.rank(), comm.size());
             let metrics = trainer.step(|_| self.loss(comm.runtime(), step, &own))?;
@@ -76,7 +76,7 @@ impl Grouped<Cpu> {
         Ok((trainer, trace))
     }
 
-    fn train(mesh: &Mesh<Cpu>, zero: Option<ZeroStage>) -> Result<Told> {
+    fn train(mesh: &Mesh<Cpu>, zero: Option<ZeroStage>) -> Result<RunOutcome> {
         let model = Self::new(&Init::new(mesh.world().runtime(), 2).dtype(DType::F64).lazily())?;
         mesh.parallelize(&model, &Self::plan())?;
         let builder = TrainStep::builder(mesh, &model).optimizer(adamw()).max_norm(0.1);
@@ -84,9 +84,9 @@ impl Grouped<Cpu> {
             None => builder.buckets(BucketOptions { unused: Unused::Allow, ..Default::default() }),
             Some(stage) => builder.zero(ZeroOptions { unused: Unused::Allow, ..stage.into() }),
         };
-        let (trainer, told) = model.steps(builder.build()?, mesh)?;
+        let (trainer, outcome) = model.steps(builder.build()?, mesh)?;
         let _all = trainer.gather_full_params()?;
-        Ok(Told { pieces: pieces(&model)?, ..told })
+        Ok(RunOutcome { pieces: pieces(&model)?, ..outcome })
     }
 }
 
@@ -100,7 +100,7 @@ fn ranks_that_share_heads_of_keys_train_as_one() {
             let traces =
                 Ranks::new(plan.world()).run(cpu, |comm| Grouped::train(&Mesh::new(&comm, plan.clone())?, zero));
             let many = assembled(traces.unwrap_or_else(|error| panic!("{axes:?} {zero:?}: {error}")));
-            let off = apart(&many, &one);
+            let off = distance(&many, &one);
             assert!(off <= 1e-11, "{axes:?} {zero:?}: {off:e}");
         }
     }
@@ -151,7 +151,7 @@ fn values_are_not_put_into_parts_that_other_ranks_have_too() {
             let mut step = TrainStep::builder(&mesh, &model).optimizer(adamw()).zero(ZeroStage::Gradients).build()?;
             let rows = step.parameter_parts()?.into_iter().map(|part| part.row.on(comm.runtime()));
             let rows = rows.collect::<Result<Vec<_>>>()?;
-            step.put_parameter_parts(&rows)
+            step.swap_parameter_parts(&rows)
         });
         assert_eq!(put.unwrap(), [false; 4], "{axes:?}");
     }
@@ -187,7 +187,7 @@ fn parameters_alone_are_loaded_into_pieces() {
     let ranks = way.ranks(|mesh| {
         let model = way.gpt_on(mesh)?;
         CheckpointReader::open(saved.step(2))?.load_parameters(&model, |name| Some(name.into()))?;
-        Ok(Told { pieces: pieces(&model)?, ..Default::default() })
+        Ok(RunOutcome { pieces: pieces(&model)?, ..Default::default() })
     });
     assert!(assembled(ranks.unwrap()).pieces == whole.pieces);
 }

@@ -82,27 +82,27 @@ impl<'w> Training<'w> {
     }
 
     /// Takes steps, and tells of them.
-    pub fn steps(&mut self, steps: Range<usize>) -> Result<Told> {
-        let mut told = Told::default();
+    pub fn steps(&mut self, steps: Range<usize>) -> Result<RunOutcome> {
+        let mut outcome = RunOutcome::default();
         for step in steps {
             let metrics = self.take(step)?;
-            told.losses.push(metrics.loss()?);
-            told.norms.extend(metrics.grad_norm()?);
+            outcome.losses.push(metrics.loss()?);
+            outcome.norms.extend(metrics.grad_norm()?);
         }
-        Ok(Told { pieces: self.pieces()?, ..told })
+        Ok(RunOutcome { pieces: self.pieces()?, ..outcome })
     }
 
-    pub fn run(&mut self) -> Result<Told> {
+    pub fn run(&mut self) -> Result<RunOutcome> {
         self.steps(0..self.way.steps)
     }
 
-    pub fn go_on(&mut self, from: Option<&Folder>, steps: Range<usize>, to: Option<&Folder>) -> Result<Told> {
+    pub fn go_on(&mut self, from: Option<&Folder>, steps: Range<usize>, to: Option<&Folder>) -> Result<RunOutcome> {
         if let Some(from) = from {
             assert!(self.step.load(from)?.is_some());
         }
-        let told = self.steps(steps)?;
+        let outcome = self.steps(steps)?;
         to.map_or(Ok(()), |to| self.step.save(to, &CheckpointNotes::new()))?;
-        Ok(told)
+        Ok(outcome)
     }
 
     /// What layers make of rows.

@@ -1,6 +1,6 @@
 //! The kit of tests that train on many ranks: a [`Way`] says which model is trained, and how.
 //!
-//! [`Way::told`] trains it on the ranks of its axes, in stages if it has some, and puts together what they tell: losses,
+//! [`Way::outcome`] trains it on the ranks of its axes, in stages if it has some, and puts together what they tell: losses,
 //! norms, and the whole weights, of pieces that must agree to the bit wherever two ranks have the same element.
 //! [`Way::alone`] is what one rank makes of the same model and the same examples by the plainest step there is, and
 //! [`Way::same`] compares the two. Tables of ways are in `ways` and, drawn from all there are, in `matrix`; a test of
@@ -328,12 +328,12 @@ impl Way {
 
     /// What a program makes of the training of each rank.
     pub fn each<T: Answer>(&self, program: impl Fn(&mut Training) -> Result<T> + Sync) -> Vec<T> {
-        let told = self.ranks(|mesh| program(&mut Training::new(self, mesh)?));
-        told.unwrap_or_else(|error| panic!("{self:?}: {error}"))
+        let outcome = self.ranks(|mesh| program(&mut Training::new(self, mesh)?));
+        outcome.unwrap_or_else(|error| panic!("{self:?}: {error}"))
     }
 
     /// What ranks make of it, and all of them agree on.
-    pub fn told(&self) -> Told {
+    pub fn outcome(&self) -> RunOutcome {
         assembled(self.each(|training| training.run()))
     }
 
@@ -355,17 +355,17 @@ impl Way {
     }
 
     /// What one rank makes of it: computed once for all ways of which it is the same.
-    pub fn alone(&self) -> Told {
-        static KNOWN: Mutex<BTreeMap<String, Told>> = Mutex::new(BTreeMap::new());
+    pub fn alone(&self) -> RunOutcome {
+        static KNOWN: Mutex<BTreeMap<String, RunOutcome>> = Mutex::new(BTreeMap::new());
         let reference = self.reference();
         let key = format!("{reference:?}");
-        if let Some(told) = KNOWN.lock().unwrap().get(&key) {
-            return told.clone();
+        if let Some(outcome) = KNOWN.lock().unwrap().get(&key) {
+            return outcome.clone();
         }
         let mesh = NoOpCommunicator::new(&cpu(0).unwrap()).as_mesh();
-        let told = Training::new(&reference, &mesh).and_then(|mut training| training.run()).unwrap();
-        KNOWN.lock().unwrap().insert(key, told.clone());
-        told
+        let outcome = Training::new(&reference, &mesh).and_then(|mut training| training.run()).unwrap();
+        KNOWN.lock().unwrap().insert(key, outcome.clone());
+        outcome
     }
 
     /// Requires what one rank makes of it.
@@ -373,21 +373,21 @@ impl Way {
         self.same_as(&self.alone());
     }
 
-    pub fn same_as(&self, other: &Told) {
-        let off = apart(&self.told(), other);
+    pub fn same_as(&self, other: &RunOutcome) {
+        let off = distance(&self.outcome(), other);
         assert!(off <= CLOSE, "{self:?}: {off:e}");
     }
 
     /// Requires the first loss and the first norm of one rank within a share of them.
     pub fn near(&self, within: f64) {
-        let (many, one) = (self.told(), self.alone());
+        let (many, one) = (self.outcome(), self.alone());
         for (many, one) in [(many.losses[0], one.losses[0]), (many.norms[0], one.norms[0])] {
             assert!((many - one).abs() <= within * one, "{self:?}: {many} and {one}");
         }
     }
 
-    /// Loads what is in `from`, takes these steps, and saves into `to`: what was told of the steps.
-    pub fn go_on(&self, from: Option<&Folder>, steps: Range<usize>, to: Option<&Folder>) -> Told {
+    /// Loads what is in `from`, takes these steps, and saves into `to`: what was outcome of the steps.
+    pub fn go_on(&self, from: Option<&Folder>, steps: Range<usize>, to: Option<&Folder>) -> RunOutcome {
         assembled(self.each(|training| training.go_on(from, steps.clone(), to)))
     }
 }

@@ -95,7 +95,7 @@ fn every_schedule() {
 #[test]
 fn every_schedule_at_every_number_of_ranks() {
     for (p, v) in WORLDS.into_iter().flat_map(|p| [(p, 1), (p, 2)]) {
-        let mut first: Option<Told> = None;
+        let mut first: Option<RunOutcome> = None;
         for &kind in ScheduleKind::ALL {
             // What takes any number of stages on a rank, with two: with one it is a schedule of another name.
             let way = Way { examples: 4 * p, ..Way::layers(p * v).staged(kind, v).micros(2 * p) };
@@ -103,12 +103,12 @@ fn every_schedule_at_every_number_of_ranks() {
                 continue;
             }
             let way = Way { max_norm: None, ..way.over(&[(Axis::Pipe, p)]) };
-            let told = way.told();
-            let off = apart(&told, &way.alone());
+            let outcome = way.outcome();
+            let off = distance(&outcome, &way.alone());
             assert!(off <= CLOSE, "{way:?}: {off:e}");
             if kind != ScheduleKind::LoopedBfs {
-                let first = first.get_or_insert_with(|| told.clone());
-                assert!(told.pieces == first.pieces, "{way:?}: not bit for bit the other schedules'");
+                let first = first.get_or_insert_with(|| outcome.clone());
+                assert!(outcome.pieces == first.pieces, "{way:?}: not bit for bit the other schedules'");
             }
         }
         assert!(first.is_some());
@@ -144,7 +144,7 @@ fn masks_do_not_depend_on_the_cut() {
     for (axes, sequence) in [(Axis::Tensor, false), (Axis::Tensor, true), (Axis::Context, false)] {
         let mut way = Way { sequence, ..Way::gpt(2).staged(ScheduleKind::OneFOneB, 1).over(&[(Axis::Pipe, 2)]) };
         way.gpt.dropout = 0.3;
-        let whole = way.told();
+        let whole = way.outcome();
         way.over(&[(Axis::Pipe, 2), (axes, 2)]).same_as(&whole);
     }
 }
@@ -188,7 +188,7 @@ fn a_replica_without_examples_takes_part_and_weighs_nothing() {
 
 /// A step whose losses and weights are to the bit those of another way.
 fn equal(a: &Way, b: &Way) {
-    assert!(a.told() == b.told(), "{a:?}, {b:?}");
+    assert!(a.outcome() == b.outcome(), "{a:?}, {b:?}");
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn take(comm: &Comm<Cpu>, step: &mut impl Step<Cpu>, k: u64) -> Result<Option<u6
     let mut input = |i: usize| Ok(batch(comm, 100 * k + 10 * (comm.rank() as u64 / 2) + i as u64)?.into());
     let metrics = step.step(distributed::train::StepWork::new(2, &mut input))?;
     assert_eq!(metrics.weight()?, 24.0, "of both machines");
-    Ok(metrics.meeting().map(|meeting| meeting.number))
+    Ok(metrics.synchronization().map(|synchronization| synchronization.number))
 }
 
 /// Gradient descent whose ranks bring their weights together after every step is that of one sum of gradients.
@@ -107,7 +107,8 @@ fn pipelines_that_meet_go_on_from_a_checkpoint_between_meetings() {
 /// those of one replica with all of them.
 #[test]
 fn replicas_of_pipelines_are_balanced() {
-    let options = CadenceOptions { policy: BalancePolicy::Cadence, anchor: 1, max_anchor: 1, ..Default::default() };
+    let options =
+        BalanceOptions { policy: BalancePolicy::FollowSpeeds, anchor: 1, max_anchor: 1, ..Default::default() };
     let steps = Ranks::new(4).timeout(TIMEOUT).run(cpu, |comm| {
         let (replica, time) = (comm.rank() as u64 / 2, Arc::new(AtomicU64::new(0)));
         let now = time.clone();
@@ -115,7 +116,7 @@ fn replicas_of_pipelines_are_balanced() {
         let mut step = Balanced::with_clock(step(&comm, ZeroStage::Optimizer)?, options.clone(), clock)?;
         let (mut epoch, mut read, mut counts) = (BatchRanges::new(24), Vec::new(), Vec::new());
         loop {
-            let next = step.cadence().counts().to_vec();
+            let next = step.balancer().counts().to_vec();
             let metrics = step.step(&mut epoch, |number| {
                 time.fetch_add(1000 * (1 + 2 * replica), Ordering::Relaxed);
                 read.push(number);

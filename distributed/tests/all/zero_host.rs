@@ -141,7 +141,7 @@ fn values_that_are_put_into_a_model_go_there() {
             let parts = trainer.parameter_parts()?;
             let halved = parts.iter().map(|part| part.row.on(comm.runtime())?.mul(0.5)).collect::<Result<Vec<_>>>()?;
             drop(parts);
-            assert!(trainer.put_parameter_parts(&halved)?);
+            assert!(trainer.swap_parameter_parts(&halved)?);
             let _scope = trainer.gather_full_params()?;
             Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
         })
@@ -157,9 +157,9 @@ fn stages_of_a_pipeline_cut_along_tensor_may_keep_them_there() {
             let way = if gathered { way.gathered() } else { way.zero(stage) };
             let mut way = way.over(&[(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Tensor, 2)]);
             (way.sequence, way.gpt.tied_head, way.steps) = (true, true, 2);
-            let device = way.told();
+            let device = way.outcome();
             hosted(&mut way.zero);
-            assert!(way.told() == device, "{way:?}");
+            assert!(way.outcome() == device, "{way:?}");
         }
     }
 }

@@ -109,7 +109,7 @@ fn the_peaks_of_stage_3_are_those_of_the_formulas() {
             };
             let mut peaks = Vec::new();
             for _ in 0..2 {
-                sharded.prepare(Computing::All)?;
+                sharded.prepare(ActiveRanks::All)?;
                 peak();
                 let loss = model.loss(rt)?;
                 let forward = peak();

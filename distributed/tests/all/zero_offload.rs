@@ -14,7 +14,7 @@ fn where_state_lies_changes_no_bit() {
     for (k, (n, stage)) in half(&WORLDS, &ZeroStage::ALL).into_iter().enumerate() {
         let way =
             Way { dtype: [DType::F32, DType::BF16][k % 2], examples: 13, ..Way::gpt(2).over(&[(Axis::Shard, n)]) };
-        let with = |state| way.clone().zero(options(stage, state)).told();
+        let with = |state| way.clone().zero(options(stage, state)).outcome();
         assert!(with(StatePlace::Host) == with(StatePlace::Device), "{way:?}");
     }
 }

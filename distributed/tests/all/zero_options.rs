@@ -238,5 +238,5 @@ fn ranks_whose_options_differ_all_learn_of_it() {
         let options = ZeroOptions { reduce_dtype, ..Default::default() };
         Sharded::new(&comm, &model, ParamGroups::new(SgdConfig::default()), options).map(drop)
     });
-    refused(outcomes.unwrap(), &["how the model is sharded"]);
+    refused(outcomes.unwrap(), &["the sharding of the model"]);
 }

@@ -67,7 +67,7 @@ fn units_are_sent_in_the_order_in_which_they_become_ready() {
                 let mut sharded = Sharded::new(&comm, &model, adamw, options(stage, UnitOf::layers()))?;
                 let mut peaks = Vec::new();
                 for _ in 0..3 {
-                    sharded.prepare(Computing::All)?;
+                    sharded.prepare(ActiveRanks::All)?;
                     let x = Var::new(Tensor::normal(rt, [4, 64], DType::F32, 0.0, 1.0, 1)?);
                     let x = model.inwards.forward(&x)?;
                     let y = model.blocks.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
@@ -166,7 +166,7 @@ fn second_forward(skip: bool, ended: bool) -> Vec<String> {
     };
     let (mut second, passes) = (Vec::new(), [BackwardPass::Earlier, BackwardPass::Last(None)]);
     for _ in 0..2 {
-        sharded.prepare(Computing::All).unwrap();
+        sharded.prepare(ActiveRanks::All).unwrap();
         for (k, pass) in passes.iter().enumerate() {
             gathers.take();
             let loss = forward(skip && k == 0);

@@ -61,7 +61,7 @@ fn values_are_put_into_parts_without_a_whole_model() {
             let rows = rows.map(|part| part.row.on(rt)?.add(1.0)).collect::<Result<Vec<_>>>()?;
             rt.reset_peak();
             let live = rt.memory().of(MemoryCategory::Parameters).live;
-            assert!(trainer.put_parameter_parts(&rows)?, "{stage:?} {whole_up_to}");
+            assert!(trainer.swap_parameter_parts(&rows)?, "{stage:?} {whole_up_to}");
             assert_eq!(rt.memory().of(MemoryCategory::Parameters).peak, live, "{stage:?} {whole_up_to}");
             let _all = trainer.gather_full_params()?;
             Ok((before, weights(&model)?))

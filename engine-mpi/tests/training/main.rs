@@ -27,6 +27,8 @@ mod data_parallel_unused;
 mod job;
 #[path = "../../../distributed/tests/all/mixture.rs"]
 mod mixture;
+#[path = "../../../distributed/tests/all/outcome.rs"]
+mod outcome;
 #[path = "../../../distributed/tests/all/pipeline_common.rs"]
 mod pipeline_common;
 #[path = "../../../distributed/tests/all/pipeline_run.rs"]
@@ -37,8 +39,6 @@ mod pipeline_train;
 mod prelude;
 #[path = "../support/ranks.rs"]
 pub mod ranks;
-#[path = "../../../distributed/tests/all/told.rs"]
-mod told;
 #[path = "../../../distributed/tests/all/training.rs"]
 mod training;
 #[path = "../../../distributed/tests/all/two_trainers.rs"]

@@ -25,6 +25,8 @@ mod data_parallel_unused;
 mod job;
 #[path = "../../../distributed/tests/all/mixture.rs"]
 mod mixture;
+#[path = "../../../distributed/tests/all/outcome.rs"]
+mod outcome;
 #[path = "../../../distributed/tests/all/pipeline_common.rs"]
 mod pipeline_common;
 #[path = "../../../distributed/tests/all/pipeline_run.rs"]
@@ -36,8 +38,6 @@ mod prelude;
 #[allow(dead_code, reason = "other suites use the rest")]
 #[path = "../support/ranks.rs"]
 pub mod ranks;
-#[path = "../../../distributed/tests/all/told.rs"]
-mod told;
 #[path = "../../../distributed/tests/all/training.rs"]
 mod training;
 #[path = "../../../distributed/tests/all/way.rs"]

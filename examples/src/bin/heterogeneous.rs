@@ -15,7 +15,7 @@ use clap::Parser;
 use weftgrad::{
     AnyRuntime, Error,
     adaptive::{
-        balance::{Balanced, BatchRanges, CadenceOptions},
+        balance::{BalanceOptions, Balanced, BatchRanges},
         local_updates::{DiLoCo, LocalSteps, LocalUpdates},
     },
     autograd::no_grad,
@@ -158,8 +158,8 @@ impl<'a> Task<'a> {
     /// Trains ranks of which the last is slow. `max_difference` bounds the difference of their counts of micro-batches.
     fn uneven(&self, comm: &Comm<AnyRuntime>, max_difference: Option<usize>) -> Result<Measured> {
         let step = TrainStep::builder(comm, &self.model).optimizer(self.optimizer()).max_norm(1.0).build()?;
-        let cadence = CadenceOptions { anchor: 4, max_anchor: 4, max_difference, ..Default::default() };
-        let mut step = Balanced::new(step, cadence)?;
+        let balancer = BalanceOptions { anchor: 4, max_anchor: 4, max_difference, ..Default::default() };
+        let mut step = Balanced::new(step, balancer)?;
         let is_slow = comm.rank() + 1 == comm.size();
         let (mut batches, mut next) = (self.loader(Part::Train, self.options.batch)?.endless(Default::default())?, 0);
         let (mut read, trained) = (0, Cell::new((0.0, Duration::ZERO, None::<Instant>)));
@@ -187,7 +187,7 @@ impl<'a> Task<'a> {
         }
         let rate = (tokens - begun.1) / begun.0.elapsed().as_secs_f64();
         require_equal(comm, &self.model)?;
-        Ok(Measured { rate, loss: self.validation()?, counts: step.cadence().counts().to_vec() })
+        Ok(Measured { rate, loss: self.validation()?, counts: step.balancer().counts().to_vec() })
     }
 
     /// Computes a loss. On a slow rank, also sleeps for `slow − 1` times the mean time of the passes so far.
@@ -223,7 +223,7 @@ impl<'a> Task<'a> {
                 let every = if way == Way::DiLoCo { Some(self.options.every as u64) } else { None };
                 let mut step = self.local(&slow, every)?;
                 let seconds = self.loop_over(comm, |batch| step.step(|_| text::loss(&self.model, batch)).map(drop))?;
-                step.meet()?;
+                step.synchronize()?;
                 seconds
             }
         };

@@ -264,7 +264,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                     self.request(run);
                 }
                 let first = run.comm().rank() == 0;
-                all_ok_after(run.comm(), "Checkpoints", || if first { self.folder.remove_stranded() } else { Ok(()) })?;
+                all_ok_after(run.comm(), "Checkpoints", || if first { self.folder.remove_orphaned() } else { Ok(()) })?;
                 self.listening = if self.on_signal { Some(SignalListener::start()?) } else { None };
                 Ok(())
             }
@@ -367,7 +367,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         }
         let (rank, ranks, run) = &self.here;
         let RunSnapshot { step, state, notes } = snapshot;
-        self.folder.save_stranded((*rank, *ranks), *step, state, notes, run, PATIENCE)
+        self.folder.save_orphaned((*rank, *ranks), *step, state, notes, run, PATIENCE)
     }
 
     fn wait_for_saves(&mut self, most: Duration) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use distributed::train::Meeting;
+use distributed::train::Synchronization;
 use numcore::{Error, Result, Runtime};
 
 use crate::{Callback, CallbackState, Event, Run, parsed};
@@ -39,8 +39,8 @@ impl DivergenceGuard {
     }
 
     /// The reason to end the run after a synchronization, if there is one.
-    fn reason_to_stop(&mut self, meeting: Meeting) -> Option<String> {
-        let Meeting { number, fragment, divergence } = meeting;
+    fn reason_to_stop(&mut self, synchronization: Synchronization) -> Option<String> {
+        let Synchronization { number, fragment, divergence } = synchronization;
         self.seen = number;
         let (before, rising) = self.fragments.get(&fragment).copied().unwrap_or((f64::INFINITY, 0));
         let rising = if divergence > before { rising + 1 } else { 0 };
@@ -55,12 +55,12 @@ impl DivergenceGuard {
 impl<R: Runtime, M, B> Callback<R, M, B> for DivergenceGuard {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let Event::StepEnd(metrics) = event else { return Ok(()) };
-        let Some(meeting) = metrics.meeting() else { return Ok(()) };
-        if self.seen == meeting.number {
+        let Some(synchronization) = metrics.synchronization() else { return Ok(()) };
+        if self.seen == synchronization.number {
             return Ok(());
         }
-        run.record("divergence", meeting.divergence);
-        if let Some(why) = self.reason_to_stop(meeting) {
+        run.record("divergence", synchronization.divergence);
+        if let Some(why) = self.reason_to_stop(synchronization) {
             run.control().stop(why);
         }
         Ok(())
@@ -107,7 +107,7 @@ mod tests {
         let mut number = 0;
         let mut reason_to_stop = |fragment, divergence| {
             number += 1;
-            guard.reason_to_stop(Meeting { number, fragment, divergence })
+            guard.reason_to_stop(Synchronization { number, fragment, divergence })
         };
         // Each is larger than the one before it, but every fragment stays as it was.
         for _ in 0..3 {

@@ -201,7 +201,7 @@ impl<R: Runtime> WeightAveraging<R> {
     fn put<M: Module<R>, B>(&self, run: &mut Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
         let of_type = |(row, part): (&Tensor<R>, &AveragedPart<R>)| row.to_dtype(part.dtype);
         let in_type = rows.iter().zip(&self.parts).map(of_type).collect::<Result<Vec<_>>>()?;
-        if run.step_state().put_parameter_parts(&in_type)? { Ok(()) } else { self.put_whole(run, in_type) }
+        if run.step_state().swap_parameter_parts(&in_type)? { Ok(()) } else { self.put_whole(run, in_type) }
     }
 
     /// Broadcasts the parts of all ranks, parameter by parameter, and sets them as the model's values.

@@ -61,7 +61,7 @@ where
     /// waits for a later step, on all ranks alike.
     pub(super) fn commit(&mut self) -> Result<()> {
         let Some(commits) = &mut self.elastic else { return Ok(()) };
-        commits.owed = combined_state(&mut self.engine.step, &mut self.callbacks).lost_at_another_size().is_some();
+        commits.owed = combined_state(&mut self.engine.step, &mut self.callbacks).lost_at_resize().is_some();
         if commits.owed {
             return Ok(());
         }

@@ -35,7 +35,7 @@ impl<S, F> StepWithLoss<S, F> {
         B: Send + 'static,
     {
         let (mut waited, mut read, StepWithLoss { step, loss, weighting }) = (0.0, 0, self);
-        let whole = step.combines().in_turn.map(|whole| whole.min(micro_batches));
+        let whole = step.properties().in_turn.map(|whole| whole.min(micro_batches));
         let metrics = step.step(StepWork::new(micro_batches, &mut |number| {
             if whole.is_some() {
                 batches.pass(number.saturating_sub(read) as u64)?;

@@ -61,7 +61,7 @@ where
         if !leads {
             trainer.sinks.clear();
         }
-        trainer.loader = match trainer.step.combines().in_turn {
+        trainer.loader = match trainer.step.properties().in_turn {
             // Batches that other ranks read are not made.
             Some(_) => trainer.loader.rank(0, 1).workers(0),
             None => {
@@ -96,7 +96,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         self.record_every.check("record_every")?;
         if let Some(commits) = &self.elastic {
             commits.every.check("elastic")?;
-            self.step.combines().features.and(Feature::Elastic).check("Trainer")?;
+            self.step.properties().features.and(Feature::Elastic).check("Trainer")?;
         }
         if self.weighting == Weighting::PerMicroBatch && self.counts_tokens() {
             let why = "with `Weighting::PerMicroBatch` every loss has weight 1, so tokens are not counted: give lengths and intervals in steps or epochs, or use `Weighting::ByWeight`";
@@ -125,7 +125,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         state.is_elastic = self.elastic.is_some();
         let folder = self.callbacks.iter().find_map(|callback| callback.folder()).filter(|_| !state.fast_dev_run);
         if let (Some(commits), Some(folder)) = (&mut self.elastic, folder) {
-            commits.world.save_stranded_in(folder);
+            commits.world.save_orphaned_in(folder);
         }
         let locks = self.lock_folders(&comm, &state)?;
         let mut at = State::default();

@@ -121,7 +121,7 @@ fn a_run_may_go_on_with_averages_that_a_checkpoint_lacks_and_without_those_it_ha
     let average: Vec<f64> = seen.borrow().iter().fold(before, next);
     assert!(left.iter().zip(&average).all(|(a, b)| (a - b).abs() < 1e-14), "{left:?} {average:?}");
     let error = to(5, None).unwrap_err().to_string();
-    assert!(error.contains("nothing here takes it") && error.contains("WeightAveraging::dropped"), "{error}");
+    assert!(error.contains("nothing restores it") && error.contains("WeightAveraging::dropped"), "{error}");
     to(5, Some(WeightAveraging::dropped())).unwrap();
     // None are in the next checkpoint.
     to(6, Some(WeightAveraging::dropped())).unwrap();

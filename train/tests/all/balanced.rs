@@ -1,6 +1,6 @@
 //! The loop over ranks of different speeds, which take whole batches in turn.
 
-use adaptive::balance::{BalancePolicy, Balanced, CadenceOptions};
+use adaptive::balance::{BalanceOptions, BalancePolicy, Balanced};
 
 use crate::{common::*, prelude::*};
 
@@ -12,7 +12,7 @@ fn batches(rt: &Cpu) -> data::Loader<Rows> {
 }
 
 /// A step whose rank takes `speed` seconds for a batch, and the clock that says so.
-fn balanced(comm: &Comm<Cpu>, model: &Mlp<Cpu>, speed: u64, options: CadenceOptions) -> Result<(Balancing, impl Fn())> {
+fn balanced(comm: &Comm<Cpu>, model: &Mlp<Cpu>, speed: u64, options: BalanceOptions) -> Result<(Balancing, impl Fn())> {
     let clock = Arc::new(AtomicU64::new(0));
     let now = clock.clone();
     let step =
@@ -46,7 +46,7 @@ fn every_example_is_read_once_in_each_epoch_and_where_a_run_goes_on() {
         let (read, folder) = (Read::default(), Scratch::new("balanced"));
         let program = |comm: &Comm<Cpu>, length: Length| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
-            let options = CadenceOptions { max_anchor: 1, ..Default::default() };
+            let options = BalanceOptions { max_anchor: 1, ..Default::default() };
             let (step, tick) = balanced(comm, &model, speeds[comm.rank()], options)?;
             let report = Trainer::new(&model, step, batches(comm.runtime()))
                 .until(length)
@@ -60,7 +60,7 @@ fn every_example_is_read_once_in_each_epoch_and_where_a_run_goes_on() {
                     }
                     loss(model, batch)
                 })?;
-            let counts = report.step.cadence().counts().to_vec();
+            let counts = report.step.balancer().counts().to_vec();
             Ok((report.progress.tokens, report.evaluated["validation/loss"].to_bits(), counts))
         };
         // It stops within an epoch, and another run goes on from there.
@@ -81,7 +81,7 @@ fn even_steps_are_those_of_one_rank_that_accumulates() {
     for ranks in [2, 3, 5] {
         let all = on_ranks(ranks, |comm| {
             train(comm, &mut |model| {
-                let options = CadenceOptions { policy: BalancePolicy::Sync, ..Default::default() };
+                let options = BalanceOptions { policy: BalancePolicy::Sync, ..Default::default() };
                 let (step, _) = balanced(comm, model, 1, options)?;
                 Trainer::new(model, step, batches(comm.runtime())).until(Length::Steps(9)).run(loss)?;
                 weights(model)
@@ -105,7 +105,7 @@ fn what_a_rank_without_a_batch_records_counts_for_nothing() {
         let memory = Memory::default();
         on_ranks(ranks, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
-            let options = CadenceOptions { policy: BalancePolicy::Sync, ..Default::default() };
+            let options = BalanceOptions { policy: BalancePolicy::Sync, ..Default::default() };
             let (step, _) = balanced(comm, &model, 1, options)?;
             Trainer::new(&model, step, batches(comm.runtime()))
                 .until(Length::Epochs(1.0))
@@ -136,7 +136,7 @@ fn an_elastic_run_balances_in_each_world() {
         |world| {
             let comm = world.comm()?;
             let model = Mlp::new(comm.runtime(), 0.0)?;
-            let options = CadenceOptions { max_anchor: 1, ..Default::default() };
+            let options = BalanceOptions { max_anchor: 1, ..Default::default() };
             let (step, tick) = balanced(&comm, &model, [1, 3, 1][comm.rank()], options)?;
             let (generation, rank, taken) = (world.generation(), comm.rank(), std::cell::Cell::new(0));
             let report = Trainer::new(&model, step, batches(comm.runtime()))
@@ -150,7 +150,7 @@ fn an_elastic_run_balances_in_each_world() {
                     }
                     loss(model, batch)
                 })?;
-            Ok((comm.size(), report.progress.tokens, report.step.cadence().counts().to_vec()))
+            Ok((comm.size(), report.progress.tokens, report.step.balancer().counts().to_vec()))
         },
     );
     let done: Vec<_> = outcomes.into_iter().flatten().collect();

@@ -258,7 +258,7 @@ impl Story {
             || trainer(plan, &comm, &model, ElasticRun { plan, story: self, world: &mut *world, folder: watched });
         let done = catch_unwind(AssertUnwindSafe(run));
         if comm.rank() == 0 {
-            let from = world.taken_up();
+            let from = world.restored_commit();
             self.began.lock().unwrap().insert(generation, (comm.size(), from));
         }
         done.unwrap_or_else(|panic| resume_unwind(panic))
@@ -267,20 +267,20 @@ impl Story {
     /// Runs the plan: the outcome of each seat.
     fn run(&self, plan: &Plan, folder: &Folder) -> Vec<Result<Vec<u8>>> {
         let runtimes = (0..plan.ranks).map(|_| Cpu::with_threads(1)).collect();
-        let (meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(60)).unwrap();
+        let (rendezvous, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(60)).unwrap();
         let of = |k: usize, seat: ThreadSeat<Cpu>| {
             let faulty = FaultyRendezvous::new(seat, plan.faults[k].clone());
             Elastic::new(faulty).copies(2).run(|world| self.rank(plan, k, folder, world))
         };
         std::thread::scope(|scope| {
-            let (of, meeting) = (&of, &meeting);
+            let (of, rendezvous) = (&of, &rendezvous);
             let first: Vec<_> =
                 seats.into_iter().enumerate().map(|(k, seat)| scope.spawn(move || of(k, seat))).collect();
             let join = |(k, step): (usize, &u64)| {
                 let step = *step;
                 scope.spawn(move || {
                     drop(self.stepped.wait_while(self.step.lock().unwrap(), |last| *last < step).unwrap());
-                    of(plan.ranks + k, meeting.join(Cpu::with_threads(1)))
+                    of(plan.ranks + k, rendezvous.join(Cpu::with_threads(1)))
                 })
             };
             let newcomers: Vec<_> = plan.joins.iter().enumerate().map(join).collect();

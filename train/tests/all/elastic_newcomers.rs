@@ -44,9 +44,9 @@ fn train(world: &mut ElasticWorld<Cpu>, every: Interval, wait: Wait<'_>) -> Resu
 fn a_newcomer_with_another_interval_leaves() {
     for ranks in [2, 3] {
         let runtimes = (0..ranks).map(|_| Cpu::with_threads(1)).collect();
-        let (meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
+        let (rendezvous, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
         // It never meets: it only sees who waits.
-        let probe = Mutex::new(meeting.join(Cpu::with_threads(1)));
+        let probe = Mutex::new(rendezvous.join(Cpu::with_threads(1)));
         let (reached, over) = (AtomicU64::new(0), AtomicBool::new(false));
         let wait = || Wait { reached: &reached, probe: &probe, is_first: false };
         let (outcomes, newcomer) = std::thread::scope(|scope| {
@@ -54,7 +54,7 @@ fn a_newcomer_with_another_interval_leaves() {
                 while reached.load(Ordering::SeqCst) < 2 && !over.load(Ordering::SeqCst) {
                     yield_now();
                 }
-                let own = Elastic::new(meeting.join(Cpu::with_threads(1)));
+                let own = Elastic::new(rendezvous.join(Cpu::with_threads(1)));
                 own.run(|world| train(world, Interval::Steps(2), wait()))
             });
             let outcomes = Elastic::on_threads(seats, |elastic| elastic, |w| train(w, Interval::Steps(1), wait()));

@@ -103,7 +103,7 @@ fn averages_of_weights_leave_no_trace_in_the_training() {
         let memory = Memory::default();
         on_ranks(3, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
-            // Evaluated between two meetings, where ranks are apart.
+            // Evaluated between two synchronizations, where ranks are apart.
             let step = local(comm, &model, SlowMo::default(), LocalUpdates { every: Some(4), ..Default::default() })?;
             let mut trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(10));
             if averaged {
@@ -149,7 +149,7 @@ fn a_step_that_one_rank_leaves_out_counts_on_all() {
     };
     let (plain, averaged) = (run(false), run(true));
     assert_eq!((plain.0, plain.1), (7, 7));
-    // Averages without a memory are the weights after the last meeting.
+    // Averages without a memory are the weights after the last synchronization.
     assert_eq!(averaged, plain);
 }
 
@@ -186,7 +186,7 @@ fn elastic_runs_commit_where_ranks_have_met() {
     };
     for ranks in [3, 4] {
         let done: Vec<_> = run(ranks, &options).into_iter().flatten().collect();
-        // It went on from the meeting of step 2, with the batches that came after it.
+        // It went on from the synchronization of step 2, with the batches that came after it.
         let folder = Scratch::new("local-elastic");
         let fresh = |ranks: usize, until: u64| {
             let program = |comm: &Comm<Cpu>| {
@@ -208,6 +208,6 @@ fn elastic_runs_commit_where_ranks_have_met() {
     }
     let in_turn = LocalUpdates { every: Some(2), fragments: 2, ..Default::default() };
     for refused in run(2, &in_turn) {
-        assert!(refused.unwrap_err().to_string().contains("ranks that stay apart"));
+        assert!(refused.unwrap_err().to_string().contains("ranks with different weights"));
     }
 }

@@ -5,9 +5,9 @@ use crate::{common::*, prelude::*};
 type TestRun<'r, 'x> = &'r mut Run<'x, Cpu, Mlp<Cpu>, Rows>;
 
 /// Tells what happens, and asks for something where it is told to.
-struct Told<F>(Rc<RefCell<Vec<String>>>, F);
+struct EventLog<F>(Rc<RefCell<Vec<String>>>, F);
 
-impl<F: FnMut(&str, TestRun<'_, '_>)> Callback<Cpu, Mlp<Cpu>, Rows> for Told<F> {
+impl<F: FnMut(&str, TestRun<'_, '_>)> Callback<Cpu, Mlp<Cpu>, Rows> for EventLog<F> {
     fn on(&mut self, event: &Event<'_, Cpu>, run: TestRun<'_, '_>) -> Result<()> {
         let said = match event {
             Event::Begin => "begin".into(),
@@ -34,7 +34,7 @@ fn told(
     let (comm, events) = (one(), Rc::new(RefCell::new(Vec::new())));
     let model = Mlp::new(comm.runtime(), 0.0)?;
     let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()));
-    change(trainer).with(Told(events.clone(), ask)).run(|model, batch| {
+    change(trainer).with(EventLog(events.clone(), ask)).run(|model, batch| {
         let own = loss(model, batch)?;
         let factor = if batch.epoch == 0 && batch.step == 3 { f64::INFINITY } else { 1.0 };
         Loss::sum(own.total().mul(factor)?, own.weight())
@@ -224,7 +224,7 @@ fn interrupted(ranks: usize, after: &[u64]) -> (Vec<(u64, f64)>, u64) {
             };
             let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                 .until(Length::Steps(10))
-                .with(Told(Rc::default(), ask))
+                .with(EventLog(Rc::default(), ask))
                 .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(2)))
                 .with(EarlyStop::on(train::Monitor::max("validation/loss")).patience(3))
                 .with(Checkpoints::in_folder(&scratch.0).on_signal(false))

@@ -275,5 +275,5 @@ impl<R: Runtime> InFlightBucket<R> {
 }
 
 fn known<R: Runtime>(matrices: &mut HashMap<usize, LowRankGrad<R>>, id: usize) -> Result<&mut LowRankGrad<R>> {
-    matrices.get_mut(&id).ok_or_else(|| Error::internal("PowerSgd", "a parameter was sent that nobody knows"))
+    matrices.get_mut(&id).ok_or_else(|| Error::internal("PowerSgd", "an unknown parameter was sent"))
 }

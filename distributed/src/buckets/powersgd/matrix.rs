@@ -99,7 +99,7 @@ impl<R: Runtime> LowRankGrad<R> {
         let error = self.error()?;
         self.error = None;
         let Ok(mut error) = error.try_mut() else {
-            return Err(Error::internal("PowerSgd", "someone holds the error of a parameter"));
+            return Err(Error::internal("PowerSgd", "the error of a parameter is shared"));
         };
         product(&mut error, [self.m, self.n], &p, &minus)?;
         self.error = Some(error.freeze()?);

@@ -50,7 +50,7 @@ impl Boundary {
         let mut parts = Vec::new();
         while let Some(dtype) = words.next() {
             let part = part(dtype, &mut words);
-            parts.push(part.ok_or_else(|| Error::format("a pipeline header", "its words make no values"))?);
+            parts.push(part.ok_or_else(|| Error::format("a pipeline header", "it cannot be decoded"))?);
         }
         Ok(Boundary(parts))
     }

@@ -25,7 +25,7 @@ pub struct PipelineGroups<R: Runtime> {
     pub(crate) context_ranks: usize,
     /// The number of this rank's random stream. Ranks that have parts of the same sequences, or pieces of the same
     /// layers, draw from the same stream.
-    pub(crate) draws_as: usize,
+    pub(crate) random_stream: usize,
 }
 
 impl<R: Runtime> PipelineGroups<R> {
@@ -65,7 +65,7 @@ impl<R: Runtime> PipelineGroups<R> {
             losses,
             tensor_rank: 0,
             context_ranks: 1,
-            draws_as: rank,
+            random_stream: rank,
         })
     }
 
@@ -80,9 +80,9 @@ impl<R: Runtime> PipelineGroups<R> {
         mesh.group(Axis::STEP)?;
         let context_ranks = mesh.plan().size(Axis::Context);
         // Context is the innermost of the axes of `losses`.
-        let draws_as = losses.rank() / context_ranks;
+        let random_stream = losses.rank() / context_ranks;
         let tensor_rank = mesh.axis(Axis::Tensor).rank();
-        Ok(PipelineGroups { world, pipe, data, losses, tensor_rank, context_ranks, draws_as })
+        Ok(PipelineGroups { world, pipe, data, losses, tensor_rank, context_ranks, random_stream })
     }
 
     /// The mesh of the replicas of one stage.

@@ -99,7 +99,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
             if shape.numel() != 1 {
                 return Err(Error::shape("pipeline loss", &[shape], "a loss has one element; reduce it"));
             }
-            self.losses.insert(compute.micro, loss.told()?);
+            self.losses.insert(compute.micro, loss.detached()?);
             roots.push(loss.sum);
         }
         if self.checked.is_forward_only() {

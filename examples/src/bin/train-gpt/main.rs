@@ -106,8 +106,8 @@ fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> 
         Together::Sums => Box::new(over(comm)?),
         Together::Balanced => Box::new(Balanced::new(over(comm)?, Default::default())?),
         Together::Local => {
-            let meetings = LocalUpdates { every: Some(config.run.every), ..Default::default() };
-            Box::new(LocalSteps::new(comm, &model, over(rt)?, DiLoCo::default(), meetings)?)
+            let synchronizations = LocalUpdates { every: Some(config.run.every), ..Default::default() };
+            Box::new(LocalSteps::new(comm, &model, over(rt)?, DiLoCo::default(), synchronizations)?)
         }
     };
     fit(&model, step, data, config, resume)

@@ -1,19 +1,19 @@
-//! What a run tells: losses, norms, weights; put together of what each rank has.
+//! The outcome of a run: losses, norms and weights, joined from the pieces of all ranks.
 
 use crate::prelude::*;
 
 /// A model's weights on one rank: by name, how many the whole has, where these lie in it, and their values.
 pub type Pieces = Vec<(String, usize, Vec<usize>, Vec<f64>)>;
 
-/// What a run leaves.
+/// The outcome of a run on one rank, or of all ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct RunOutcome {
     pub losses: Vec<f64>,
     pub norms: Vec<f64>,
     pub pieces: Pieces,
 }
 
-/// What this rank has of a model's weights.
+/// The pieces of a model's weights on this rank.
 pub fn pieces(model: &(impl Module<Cpu> + ?Sized)) -> Result<Pieces> {
     let piece = |(name, p): (String, Param<Cpu>)| {
         let values = p.value()?.to_f64s()?;
@@ -28,14 +28,14 @@ pub fn pieces(model: &(impl Module<Cpu> + ?Sized)) -> Result<Pieces> {
     model.named_parameters().into_iter().map(piece).collect()
 }
 
-/// One story of those of all ranks: whole weights, of pieces that agree to the bit wherever two ranks have the same
+/// Joins the outcomes of all ranks: unsharded weights, whose pieces agree to the bit wherever two ranks have the same
 /// element.
-pub fn assembled(ranks: Vec<Told>) -> Told {
+pub fn assembled(ranks: Vec<RunOutcome>) -> RunOutcome {
     let mut whole: BTreeMap<String, Vec<Option<f64>>> = BTreeMap::new();
-    for (rank, told) in ranks.iter().enumerate() {
-        let same = (&told.losses, &told.norms) == (&ranks[0].losses, &ranks[0].norms);
-        assert!(same, "rank {rank} tells another story");
-        for (name, all, places, values) in &told.pieces {
+    for (rank, outcome) in ranks.iter().enumerate() {
+        let same = (&outcome.losses, &outcome.norms) == (&ranks[0].losses, &ranks[0].norms);
+        assert!(same, "rank {rank} has another outcome");
+        for (name, all, places, values) in &outcome.pieces {
             let all = whole.entry(name.clone()).or_insert_with(|| vec![None; *all]);
             for (&place, &here) in places.iter().zip(values) {
                 assert!(all[place].is_none_or(|there| there == here), "{name}: ranks differ in element {place}");
@@ -48,12 +48,12 @@ pub fn assembled(ranks: Vec<Told>) -> Told {
         let values: Vec<f64> = values.into_iter().map(of).collect();
         (name, values.len(), (0..values.len()).collect(), values)
     };
-    Told { pieces: whole.into_iter().map(complete).collect(), ..ranks[0].clone() }
+    RunOutcome { pieces: whole.into_iter().map(complete).collect(), ..ranks[0].clone() }
 }
 
-/// The largest difference of two stories, relative to the largest value in each list.
-pub fn apart(a: &Told, b: &Told) -> f64 {
-    let lists = |t: &Told| {
+/// The largest difference of two outcomes, relative to the largest value in each list.
+pub fn distance(a: &RunOutcome, b: &RunOutcome) -> f64 {
+    let lists = |t: &RunOutcome| {
         let weights: BTreeMap<_, _> =
             t.pieces.iter().map(|(name, .., values)| (name.clone(), values.clone())).collect();
         weights.into_values().chain([t.losses.clone(), t.norms.clone()]).collect::<Vec<_>>()

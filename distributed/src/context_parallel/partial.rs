@@ -11,26 +11,26 @@ use numcore::{
 
 /// The output of attention over some keys `[B, H, n, D]`, and the log-sum-exp of its scores, in the type of
 /// computation.
-pub(super) struct Found<R: Runtime> {
+pub(super) struct PartialAttention<R: Runtime> {
     pub(super) o: Tensor<R>,
     /// The log-sum-exp of the scores, `[B, H, n, 1]`.
     pub(super) lse: Tensor<R>,
 }
 
-impl<R: Runtime> Found<R> {
+impl<R: Runtime> PartialAttention<R> {
     /// The result of one call; with `partial`, its output is widened to the type of computation, for merging.
     pub(super) fn of(op: Attention, operands: &[&Tensor<R>]) -> Result<Self> {
         let partial = op.partial;
         let found = Tensor::apply(op.into(), operands)?;
         let [o, lse] = [&found[Attention::OUTPUT], &found[Attention::LSE]];
         let o = if partial { o.to_dtype(o.dtype().compute())? } else { o.clone() };
-        Ok(Found { o, lse: lse.unsqueeze(-1)? })
+        Ok(PartialAttention { o, lse: lse.unsqueeze(-1)? })
     }
 }
 
 /// The attention over the keys of both: weights are `exp` of differences of the log-sum-exps. A query without keys has
 /// a sum of 0.
-pub(super) fn merged<R: Runtime>(a: &Found<R>, b: &Found<R>) -> Result<Found<R>> {
+pub(super) fn merged<R: Runtime>(a: &PartialAttention<R>, b: &PartialAttention<R>) -> Result<PartialAttention<R>> {
     static OUTPUT: LazyLock<Program> = LazyLock::new(|| {
         Program::new("merge_attention", |[o, p, l, m], []| {
             let top = l.max(m);
@@ -47,7 +47,7 @@ pub(super) fn merged<R: Runtime>(a: &Found<R>, b: &Found<R>) -> Result<Found<R>>
             [level + ((l - level).exp() + (m - level).exp()).log()]
         })
     });
-    Ok(Found {
+    Ok(PartialAttention {
         o: a.o.apply_program(&OUTPUT, &[&b.o, &a.lse, &b.lse], &[])?,
         lse: a.lse.apply_program(&SUM, &[&b.lse], &[])?,
     })

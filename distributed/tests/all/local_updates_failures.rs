@@ -1,4 +1,4 @@
-//! Ranks that train by themselves and meet: what ends a step or a meeting, what is refused, and buffers.
+//! Ranks that train by themselves and meet: what ends a step or a synchronization, what is refused, and buffers.
 
 use crate::{
     local_updates::{EXAMPLES, SGD, adam, close, every, model, own, sgd},
@@ -48,7 +48,7 @@ fn options_that_differ_are_told() {
         let (rt, model) = (comm.runtime(), model(comm.runtime())?);
         LocalSteps::new(&comm, &model, adam(rt, &model)?, LocalSgd, every(1 + comm.rank() as u64)).map(drop)
     });
-    assert!(outcome.unwrap_err().to_string().contains("when ranks meet"));
+    assert!(outcome.unwrap_err().to_string().contains("the synchronization of ranks"));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn weights_that_are_not_finite_meet_nobody() {
             model.b.weight.leaf().set(model.b.weight.value()?.mul(f64::NAN)?)?;
         }
         let before = weights(&model)?;
-        let why = step.meet().unwrap_err().to_string();
+        let why = step.synchronize().unwrap_err().to_string();
         let same = weights(&model)?.iter().zip(&before).all(|(a, b)| a.to_bits() == b.to_bits());
         Ok((why, same))
     });
@@ -83,16 +83,16 @@ fn a_meeting_that_fails_changes_no_weights() {
             let mut step = LocalSteps::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(100))?;
             step.step(|_| model.loss(rt, 0, &own(comm.rank(), 2)))?;
             let before = weights(&model)?;
-            let failed = step.meet().is_err();
+            let failed = step.synchronize().is_err();
             Ok((failed, weights(&model)? == before))
         });
-        // An error is one of the calls before the meeting.
+        // An error is one of the calls before the synchronization.
         for (failed, same) in outcomes.unwrap().into_iter().flatten() {
             assert_eq!(failed, same, "call {at}");
             failures += usize::from(failed);
         }
     }
-    assert!(failures > 2, "{failures} meetings failed");
+    assert!(failures > 2, "{failures} synchronizations failed");
 }
 
 #[test]
@@ -157,25 +157,25 @@ fn a_rank_without_examples_meets_the_others() {
         let all = Ranks::new(n).run(cpu, |comm| {
             let rt = comm.runtime();
             let (local, whole) = (model(rt)?, model(rt)?);
-            let mut meeting = LocalSteps::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
+            let mut local_steps = LocalSteps::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
             let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
             let mut ddp = TrainStep::builder(&comm, &whole).optimizer(config).build()?;
             let (mine, idles) = (own(comm.rank(), n.max(2) - 1), comm.rank() + 1 == n.max(2));
             for k in 0..4 {
                 let metrics = match (idles, k) {
-                    (_, 2) | (true, 0) => meeting.idle()?,
-                    (true, _) => meeting.step(|_| local.loss(rt, k, &[0])?.weightless())?,
-                    (false, _) => meeting.step(|_| local.loss(rt, k, &mine))?,
+                    (_, 2) | (true, 0) => local_steps.idle()?,
+                    (true, _) => local_steps.step(|_| local.loss(rt, k, &[0])?.weightless())?,
+                    (false, _) => local_steps.step(|_| local.loss(rt, k, &mine))?,
                 };
                 assert!(metrics.stepped() && metrics.loss()?.is_finite());
-                assert_eq!(meeting.weight_of_all()?, if k == 2 { 0.0 } else { (3 * EXAMPLES) as f64 });
+                assert_eq!(local_steps.weight_of_all()?, if k == 2 { 0.0 } else { (3 * EXAMPLES) as f64 });
                 match (idles, k) {
                     (_, 2) => {}
                     (true, _) => _ = ddp.idle()?,
                     (false, _) => _ = ddp.step(|_| whole.loss(rt, k, &mine))?,
                 }
             }
-            assert_eq!((meeting.global_step(), meeting.meetings()), (4, 4));
+            assert_eq!((local_steps.global_step(), local_steps.synchronizations()), (4, 4));
             Ok((weights(&local)?, weights(&whole)?))
         });
         for (local, whole) in all.unwrap() {

@@ -19,7 +19,7 @@ use crate::{
         Checked, Compute, Limits, Lowering, MicroBatches, Pass, PipeShape, Pipeline, PipelineGroups, PipelineModel,
         ScheduleKind, Stage, StageHooks, split,
     },
-    strategy::{BatchShare, Computing, SetKind, StepRanks, Strategy, StrategyPart, StrategySet},
+    strategy::{ActiveRanks, BatchShare, SetKind, StepRanks, Strategy, StrategyPart, StrategySet},
     zero::{Sharded, ZeroStage},
 };
 
@@ -28,7 +28,7 @@ const MICROS: usize = 4;
 
 /// A request of a run to a stage's hooks, in the order of the row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Asked {
+enum HookCall {
     /// A backward pass; true if it is the stage's last of the run.
     Sweep(Compute, bool),
     ReduceGrad(usize),
@@ -37,39 +37,39 @@ enum Asked {
 }
 
 /// The requests, and for each the number of sums that were started before the next request.
-type Sent = Vec<(Asked, u64)>;
+type SumsByCall = Vec<(HookCall, u64)>;
 
 /// Strategies that record the requests of a run, and the number of sums started before each.
-struct Watched {
+struct RecordingHooks {
     strategy: StrategySet<Cpu>,
     /// True if the current run is the step's last.
     is_last: bool,
     replicas: Arc<CountingCommunicator<Cpu>>,
-    asked: Vec<(Asked, u64)>,
+    calls: Vec<(HookCall, u64)>,
 }
 
-impl Watched {
-    fn note(&mut self, asked: Asked) {
+impl RecordingHooks {
+    fn note(&mut self, call: HookCall) {
         let sums = ["all_reduce", "reduce_scatter"].map(|kind| self.replicas.of(kind).calls);
-        self.asked.push((asked, sums.iter().sum()));
+        self.calls.push((call, sums.iter().sum()));
     }
 
     /// Takes the record out.
-    fn sent(&mut self) -> Sent {
-        let asked = std::mem::take(&mut self.asked);
-        asked.windows(2).map(|pair| (pair[0].0, pair[1].1 - pair[0].1)).collect()
+    fn take_record(&mut self) -> SumsByCall {
+        let calls = std::mem::take(&mut self.calls);
+        calls.windows(2).map(|pair| (pair[0].0, pair[1].1 - pair[0].1)).collect()
     }
 }
 
-impl StageHooks<Cpu> for Watched {
+impl StageHooks<Cpu> for RecordingHooks {
     fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
-        self.note(Asked::Sweep(pass, last));
+        self.note(HookCall::Sweep(pass, last));
         begin(&mut self.strategy, pass, last && self.is_last)?;
         Ok(&mut self.strategy)
     }
 
     fn reduce_grad(&mut self, stage: usize) -> Result<()> {
-        self.note(Asked::ReduceGrad(stage));
+        self.note(HookCall::ReduceGrad(stage));
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl StageHooks<Cpu> for Watched {
 fn two_runs(
     checked: &Checked,
     strategy: impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<Box<dyn Strategy<Cpu>>> + Sync,
-) -> Vec<[Sent; 2]> {
+) -> Vec<[SumsByCall; 2]> {
     let program = |comm: Comm<Cpu>| {
         let groups = PipelineGroups::new(&comm, 2)?;
         let replicas = Arc::new(CountingCommunicator::new(groups.data));
@@ -113,22 +113,22 @@ fn two_runs(
             losses: groups.losses.clone(),
             share: BatchShare { index: comm.rank() / 2, of: 2 },
             counts_examples: true,
-            alike: 1,
-            draws_as: comm.rank(),
+            context_ranks: 1,
+            random_stream: comm.rank(),
         };
         let strategy = StrategySet::new(parts, together, ranks, Features::default());
-        let mut watched = Watched { strategy, is_last: false, replicas, asked: Vec::new() };
-        watched.strategy.prepare(Computing::All)?;
-        let mut run = |last: bool| -> Result<Sent> {
+        let mut watched = RecordingHooks { strategy, is_last: false, replicas, calls: Vec::new() };
+        watched.strategy.prepare(ActiveRanks::All)?;
+        let mut run = |last: bool| -> Result<SumsByCall> {
             watched.is_last = last;
             let x = Tensor::normal(rt, [MICROS, WIDTH], DType::F32, 0.0, 1.0, 1)?;
             pipeline.run(MicroBatches::split(from_ref(&x), from_ref(&x), MICROS)?, &mut watched)?;
-            watched.note(Asked::Nothing);
+            watched.note(HookCall::Nothing);
             if last {
                 watched.strategy.finish()?;
-                watched.note(Asked::Nothing);
+                watched.note(HookCall::Nothing);
             }
-            Ok(watched.sent())
+            Ok(watched.take_record())
         };
         Ok([run(false)?, run(true)?])
     };
@@ -155,15 +155,15 @@ fn each_kind(test: impl Fn(ScheduleKind, &Checked)) {
 
 /// Checks that all sums of a stage are started in its last backward pass with weight gradients of the step. REDUCE_GRAD
 /// must come next.
-fn in_the_last_sweep(kind: ScheduleKind, checked: &Checked, ranks: Vec<[Sent; 2]>, sums: u64) {
+fn in_the_last_sweep(kind: ScheduleKind, checked: &Checked, ranks: Vec<[SumsByCall; 2]>, sums: u64) {
     for (rank, [first, second]) in ranks.into_iter().enumerate() {
         assert!(first.iter().all(|(_, sent)| *sent == 0), "{kind}, rank {rank}, before the last run: {first:?}");
         let mut stages = Vec::new();
-        for (at, (asked, sent)) in second.iter().enumerate() {
-            let what = || format!("{kind}, rank {rank}, {asked:?}: {sent} of {sums} sums in {second:?}");
-            match asked {
-                Asked::Sweep(pass, true) if pass.pass.makes_weight_gradient() => {
-                    assert!(*sent == sums && second[at + 1].0 == Asked::ReduceGrad(pass.stage), "{}", what());
+        for (at, (call, sent)) in second.iter().enumerate() {
+            let what = || format!("{kind}, rank {rank}, {call:?}: {sent} of {sums} sums in {second:?}");
+            match call {
+                HookCall::Sweep(pass, true) if pass.pass.makes_weight_gradient() => {
+                    assert!(*sent == sums && second[at + 1].0 == HookCall::ReduceGrad(pass.stage), "{}", what());
                     stages.push(pass.stage);
                 }
                 _ => assert_eq!(*sent, 0, "{}", what()),
@@ -205,12 +205,12 @@ fn units_whose_state_is_sharded_leave_as_buckets_do() {
 fn units_whose_gradients_are_sharded_leave_in_every_sweep() {
     each_kind(|kind, checked| {
         for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
-            for (asked, sent) in two_runs(checked, sharded(stage)).into_iter().flatten().flatten() {
-                let sums = match asked {
-                    Asked::Sweep(Compute { pass: Pass::B | Pass::W, .. }, _) => 2,
+            for (call, sent) in two_runs(checked, sharded(stage)).into_iter().flatten().flatten() {
+                let sums = match call {
+                    HookCall::Sweep(Compute { pass: Pass::B | Pass::W, .. }, _) => 2,
                     _ => 0,
                 };
-                assert_eq!(sent, sums, "{kind}, {stage:?}, {asked:?}");
+                assert_eq!(sent, sums, "{kind}, {stage:?}, {call:?}");
             }
         }
     });
