@@ -180,7 +180,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         let differ = difference::between(&all[0], &all[first]).map_or(String::new(), |(here, there)| {
             format!(": rank {} has {here}, rank {} {there}", members[0], members[first])
         });
-        let why = format!("{what} of rank {} is not that of rank {}{differ}", members[0], named.join(", "));
+        let why = format!("{what} of rank {} differs from that of rank {}{differ}", members[0], named.join(", "));
         Err(Error::from(numcore::ErrorKind::Mismatch { op: "agree", why }).on_rank(self.world_rank())).at_caller()
     }
 

@@ -38,7 +38,7 @@ pub enum FailureReason {
 /// The reason of a failure, and the last calls of every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The reason.
+    /// The kind of the failure, with the ranks that caused it.
     pub reason: FailureReason,
     /// The lines of the [`FlightRecorder`](super::recorder::FlightRecorder).
     pub calls: String,

@@ -38,10 +38,10 @@ impl LocalUpdates {
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("LocalUpdates", field, why));
         if self.fragments == 0 {
-            return wrong("fragments", "there is at least one fragment, the whole".into());
+            return wrong("fragments", "must be 1 or more: with 1, all parameters are one fragment".into());
         }
         if !(0.0..1.0).contains(&self.keep) {
-            return wrong("keep", format!("a share in [0, 1) is kept, not {}", self.keep));
+            return wrong("keep", format!("must be a share in [0, 1), not {}", self.keep));
         }
         let Some(every) = self.every else {
             return match (self.fragments, self.delay, self.warmup) {

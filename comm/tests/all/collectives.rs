@@ -271,7 +271,7 @@ fn bytes_are_exchanged_and_agreed_on() {
     let differ = |comm: Comm<Cpu>| comm.agree("the plan", &[u8::from(comm.rank() == 2)]);
     for outcome in Ranks::new(4).outcomes(cpu, differ).unwrap() {
         let text = outcome.unwrap_err().to_string();
-        assert!(text.contains("the plan of rank 0 is not that of rank 2"), "{text}");
+        assert!(text.contains("the plan of rank 0 differs from that of rank 2"), "{text}");
     }
 }
 

@@ -60,7 +60,7 @@ impl HeldPiece {
             at = end;
         }
         if at != bytes.len() {
-            let why = format!("rank {rank} says that its piece has {at} bytes, and {} came", bytes.len());
+            let why = format!("the table of rank {rank} has a piece of {at} bytes, and {} arrived", bytes.len());
             return Err(Error::state("a piece of a commit", why));
         }
         Ok(HeldPiece { regions, bytes })

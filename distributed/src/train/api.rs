@@ -39,7 +39,7 @@ pub trait Step<R: Runtime>: Checkpointed<R> {
 /// A sum of losses, and its weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WeightedSum {
-    /// The sum.
+    /// The sum of losses over examples or tokens.
     pub sum: f64,
     /// The number of examples or tokens in the sum.
     pub weight: f64,

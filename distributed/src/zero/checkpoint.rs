@@ -144,7 +144,7 @@ impl<R: Runtime> Unit<R> {
         lens.push(whole.shape().numel() - end);
         let mut memory = whole.split(&lens)?;
         let put = memory.iter_mut().skip(1).step_by(2).try_for_each(|piece| {
-            let row = rows.next().ok_or_else(|| Error::state("parameters", "have more parts than there are values"))?;
+            let row = rows.next().ok_or_else(|| Error::state("parameters", "have more parts than the given values"))?;
             piece.reset();
             piece.accumulate(&Op::identity(), &[row])
         });
@@ -216,7 +216,7 @@ impl<R: Runtime> Unit<R> {
     fn take_over(&mut self, wanted: &[Wanted], read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
         let mut wanted = wanted.iter();
         let mut next =
-            || wanted.next().map_or_else(|| Err(Error::state("a checkpoint", "wants too little")), &mut *read);
+            || wanted.next().map_or_else(|| Err(Error::state("a checkpoint", "wants fewer tensors than are restored")), &mut *read);
         if !self.is_sharded() {
             let saved: Vec<usize> = self.saved().collect();
             let values = self.values.brought()?;

@@ -160,5 +160,5 @@ fn ranks_that_differ_are_told_and_none_waits() {
         let model = Gpt::new(&Init::new(comm.runtime(), 0), case(2, ContextExchange::Ring).gpt)?;
         over(&comm)?.context_parallel(&model, EXCHANGES[comm.rank()])
     });
-    refused(plans.unwrap(), &["the model and its context exchange of rank 0 is not that of rank 1"]);
+    refused(plans.unwrap(), &["the model and its context exchange of rank 0 differs from that of rank 1"]);
 }

@@ -106,7 +106,7 @@ fn models_that_differ_are_refused() {
             }
             Ddp::new(&comm, &layers).map(|_| ())
         });
-        refused(outcomes.unwrap(), &["the model of rank 0 is not that of rank 2: rank 0 has"]);
+        refused(outcomes.unwrap(), &["the model of rank 0 differs from that of rank 2: rank 0 has"]);
     }
 }
 

@@ -272,11 +272,11 @@ fn what_does_not_fit_the_schedule_is_named_on_every_rank() {
         2 => Pipeline::new(comm, without_loss(comm, three, 2)),
         rank => Pipeline::new(comm, on(comm, three, rank)),
     });
-    built(3, "the pipeline's schedule of rank 0 is not that of rank 2", |comm| {
+    built(3, "the pipeline's schedule of rank 0 differs from that of rank 2", |comm| {
         let checked = if comm.rank() == 2 { gpipe } else { three };
         Pipeline::new(comm, on(comm, checked, comm.rank()))
     });
-    built(3, "the pipeline's schedule of rank 0 is not that of rank 1", |comm| {
+    built(3, "the pipeline's schedule of rank 0 differs from that of rank 1", |comm| {
         let options = PipelineOptions { input_gradients: comm.rank() == 1, ..Default::default() };
         Pipeline::new(comm, on(comm, three, comm.rank()).options(options))
     });

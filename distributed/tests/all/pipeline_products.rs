@@ -47,7 +47,7 @@ fn worlds_and_schedules_that_do_not_fit_are_refused_on_every_rank() {
     let differ = Ranks::new(4)
         .timeout(TIMEOUT)
         .outcomes(cpu, |comm| build(&|| Ok(comm.as_mesh()), if comm.rank() < 2 { one } else { ScheduleKind::GPipe }));
-    refused(differ.unwrap(), &["the pipeline's schedule of rank 0 is not that of rank 2, 3"]);
+    refused(differ.unwrap(), &["the pipeline's schedule of rank 0 differs from that of rank 2, 3"]);
 }
 
 /// Losses of micro-batches with their weights, gradients of inputs, and a loss.

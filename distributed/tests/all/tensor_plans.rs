@@ -116,7 +116,7 @@ fn plans_differ_on_no_two_ranks() {
         let model = Gpt::new(&Init::new(comm.runtime(), 0), GptConfig { layers: 1, ..Default::default() })?;
         mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan().sequence_parallel(comm.rank() == 1))
     });
-    assert!(outcome.unwrap_err().to_string().contains("tensor-parallel plan of rank 0 is not that of rank 1"));
+    assert!(outcome.unwrap_err().to_string().contains("tensor-parallel plan of rank 0 differs from that of rank 1"));
 }
 
 #[test]

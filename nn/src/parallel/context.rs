@@ -319,7 +319,7 @@ pub fn cut_sequences_of_part<R: Runtime>(
 ) -> Result<()> {
     let slots = context_slots(model);
     if let Some((name, _)) = slots.iter().find(|(_, slot)| slot.0.role == ContextRole::Refuses) {
-        let why = "looks at all tokens of a sequence, and does not know how to where sequences are cut over ranks";
+        let why = "uses all tokens of a sequence, and does not support sequences that are cut over ranks";
         return Err(Error::state(name.clone(), why));
     }
     if let Some((name, _)) = slots.iter().find(|(_, slot)| slot.ranks() > 1) {

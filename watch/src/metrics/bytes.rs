@@ -19,6 +19,6 @@ pub fn read(op: &'static str, bytes: &[u8]) -> Result<Vec<u64>> {
 pub fn other(op: &'static str) -> Error {
     Error::argument(
         op,
-        "what was counted elsewhere is not of a metric with these options; make the same one on every rank",
+        "the counts of another rank are not of a metric with these options; make equal metrics on every rank",
     )
 }

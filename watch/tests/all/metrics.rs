@@ -71,10 +71,10 @@ fn what_does_not_fit_is_refused_and_counts_nothing() {
     auroc.update(&[f64::NAN], &[IGNORED]).unwrap();
     for mut metric in [Box::new(accuracy) as Box<dyn Metric>, Box::new(matrix), Box::new(auroc), Box::new(Mean::new())]
     {
-        says(metric.absorb(&[1, 2, 3]), &["counted elsewhere"]);
+        says(metric.absorb(&[1, 2, 3]), &["the counts of another rank"]);
     }
-    says(Accuracy::top(5).absorb(&Accuracy::top(1).counted()), &["counted elsewhere"]);
-    says(Auroc::new().absorb(&9u64.to_le_bytes()), &["counted elsewhere"]);
+    says(Accuracy::top(5).absorb(&Accuracy::top(1).counted()), &["the counts of another rank"]);
+    says(Auroc::new().absorb(&9u64.to_le_bytes()), &["the counts of another rank"]);
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub(crate) struct Compressor<R: Runtime> {
     alone: bool,
 }
 
-/// A bucket in flight.
+/// The pieces of a bucket that was sent, and the exchanges of its gradients, `P` and `Q`.
 struct InFlightBucket<R: Runtime> {
     comm: Comm<R>,
     /// The row of the bucket in pieces, gaps included; parameters are the odd ones.
