@@ -2,8 +2,8 @@
 //!
 //! An engine that moves bytes between processes sends each call's [`Fingerprint`](crate::Fingerprint) as
 //! [bytes](crate::Fingerprint::to_bytes) (or its [digest](crate::Fingerprint::digest)) ahead of the data. It notes the
-//! call in a [`FlightRecorder`], combines arriving data with a [`Combiner`], and gives every rank an equal [`Failure`]. Bytes
-//! are accessed by `Tensor::host_bytes` and `TensorMut::host_bytes_mut`, or copied.
+//! call in a [`FlightRecorder`], combines arriving data with a [`Combiner`], and gives every rank an equal [`Failure`].
+//! Bytes are accessed by `Tensor::host_bytes` and `TensorMut::host_bytes_mut`, or copied.
 
 pub use super::{
     combine::{Combiner, cuts},

@@ -73,7 +73,7 @@ features! {
     /// Local updates: ranks train independently, and synchronize their weights at intervals.
     Local "local updates",
     /// Local updates after which ranks keep weights of their own: fragments in turn, or a rule that keeps a share.
-    StayApart "ranks with different weights",
+    WeightsDiffer "weights that differ between ranks",
     /// Fast ranks that take more micro-batches than slow ones.
     Uneven "uneven micro-batches",
     /// Steps in which a rank computes nothing.
@@ -245,7 +245,7 @@ pub static COMBINATIONS: &[Refused] = {
             "each synchronization would round the weights: keep trained parameters in f32, and compute in halves by `autocast`",
         ),
         refused(
-            [Elastic, StayApart],
+            [Elastic, WeightsDiffer],
             "there is no step after which all ranks have the same weights, and another number of them would begin without what each has \
                  learned: take one fragment and a rule that keeps nothing of a rank's own",
         ),

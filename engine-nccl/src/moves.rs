@@ -1,4 +1,4 @@
-//! QueueContext a call on the device: transfers between two ranks after a plan, or one native operation of the library.
+//! Queueing a call on the device: transfers between two ranks after a plan, or one native operation of the library.
 
 use std::sync::Arc;
 

@@ -145,8 +145,8 @@ impl MicroBatchBalancer {
         self.is_on
     }
 
-    /// Records the measurements since the last exchange, and chooses the [`counts`](MicroBatchBalancer::counts) until the next. It
-    /// does not communicate: call it with equal values on all ranks, so that all choose equal counts.
+    /// Records the measurements since the last exchange, and chooses the [`counts`](MicroBatchBalancer::counts) until
+    /// the next. It does not communicate: call it with equal values on all ranks, so that all choose equal counts.
     ///
     /// A time per micro-batch, or of the exchange, that is not positive and finite is ignored. Counts stay until every
     /// rank is [calibrated](SpeedOptions::calibration), and while all are within the

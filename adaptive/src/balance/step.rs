@@ -21,8 +21,8 @@ use distributed::{
 /// configuration (`accumulation`).
 ///
 /// Ranks take batches by number, from an order that all of them know: a loader of whole batches, a seed. A rank's
-/// computing time is measured up to the end of its last backward pass. All ranks' times go into a [`MicroBatchBalancer`], equal on
-/// all ranks. The step waits for the device twice, to measure.
+/// computing time is measured up to the end of its last backward pass. All ranks' times go into a
+/// [`MicroBatchBalancer`], equal on all ranks. The step waits for the device twice, to measure.
 ///
 /// ```
 /// use adaptive::balance::{Balanced, BatchRanges, BalanceOptions};

@@ -43,7 +43,7 @@ impl<R: Runtime, S: Step<R>> Step<R> for LocalSteps<R, S> {
 
     fn properties(&self) -> StepProperties {
         let inner = self.inner.properties();
-        let features = inner.features.and(Feature::Local).and_if(!self.makes_weights_equal(), Feature::StayApart);
+        let features = inner.features.and(Feature::Local).and_if(!self.makes_weights_equal(), Feature::WeightsDiffer);
         StepProperties { features, ..inner }
     }
 

@@ -8,7 +8,8 @@ use distributed::strategy::BufferSync;
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalUpdates {
     /// The number of steps from one synchronization to the next, `H`. With `None` ranks synchronize only in calls of
-    /// [`LocalSteps::synchronize`](super::LocalSteps::synchronize), which may come after a different number of steps on each.
+    /// [`LocalSteps::synchronize`](super::LocalSteps::synchronize), which may come after a different number of steps on
+    /// each.
     pub every: Option<u64>,
     /// The number of initial steps after each of which ranks synchronize: post-local SGD (Lin et al., *Don't Use Large
     /// Mini-Batches, Use Local SGD*, 2018).

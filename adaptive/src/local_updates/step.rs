@@ -21,8 +21,8 @@ use distributed::{
 
 /// Trains a model on ranks that each take steps of their own and synchronize their weights by [a rule](super).
 ///
-/// The inner step is made over the ranks of one machine, or a
-/// [`NoOpCommunicator`](distributed::comm::NoOpCommunicator) for a single rank. `comm` joins the ranks of all machines that have the same parameters.
+/// The inner step is made over the ranks of one machine, or a [`NoOpCommunicator`](distributed::comm::NoOpCommunicator)
+/// for a single rank. `comm` joins the ranks of all machines that have the same parameters.
 ///
 /// ```
 /// use adaptive::local_updates::{DiLoCo, LocalSteps, LocalUpdates};

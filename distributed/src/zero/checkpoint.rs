@@ -60,7 +60,8 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
         numbers
     }
 
-    // A checkpoint has the state of parameters that are trained by now. Failure to unfreeze is an error of the next step.
+    // A checkpoint has the state of parameters that are trained by now. Failure to unfreeze is an error of the next
+    // step.
     fn expect(&mut self, _: &BTreeMap<String, u64>) {
         let _ = self.unfreeze();
     }
@@ -215,8 +216,11 @@ impl<R: Runtime> Unit<R> {
 
     fn take_over(&mut self, wanted: &[Wanted], read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
         let mut wanted = wanted.iter();
-        let mut next =
-            || wanted.next().map_or_else(|| Err(Error::state("a checkpoint", "wants fewer tensors than are restored")), &mut *read);
+        let mut next = || {
+            wanted
+                .next()
+                .map_or_else(|| Err(Error::state("a checkpoint", "wants fewer tensors than are restored")), &mut *read)
+        };
         if !self.is_sharded() {
             let saved: Vec<usize> = self.saved().collect();
             let values = self.values.brought()?;

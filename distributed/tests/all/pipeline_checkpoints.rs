@@ -19,7 +19,7 @@ fn cut(model: Way, (kind, p, v, replicas): (ScheduleKind, usize, usize, usize)) 
     way.over(&[(Axis::Pipe, p), (Axis::Data, replicas)])
 }
 
-/// What was outcome of the steps from 2 on.
+/// The outcome of the steps from 2 on.
 fn after(mut outcome: RunOutcome) -> RunOutcome {
     (outcome.losses, outcome.norms) = (outcome.losses.split_off(2), outcome.norms.split_off(2));
     outcome

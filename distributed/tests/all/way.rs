@@ -386,7 +386,7 @@ impl Way {
         }
     }
 
-    /// Loads what is in `from`, takes these steps, and saves into `to`: what was outcome of the steps.
+    /// Loads what is in `from`, takes these steps, and saves into `to`; returns the outcome of the steps.
     pub fn go_on(&self, from: Option<&Folder>, steps: Range<usize>, to: Option<&Folder>) -> RunOutcome {
         assembled(self.each(|training| training.go_on(from, steps.clone(), to)))
     }

@@ -132,7 +132,7 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Enables or disables writing in a thread while training goes on; at first enabled. OnMismatch, and over an engine
+    /// Enables or disables writing in a thread while training goes on; at first enabled. Otherwise, and over an engine
     /// whose transfers are not independent, the step waits until the checkpoint is in place.
     pub fn in_thread(mut self, yes: bool) -> Self {
         self.in_thread = yes;

@@ -208,6 +208,6 @@ fn elastic_runs_commit_where_ranks_have_met() {
     }
     let in_turn = LocalUpdates { every: Some(2), fragments: 2, ..Default::default() };
     for refused in run(2, &in_turn) {
-        assert!(refused.unwrap_err().to_string().contains("ranks with different weights"));
+        assert!(refused.unwrap_err().to_string().contains("weights that differ between ranks"));
     }
 }

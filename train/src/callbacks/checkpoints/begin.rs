@@ -34,7 +34,7 @@ impl<R: Runtime> Checkpoints<R> {
         Ok(is_to_save)
     }
 
-    /// Checks that the folder of a run that starts from scratch is empty. OnMismatch the run would go back to weights of
+    /// Checks that the folder of a run that starts from scratch is empty. Otherwise the run would go back to weights of
     /// another run, and count its checkpoints among the ones that stay.
     pub(super) fn check_folder(&self, comm: &Comm<R>) -> Result<()> {
         if self.overwrite {
