@@ -48,9 +48,8 @@ impl<R: Runtime> NodeStep<'_, R> {
     }
 
     /// The error for an input or output that this node's call does not have.
-    fn missing(&self, what: &str, i: usize, count: usize) -> Error {
-        let why = format!("its gradient rule named {what} {i}; there are {count}");
-        Error::argument(self.node.call.name(), why)
+    fn missing(&self, what: &'static str, i: usize, count: usize) -> Error {
+        Error::range(self.node.call.name(), what, i, format!("in 0..{count} where its gradient rule names one"))
     }
 
     /// Checks a gradient that a user's [`Function`](crate::Function) gives for input `i`: it must have the input's
@@ -60,7 +59,7 @@ impl<R: Runtime> NodeStep<'_, R> {
         let name = self.node.call.name();
         if self.given[i] {
             let why = format!("its gradient rule gave two gradients for input {i}; add them, and give the sum");
-            return Err(Error::argument(name, why));
+            return Err(Error::usage(name, why));
         }
         if !matches!(self.node.call, NodeCall::Function(_)) {
             return Ok(());
@@ -181,7 +180,7 @@ fn result<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Spec> {
     match op.infer(&specs)?[..] {
         [spec] => Ok(spec),
         ref outs => {
-            Err(Error::argument(op.name(), format!("has {} outputs; `give` takes one, `give_all` more", outs.len())))
+            Err(Error::usage(op.name(), format!("has {} outputs; `give` takes one, `give_all` more", outs.len())))
         }
     }
 }

@@ -155,8 +155,8 @@ impl<R: Runtime> Var<R> {
 
     fn tracked(op: &Op, ins: &[&Self]) -> Result<Bits> {
         if ins.len() > Bits::MAX && ins.iter().any(|v| v.edge.is_some()) {
-            let why = format!("{} inputs; at most {} can be tracked", ins.len(), Bits::MAX);
-            return Err(Error::argument(numcore::ops::Rule::name(op), why));
+            let allowed = format!("at most {} to be tracked", Bits::MAX);
+            return Err(Error::range(numcore::ops::Rule::name(op), "number of inputs", ins.len(), allowed));
         }
         let mut wants = 0;
         for (i, v) in ins.iter().enumerate() {
@@ -174,12 +174,14 @@ impl<R: Runtime> Var<R> {
 /// Adds the parameters among the operands to an error, to identify the layer of the model that failed.
 #[cold]
 fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
-    use ErrorKind::{Argument, DType, Device, Index, NoGradient, Shape, Unsupported};
+    use ErrorKind::{Argument, Config, DType, Device, Index, NoGradient, Range, Shape, Unsupported};
     let of_operands = matches!(
         error.kind(),
         Shape { .. }
             | DType { .. }
             | Argument { .. }
+            | Range { .. }
+            | Config { .. }
             | Device { .. }
             | Index { .. }
             | Unsupported { .. }

@@ -1,6 +1,7 @@
 //! Agreement between ranks: an error of one rank becomes an error on all, and answers are gathered on all.
 
 use std::{
+    io,
     panic::{Location, resume_unwind},
     thread::{self, ScopedJoinHandle},
     time::Duration,
@@ -46,7 +47,7 @@ pub fn all_ok_after<R: Runtime, T>(comm: &Comm<R>, op: &'static str, work: impl 
         let teller = thread::Builder::new().name("work in progress".into()).spawn_scoped(scope, tell);
         let own = match &teller {
             Ok(_) => work(),
-            Err(error) => Err(Error::argument(op, format!("no thread to tell the other ranks in: {error}"))),
+            Err(error) => Err(Error::io("thread `work in progress`", io::Error::new(error.kind(), error.to_string()))),
         };
         drop(done);
         // A panic of an engine is this rank's own: it makes no call after that.

@@ -200,12 +200,12 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
     fn call(&self, what: Collective, dtype: DType, numel: usize, at: &'static Location<'static>) -> Result<Call<R>> {
         let (rank, size) = (self.rank(), self.size());
         if let Some(r) = what.root().or(what.peer()).filter(|&r| r >= size) {
-            return Err(
-                Error::argument(what.name(), format!("there is no rank {r} among {size}")).on_rank(self.world_rank())
-            );
+            return Err(Error::range(what.name(), "rank", r, format!("in 0..{size}")).on_rank(self.world_rank()));
         }
         if what.peer() == Some(rank) {
-            return Err(Error::argument(what.name(), "a rank cannot be its own peer").on_rank(self.world_rank()));
+            return Err(
+                Error::range(what.name(), "peer", rank, "another rank than this one").on_rank(self.world_rank())
+            );
         }
         if let Some(op) = what.reduce_op() {
             check_reduction(what.name(), op, dtype)?;
@@ -274,9 +274,7 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
     ) -> Result<Work<TensorMut<R>>> {
         let whole: usize = parts.iter().sum();
         let own = parts.get(self.rank()).copied().unwrap_or(0);
-        require("all_gather", parts.len() == self.size(), || {
-            format!("{} parts for {} ranks", parts.len(), self.size())
-        })?;
+        require_parts("all_gather", parts.len(), self.size())?;
         require_memory("all_gather", x, own, &out, whole)?;
         let call = self.call(Collective::AllGather, x.dtype(), own, at)?;
         let call = Call { recv: parts.into(), input: Some(row(x)?), output: Some(out), of: of.cloned(), ..call };
@@ -292,9 +290,8 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         at: &'static Location<'static>,
     ) -> Result<Work<TensorMut<R>>> {
         let n = self.size();
-        require("all_to_all", send.len() == n && recv.len() == n, || {
-            format!("{} parts to send and {} to receive for {n} ranks", send.len(), recv.len())
-        })?;
+        require_parts("all_to_all", send.len(), n)?;
+        require_parts("all_to_all", recv.len(), n)?;
         require_memory("all_to_all", x, send.iter().sum(), &out, recv.iter().sum())?;
         let call = self.call(Collective::AllToAll, x.dtype(), x.shape().numel(), at)?;
         let call = Call { send: send.into(), recv: recv.into(), input: Some(row(x)?), output: Some(out), ..call };
@@ -312,7 +309,7 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         let lengths = self.gather_of(of, &length, &vec![1; n], out, at)?.wait()?.freeze()?.to_vec::<i64>()?;
         // A wrong length from a faulty engine is an error, not memory of that size.
         let wrong =
-            || Error::argument("exchange", format!("ranks have sent {lengths:?} bytes")).on_rank(self.world_rank());
+            || Error::internal("exchange", format!("ranks have sent {lengths:?} bytes")).on_rank(self.world_rank());
         let counts = lengths.iter().map(|&l| usize::try_from(l).ok()).collect::<Option<Vec<usize>>>();
         let counts = counts.ok_or_else(wrong)?;
         let total = counts.iter().try_fold(0, |sum: usize, &l| sum.checked_add(l)).ok_or_else(wrong)?;
@@ -340,7 +337,7 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         if self.guarantees().exchanges_on_host {
             let all = self.exchange_bytes(ByteExchange { own: &bytes, of: None, at })?;
             let other =
-                || Error::argument("exchange", "a rank gave another number of bytes").on_rank(self.world_rank());
+                || Error::mismatch("exchange", "a rank gave another number of bytes").on_rank(self.world_rank());
             return all.into_iter().map(|bytes| bytes.try_into().map_err(|_| other())).collect();
         }
         let own = Tensor::from_slice(rt, [K], &bytes)?;
@@ -359,9 +356,10 @@ fn row<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {
 
 fn even(op: &'static str, shape: &Shape, n: usize) -> Result<Vec<usize>> {
     let numel = shape.numel();
-    require(op, numel.is_multiple_of(n), || {
-        format!("{numel} elements do not make {n} equal parts; pad them, or give parts of your own")
-    })?;
+    if !numel.is_multiple_of(n) {
+        let why = format!("{numel} elements do not make {n} equal parts; pad them, or give parts of your own");
+        return Err(Error::shape(op, &[*shape], why));
+    }
     Ok(vec![numel / n; n])
 }
 
@@ -373,7 +371,7 @@ fn fit<R: Runtime>(
     rank: usize,
     out: &TensorMut<R>,
 ) -> Result<usize> {
-    require(op, parts.len() == n, || format!("{} parts for {n} ranks", parts.len()))?;
+    require_parts(op, parts.len(), n)?;
     require_memory(op, x, parts.iter().sum(), out, parts[rank])?;
     Ok(parts[rank])
 }
@@ -395,6 +393,6 @@ fn require_memory<R: Runtime>(
     Err(Error::shape(op, &[*x.shape(), *out.shape()], why))
 }
 
-fn require(op: &'static str, holds: bool, why: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::argument(op, why())) }
+fn require_parts(op: &'static str, parts: usize, ranks: usize) -> Result<()> {
+    if parts == ranks { Ok(()) } else { Err(Error::range(op, "number of parts", parts, ranks)) }
 }

@@ -53,7 +53,7 @@ impl<R: Runtime> InOrderCommunicator<R> {
         thread::Builder::new()
             .name(format!("in-order-{rank}"))
             .spawn(move || while own.run_next() {})
-            .map_err(|e| Error::argument("InOrderCommunicator", format!("no thread for rank {rank}: {e}")))?;
+            .map_err(|e| Error::io(format!("thread in-order-{rank}"), e))?;
         Ok(InOrderCommunicator { inner, queue })
     }
 

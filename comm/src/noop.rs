@@ -52,7 +52,7 @@ impl<R: Runtime> Communicator<R> for NoOpCommunicator<R> {
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         if matches!(call.what(), Collective::Send { .. } | Collective::Recv { .. }) {
-            return Err(Error::argument(call.what().name(), "a world of one has no peer"));
+            return Err(Error::range(call.what().name(), "number of ranks", 1, "at least 2 to have a peer"));
         }
         let (input, output) = call.into_memory();
         let (x, out) = match (&input, output) {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use numcore::{DType, Error, ErrorKind, Result};
+use numcore::{DType, Error, ErrorKind, Result, Scalar};
 
 use super::{
     ReduceOp, Traffic,
@@ -195,24 +195,78 @@ impl<T: Portable> Portable for Result<T> {
     }
 }
 
-/// Errors between ranks, arguments and missing gradients keep their kind; other kinds become arguments with the
-/// complete message.
+impl Portable for Scalar {
+    fn write(&self, to: &mut Writer) {
+        match *self {
+            Scalar::F64(x) => x.write(to.u8(0)),
+            Scalar::I64(x) => x.write(to.u8(1)),
+            Scalar::U64(x) => x.write(to.u8(2)),
+        }
+    }
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
+        match from.u8()? {
+            0 => f64::read(from).map(Scalar::F64),
+            1 => i64::read(from).map(Scalar::I64),
+            2 => u64::read(from).map(Scalar::U64),
+            _ => Err(malformed("a scalar")),
+        }
+    }
+}
+
+/// The tag of a kind that has an operation and a reason, with both.
+fn reason(kind: &ErrorKind) -> Option<(u8, &'static str, &str)> {
+    Some(match kind {
+        ErrorKind::Mismatch { op, why } => (1, *op, why),
+        ErrorKind::Argument { op, why } => (3, *op, why),
+        ErrorKind::Usage { op, why } => (8, *op, why),
+        ErrorKind::Anomaly { op, why } => (9, *op, why),
+        ErrorKind::Schedule { op, why } => (10, *op, why),
+        ErrorKind::Internal { op, why } => (11, *op, why),
+        ErrorKind::Unsupported { op, device: None, why } => (12, *op, why),
+        _ => return None,
+    })
+}
+
+/// Reads the error of a kind that has an operation and a reason.
+fn of_reason(tag: u8, from: &mut WireReader<'_>) -> Result<Error> {
+    let of: fn(&'static str, String) -> Error = match tag {
+        1 => Error::mismatch,
+        3 => Error::argument,
+        8 => Error::usage,
+        9 => Error::anomaly,
+        10 => Error::schedule,
+        11 => Error::internal,
+        12 => Error::unsupported,
+        _ => return Err(malformed("an error")),
+    };
+    Ok(of(Portable::read(from)?, Portable::read(from)?))
+}
+
+/// Kinds whose fields are numbers and text keep their kind; others become arguments with the complete message.
 impl Portable for Error {
     fn write(&self, to: &mut Writer) {
         match self.kind() {
             ErrorKind::Peer { op, peer, cause } => to.u8(0).text(op).usize(*peer).text(cause),
-            ErrorKind::Mismatch { op, why } => to.u8(1).text(op).text(why),
             ErrorKind::Timeout { op, waited, missing, called, calls } => {
                 waited.write(to.u8(2).text(op));
                 called.write(to.list(missing));
                 to.text(calls)
             }
-            ErrorKind::Argument { op, why } => to.u8(3).text(op).text(why),
             ErrorKind::MissingGradient { names } => {
                 names.write(to.u8(5));
                 &mut *to
             }
-            _ => to.u8(4).text(&self.to_string()),
+            ErrorKind::Range { op, name, value, allowed } => {
+                value.write(to.u8(6).text(op).text(name));
+                to.text(allowed)
+            }
+            ErrorKind::Config { op, field, why } => to.u8(7).text(op).text(field).text(why),
+            ErrorKind::State { name, why } => to.u8(13).text(name).text(why),
+            ErrorKind::Format { what, why } => to.u8(14).text(what).text(why),
+            kind => match reason(kind) {
+                Some((tag, op, why)) => to.u8(tag).text(op).text(why),
+                None => to.u8(4).text(&self.to_string()),
+            },
         };
         self.rank().write(to);
     }
@@ -222,16 +276,21 @@ impl Portable for Error {
                 let (op, peer, cause) = (Portable::read(from)?, from.usize()?, Portable::read(from)?);
                 Error::from(ErrorKind::Peer { op, peer, cause })
             }
-            1 => Error::from(ErrorKind::Mismatch { op: Portable::read(from)?, why: Portable::read(from)? }),
             2 => {
                 let (op, waited) = (Portable::read(from)?, Portable::read(from)?);
                 let (missing, called) = (from.list()?, Portable::read(from)?);
                 Error::from(ErrorKind::Timeout { op, waited, missing, called, calls: Portable::read(from)? })
             }
-            3 => Error::from(ErrorKind::Argument { op: Portable::read(from)?, why: Portable::read(from)? }),
             4 => Error::argument("rank", from.text()?.to_string()),
             5 => Error::from(ErrorKind::MissingGradient { names: Portable::read(from)? }),
-            _ => return Err(malformed("an error")),
+            6 => {
+                let (op, name, value) = (Portable::read(from)?, Portable::read(from)?, Scalar::read(from)?);
+                Error::range(op, name, value, String::read(from)?)
+            }
+            7 => Error::config(Portable::read(from)?, Portable::read(from)?, String::read(from)?),
+            13 => Error::state(String::read(from)?, String::read(from)?),
+            14 => Error::format(String::read(from)?, String::read(from)?),
+            tag => of_reason(tag, from)?,
         };
         let rank = Option::<usize>::read(from)?;
         Ok(match rank {
@@ -267,7 +326,22 @@ mod tests {
             called: true,
             calls: "last calls:".into(),
         };
-        for error in [peer, Error::from(timeout).on_rank(0), Error::argument("x", "y").on_rank(2)] {
+        let others = [
+            Error::argument("x", "y").on_rank(2),
+            Error::range("x", "y", -1.5, "at least 0"),
+            Error::range("x", "y", u64::MAX, "in 0..3"),
+            Error::range("x", "y", -1, "in 0..3"),
+            Error::config("x", "field", "y"),
+            Error::state("x", "y"),
+            Error::format("x", "y"),
+            Error::mismatch("x", "y"),
+            Error::usage("x", "y"),
+            Error::anomaly("x", "y"),
+            Error::schedule("x", "y"),
+            Error::internal("x", "y"),
+            Error::unsupported("x", "y"),
+        ];
+        for error in [peer, Error::from(timeout).on_rank(0)].into_iter().chain(others) {
             let back = Error::from_bytes(&error.to_bytes()).unwrap();
             assert_eq!((back.to_string(), back.rank()), (error.to_string(), error.rank()));
             assert_eq!(std::mem::discriminant(back.kind()), std::mem::discriminant(error.kind()));

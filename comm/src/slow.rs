@@ -79,8 +79,8 @@ impl<R: Runtime> SlowCommunicator<R> {
     /// infinite).
     pub fn new(inner: Comm<R>, link: Link) -> Result<Self> {
         if link.bandwidth.is_nan() || link.bandwidth <= 0.0 {
-            let why = format!("a bandwidth of {} bytes/s carries nothing; give one above 0", link.bandwidth);
-            return Err(Error::argument("SlowCommunicator", why).on_rank(inner.world_rank()));
+            let error = Error::range("SlowCommunicator", "bandwidth", link.bandwidth, "above 0 bytes/s");
+            return Err(error.on_rank(inner.world_rank()));
         }
         Ok(SlowCommunicator { inner, link, lanes: Arc::default() })
     }

@@ -110,7 +110,7 @@ impl<'a> WireReader<'a> {
 
 /// The error of a message that this program cannot have written.
 pub(crate) fn malformed(what: &str) -> Error {
-    Error::argument(
+    Error::format(
         "message",
         format!("a message of another rank is malformed where {what} should be: do all ranks run one program?"),
     )

@@ -107,5 +107,5 @@ where
 
 /// The memory of a call, or an error if an engine lost it.
 pub fn given<T>(memory: Option<T>) -> Result<T> {
-    memory.ok_or_else(|| Error::argument("Work::wait", "the engine gave no memory back"))
+    memory.ok_or_else(|| Error::internal("Work::wait", "the engine gave no memory back"))
 }

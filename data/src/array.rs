@@ -66,8 +66,8 @@ impl Array {
             return Err(Error::shape("Array::from_bytes", &[shape], why));
         }
         if let Some(at) = bytes.iter().position(|&byte| dtype == DType::Bool && byte > 1) {
-            let why = format!("byte {at} is {}, and a bool is 0 or 1", bytes[at]);
-            return Err(Error::argument("Array::from_bytes", why));
+            let allowed = format!("0 or 1 as a bool; it is byte {at}");
+            return Err(Error::range("Array::from_bytes", "byte", u32::from(bytes[at]), allowed));
         }
         Ok(Array { range: 0..bytes.len(), values: Arc::new(bytes), shape, dtype })
     }
@@ -152,7 +152,7 @@ impl Array {
     /// Fails if there is no array, or two differ in shape or element type.
     pub fn stack(rows: &[Array]) -> Result<Array> {
         let Some(first) = rows.first() else {
-            return Err(Error::argument("Array::stack", "there is no row, so there is no shape: stack at least one"));
+            return Err(Error::range("Array::stack", "number of rows", 0usize, "at least 1, whose shape they have"));
         };
         if let Some((i, other)) = rows.iter().enumerate().find(|(_, r)| r.shape != first.shape) {
             let why = format!("row 0 and row {i} differ; pad them, or batch them as a list");
@@ -211,11 +211,14 @@ mod tests {
         let says = |result: Result<Array>| result.unwrap_err().to_string();
         assert!(says(Array::new([2, 2], vec![1f32; 3])).contains("4 elements, but 3 values"));
         assert!(says(Array::from_bytes([2], DType::F32, vec![0; 7])).contains("do not take 7 bytes"));
-        assert!(says(Array::from_bytes([2], DType::Bool, vec![1, 2])).contains("byte 1 is 2"));
+        assert!(
+            says(Array::from_bytes([2], DType::Bool, vec![1, 2]))
+                .contains("byte is 2, and must be 0 or 1 as a bool; it is byte 1")
+        );
         let [a, b] = [2, 3].map(|n| Array::from_vec(vec![0f32; n]));
         assert!(says(Array::stack(&[a.clone(), b])).contains("row 0 and row 1 differ; pad them"));
         assert!(says(Array::stack(&[a.clone(), Array::from_vec(vec![0i64; 2])])).contains("f32, i64"));
-        assert!(says(Array::stack(&[])).contains("no row"));
+        assert!(says(Array::stack(&[])).contains("number of rows is 0"));
         assert!(says(a.clone().reshape([3])).contains("different numbers"));
         assert!(a.to_vec::<f64>().unwrap_err().to_string().contains("f64 were asked for"));
     }

@@ -24,7 +24,7 @@ impl<R: Runtime> Loss<R> {
     /// Fails if the weight is negative or not finite.
     pub fn sum(sum: Var<R>, weight: f64) -> Result<Self> {
         if !(weight >= 0.0 && weight.is_finite()) {
-            return Err(Error::argument("Loss::sum", format!("a weight cannot be {weight}")));
+            return Err(Error::range("Loss::sum", "weight", weight, "finite, and at least 0"));
         }
         Ok(Loss { sum, weight, counts: true })
     }

@@ -105,7 +105,7 @@ impl<R: Runtime> Mesh<R> {
         let key = self.several(axes);
         if key.len() > 1 && key.contains(&Axis::Expert) {
             let why = "the expert axis is laid over data, shard and context, and makes no groups with others: ask for it alone, or for those";
-            return Err(Error::argument("Mesh::group", why).on_rank(self.world.world_rank()));
+            return Err(Error::unsupported("Mesh::group", why).on_rank(self.world.world_rank()));
         }
         match key[..] {
             [Axis::Expert] => return Ok(self.axis(Axis::Expert).clone()),

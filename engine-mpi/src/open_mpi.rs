@@ -21,7 +21,7 @@ static INITIALISED: AtomicBool = AtomicBool::new(false);
 /// library.
 pub fn init() -> Result<Processes> {
     if INITIALISED.swap(true, Ordering::SeqCst) {
-        return Err(Error::argument(
+        return Err(Error::usage(
             "engine_mpi::init",
             "MPI can be initialised once in a process, and was, or failed to be, before: share what the first call gave",
         ));
@@ -29,6 +29,6 @@ pub fn init() -> Result<Processes> {
     let processes = Processes::over(|| Ok(Box::new(Library::init()?) as Box<dyn Transport>))?;
     match launcher_mismatch(processes.rank(), processes.size(), |name| std::env::var(name).ok()) {
         None => Ok(processes),
-        Some(why) => Err(Error::argument("engine_mpi::init", why)),
+        Some(why) => Err(Error::unsupported("engine_mpi::init", why)),
     }
 }

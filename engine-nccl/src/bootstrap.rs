@@ -49,7 +49,8 @@ pub(crate) fn exchange_id<H: Runtime>(
     let members = control.members();
     if let Some((rank, info)) = all.iter().enumerate().find(|(_, info)| !info.unreachable.is_empty()) {
         let (rank, device) = (members[rank], &info.unreachable);
-        return Err(fail(format!("rank {rank} is on {device}, and NCCL is for NVIDIA GPUs; use another engine")));
+        let why = format!("rank {rank} is on {device}, and NCCL is for NVIDIA GPUs; use another engine");
+        return Err(Error::unsupported(OP, why).on_rank(control.world_rank()));
     }
     if let Some(rank) = (0..all.len()).find(|&rank| all[rank].options != all[0].options) {
         let why = format!(

@@ -131,20 +131,20 @@ impl LoadedNccl {
              LD_LIBRARY_PATH or its path in {VARIABLE}",
             tried.join("; ")
         );
-        Err(Error::argument("Nccl::load", why))
+        Err(Error::unsupported("Nccl::load", why))
     }
 
     fn of(library: Library) -> Result<LoadedNccl> {
         // The library keeps its own threads for communicators, so it is never closed.
         let library: &'static Library = Box::leak(Box::new(library));
         let functions = Functions::of(library)
-            .map_err(|why| Error::argument("Nccl::load", format!("NCCL is older than 2.18, or no NCCL: {why}")))?;
+            .map_err(|why| Error::unsupported("Nccl::load", format!("NCCL is older than 2.18, or no NCCL: {why}")))?;
         let mut version = 0;
         // SAFETY: the pointer is valid.
         unsafe { (functions.get_version)(&mut version) };
         if version < OLDEST {
             let why = format!("NCCL {} is older than 2.18; install a newer one", version_text(version));
-            return Err(Error::argument("Nccl::load", why));
+            return Err(Error::unsupported("Nccl::load", why));
         }
         Ok(LoadedNccl { functions, version })
     }

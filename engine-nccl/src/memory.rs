@@ -1,6 +1,6 @@
 //! Addresses of tensors for the library.
 
-use numcore::{Error, Result, Runtime, Tensor, TensorMut};
+use numcore::{Error, ErrorKind, Result, Runtime, Tensor, TensorMut};
 
 /// Finds addresses of memory that is used on one queue.
 pub(crate) struct Addresses<'a, R: Runtime> {
@@ -32,10 +32,7 @@ impl<R: Runtime> Addresses<'_, R> {
     }
 
     fn unreachable(&self) -> Error {
-        let why = format!(
-            "NCCL moves memory of NVIDIA GPUs, and this is on {}; use another engine there",
-            self.queue.device()
-        );
-        Error::argument(self.op, why)
+        let why = "NCCL moves memory of NVIDIA GPUs; use another engine there".into();
+        ErrorKind::Unsupported { op: self.op, device: Some(self.queue.device()), why }.into()
     }
 }

@@ -55,7 +55,7 @@ impl Watch {
         thread::Builder::new()
             .name(format!("nccl-{rank}"))
             .spawn(move || own.run(&world))
-            .map_err(|why| Error::argument("Nccl::communicator", format!("no thread for rank {rank}: {why}")))?;
+            .map_err(|why| Error::io(format!("thread nccl-{rank}"), why))?;
         Ok(watch)
     }
 

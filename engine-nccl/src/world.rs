@@ -88,7 +88,7 @@ impl<H: Runtime> World<H> {
         }
         told?;
         if self.over.load(Ordering::Acquire) {
-            return Err(Error::argument(op, "the communicator was aborted").on_rank(self.world_rank));
+            return Err(Error::usage(op, "the communicator was aborted").on_rank(self.world_rank));
         }
         Ok(())
     }

@@ -133,7 +133,7 @@ impl Counts {
 }
 
 fn ended(op: &'static str) -> Error {
-    Error::argument(op, "this process has left the others: its `Processes` was dropped")
+    Error::usage(op, "this process has left the others: its `Processes` was dropped")
 }
 
 impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
@@ -181,12 +181,9 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
         let what = Collective::AllGather;
         self.check(what.name())?;
         if own.len() > LARGEST / 2 {
-            let why = format!(
-                "{} bytes are exchanged at once, and {} is the most: gather them as a tensor",
-                own.len(),
-                LARGEST / 2
-            );
-            return Err(Error::argument(what.name(), why).on_rank(self.world_rank()));
+            let allowed = format!("at most {} to be exchanged at once: gather them as a tensor", LARGEST / 2);
+            let error = Error::range(what.name(), "number of bytes", own.len(), allowed);
+            return Err(error.on_rank(self.world_rank()));
         }
         let call = Fingerprint {
             what,

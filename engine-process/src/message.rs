@@ -94,7 +94,7 @@ impl Message {
             2 => Message::Fail(r.u64()?, Failure::read(&mut r)?),
             3 => Message::Goodbye,
             4 => Message::Recover { made: r.u64()?, dead: r.list()? },
-            kind => return Err(Error::argument("message", format!("no message is of kind {kind}"))),
+            kind => return Err(Error::format("message", format!("no message is of kind {kind}"))),
         };
         r.finish()?;
         Ok(message)
@@ -136,7 +136,7 @@ pub(crate) fn world_of(group: &GroupId) -> u64 {
 fn read_group(r: &mut WireReader<'_>) -> Result<GroupId> {
     let parts = r.list()?;
     if parts.is_empty() {
-        return Err(Error::argument("message", "a group has no world"));
+        return Err(Error::format("message", "a group has no world"));
     }
     Ok(parts.into_iter().map(|part| part as u64).collect())
 }

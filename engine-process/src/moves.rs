@@ -227,7 +227,7 @@ impl<R: Runtime> Job for Moves<R> {
         };
         let (from, to) = (self.of.members[from], self.of.members[self.of.rank]);
         let why = format!("rank {from} sends {sent} elements to rank {to}, which expects {wanted}");
-        (sent != wanted).then(|| Error::argument("all_to_all", why).to_string())
+        (sent != wanted).then(|| Error::mismatch("all_to_all", why).to_string())
     }
 
     fn begin(&mut self, headers: CallHeaders) -> Result<()> {

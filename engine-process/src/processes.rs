@@ -72,8 +72,8 @@ impl Processes {
         const OP: &str = "Processes::over";
         let ((link, commands), (ready, outcome)) = (mpsc::channel(), mpsc::sync_channel(1));
         let thread = thread::Builder::new().name("progress".into()).spawn(move || own(open, commands, &ready));
-        let thread = thread.map_err(|e| Error::argument(OP, format!("no thread to move messages: {e}")))?;
-        let lost = |_| Error::argument(OP, "the thread that opens the transport has ended");
+        let thread = thread.map_err(|e| Error::io("thread progress", e))?;
+        let lost = |_| Error::internal(OP, "the thread that opens the transport has ended");
         let Opened { rank, size, no_recovery } = outcome.recv().map_err(lost)??;
         Ok(Processes {
             link,
@@ -154,7 +154,7 @@ impl Processes {
     pub fn world<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
         let all: Vec<usize> = (0..self.size).collect();
         let own = self.world_of(&all, rt)?;
-        own.ok_or_else(|| Error::argument("Processes::world", "a world of all processes has no place for this one"))
+        own.ok_or_else(|| Error::internal("Processes::world", "a world of all processes has no place for this one"))
     }
 
     /// Makes a communicator of the processes `ranks`, which keep their ranks in messages. All processes call this;
@@ -177,11 +177,10 @@ impl Processes {
     ) -> Result<Option<Comm<R>>> {
         let number = self.worlds.fetch_add(1, Ordering::SeqCst);
         if let Some(absent) = ranks.iter().find(|&&rank| rank >= self.size) {
-            let why = format!("there is no process {absent} among {}", self.size);
-            return Err(Error::argument("Processes::world_of", why));
+            return Err(Error::range("Processes::world_of", "process", *absent, format!("in 0..{}", self.size)));
         }
         if let Some(twice) = ranks.iter().enumerate().find_map(|(i, rank)| ranks[..i].contains(rank).then_some(rank)) {
-            return Err(Error::argument("Processes::world_of", format!("process {twice} is named twice")));
+            return Err(Error::range("Processes::world_of", "process", *twice, "named only once"));
         }
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank) else { return Ok(None) };
         let world = World::new(number, ranks.into(), timeout, places);
@@ -207,7 +206,7 @@ impl Processes {
         let own = self.world_of(&left, rt)?;
         // A recovered process counts as one that never failed: at its end it waits for the others.
         self.failed.store(false, Ordering::SeqCst);
-        own.ok_or_else(|| Error::argument("Processes::recover", "the survivors do not name this process"))
+        own.ok_or_else(|| Error::mismatch("Processes::recover", "the survivors do not name this process"))
     }
 
     /// Runs `program` on this rank of a world of all processes. An error or a panic that ends it early reaches the
@@ -269,7 +268,7 @@ impl Processes {
 }
 
 fn ended(op: &'static str) -> Error {
-    Error::argument(op, "the thread that moves messages has ended")
+    Error::usage(op, "the thread that moves messages has ended")
 }
 
 /// The body of the thread that owns the transport.

@@ -65,7 +65,7 @@ impl Processes {
     /// must be that of Open MPI 5, started with `--with-ft ulfm`.
     pub fn rendezvous<R: Runtime>(self: &Arc<Self>, rt: R, quorum: Quorum) -> Result<ProcessRendezvous<R>> {
         if let Some(why) = self.no_recovery.as_ref().filter(|_| self.size() > 1) {
-            return Err(Error::argument("Processes::rendezvous", why.clone()));
+            return Err(Error::unsupported("Processes::rendezvous", why.clone()));
         }
         Ok(ProcessRendezvous { processes: self.clone(), rt, quorum, run: Run::default(), has_joined: false })
     }

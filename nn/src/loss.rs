@@ -71,7 +71,7 @@ pub fn huber<T: Apply>(input: &T, target: &T, delta: f64, reduction: Reduction) 
         })
     });
     if delta.is_nan() || delta <= 0.0 {
-        return Err(Error::argument("huber", format!("delta {delta} must be positive"))).at_caller();
+        return Err(Error::range("huber", "delta", delta, "positive")).at_caller();
     }
     reduced(&P, input, target, &[delta.into()], reduction)
 }
@@ -89,7 +89,7 @@ pub fn smooth_l1<T: Apply>(input: &T, target: &T, beta: f64, reduction: Reductio
         })
     });
     if beta.is_nan() || beta < 0.0 {
-        return Err(Error::argument("smooth_l1", format!("beta {beta} must not be negative"))).at_caller();
+        return Err(Error::range("smooth_l1", "beta", beta, "at least 0")).at_caller();
     }
     if beta == 0.0 {
         return l1(input, target, reduction);

@@ -47,7 +47,7 @@ pub trait Stage<R: Runtime>: Module<R> {
 pub(crate) fn one_value<'a, R: Runtime>(of: &'static str, inputs: &'a [Var<R>]) -> Result<&'a Var<R>> {
     match inputs {
         [x] => Ok(x),
-        _ => Err(Error::argument(of, format!("takes one value, got {}", inputs.len()))),
+        _ => Err(Error::range(of, "number of values", inputs.len(), 1)),
     }
 }
 

@@ -193,6 +193,17 @@ impl Scalar {
     }
 }
 
+/// The number as it was given.
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scalar::F64(x) => x.fmt(f),
+            Scalar::I64(x) => x.fmt(f),
+            Scalar::U64(x) => x.fmt(f),
+        }
+    }
+}
+
 macro_rules! scalar_from {
     ($($t:ty => $v:ident as $w:ty),*) => {$(
         impl From<$t> for Scalar { fn from(x: $t) -> Self { Scalar::$v(x as $w) } }

@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn what_main_prints_is_the_sentence() {
-        let e = Error::argument("device", "`foo` is none of cpu and wgpu").on_rank(1);
+        let e = Error::format("device", "`foo` is none of cpu and wgpu").on_rank(1);
         assert_eq!(format!("{e:?}"), "rank 1: device: `foo` is none of cpu and wgpu");
         assert_eq!(format!("{e:#?}"), e.to_string());
     }

@@ -332,10 +332,8 @@ fn header_of<'a>(tensors: impl Iterator<Item = &'a (String, DType, Shape)>, note
     let mut header = format!("{{{}}}", fields.join(","));
     header.push_str(&" ".repeat(header.len().next_multiple_of(PREFIX as usize) - header.len()));
     if header.len() as u64 > MAX_HEADER {
-        return Err(Error::argument(
-            "safetensors",
-            format!("the header would be {} bytes; no reader takes it", header.len()),
-        ));
+        let allowed = format!("at most {MAX_HEADER} bytes for a reader to take it");
+        return Err(Error::range("safetensors", "size of the header", header.len(), allowed));
     }
     Ok(header)
 }

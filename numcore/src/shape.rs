@@ -25,9 +25,11 @@ impl Shape {
     /// Fails for more than [`MAX_RANK`] dimensions, or if the number of elements overflows.
     pub fn new(dims: &[usize]) -> Result<Shape> {
         if dims.len() > MAX_RANK {
-            return Err(Error::argument(
+            return Err(Error::range(
                 "shape",
-                format!("{} dimensions in {dims:?}; at most {MAX_RANK} are supported", dims.len()),
+                "rank",
+                dims.len(),
+                format!("at most {MAX_RANK}; the sizes are {dims:?}"),
             ));
         }
         Self::of(dims).checked("shape")

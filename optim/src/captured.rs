@@ -29,7 +29,7 @@ pub(crate) fn require_replayable<R: Runtime, C: UpdateRule>(
     let why = format!(
         "{why}, and every launch of a captured step repeats the numbers of the capture: use `capturable()`, or update outside of the capture"
     );
-    Err(Error::argument(C::NAME, why))
+    Err(Error::usage(C::NAME, why))
 }
 
 /// Tells whether an update depends on the number of updates before it, as Adam's bias correction does.
@@ -133,7 +133,7 @@ impl<R: Runtime> DeviceNumbers<R> {
     }
 
     fn note_captured(&mut self, form: &Arc<MemoryForm>, numbers: &[f64], params: Range<usize>) -> Result<()> {
-        let fail = |why: &str| Err(Error::argument(form.program.name(), why));
+        let fail = |why: &str| Err(Error::usage(form.program.name(), why));
         if self.row.len() != numbers.len() {
             return fail("take a step or two before the capture: its kernels and its memory must be there");
         }

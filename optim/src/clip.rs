@@ -49,7 +49,9 @@ static CLAMP: LazyLock<Program> = LazyLock::new(|| Program::new("clip_value", |[
 pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -> Result<Tensor<R>> {
     let pieces = gradients.pieces()?;
     let dtype = norm_dtype(pieces.iter().map(Tensor::dtype));
-    let Some(rt) = gradients.runtime() else { return Err(Error::argument("grad_norm", "there are no parameters")) };
+    let Some(rt) = gradients.runtime() else {
+        return Err(Error::range("grad_norm", "number of parameters", 0usize, "at least 1"));
+    };
     if pieces.is_empty() {
         return Tensor::zeros(&rt, [], dtype);
     }
@@ -82,7 +84,7 @@ pub fn clip_grad_norm<R: Runtime>(
     norm: NormOrder,
 ) -> Result<Tensor<R>> {
     if max_norm.is_nan() || max_norm < 0.0 {
-        return Err(Error::argument("clip_grad_norm", format!("the largest norm cannot be {max_norm}")));
+        return Err(Error::range("clip_grad_norm", "largest norm", max_norm, "at least 0"));
     }
     let total = grad_norm(gradients, norm)?;
     gradients.scale_by(total.apply_program(&COEFFICIENT, &[], &[max_norm.into()])?)?;
@@ -95,7 +97,7 @@ pub fn clip_grad_norm<R: Runtime>(
 /// An error if `limit` is negative or NaN.
 pub fn clip_grad_value<R: Runtime>(gradients: &mut impl GradientSet<R>, limit: f64) -> Result<()> {
     if limit.is_nan() || limit < 0.0 {
-        return Err(Error::argument("clip_grad_value", format!("the limit cannot be {limit}")));
+        return Err(Error::range("clip_grad_value", "limit", limit, "at least 0"));
     }
     gradients.clamp(limit)
 }

@@ -22,7 +22,7 @@ impl<R: Runtime> Combined<R> {
         let mut seen = std::collections::HashSet::new();
         for leaf in all.iter().flat_map(|o| o.params()).flat_map(|p| p.leaves()) {
             if !seen.insert(leaf.id()) {
-                return Err(Error::argument("Combined", format!("two optimizers have parameter `{}`", leaf.name())));
+                return Err(Error::state(&*leaf.name(), "two of the combined optimizers have this parameter"));
             }
         }
         Ok(Combined { all, own: OwnGradients::default() })
@@ -92,7 +92,7 @@ impl<R: Runtime> OptimizerCore<R> for Combined<R> {
     fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()> {
         let counts: Vec<usize> = self.all.iter().map(|o| o.params().len()).collect();
         if counts.iter().sum::<usize>() != grads.len() {
-            return Err(Error::argument(
+            return Err(Error::usage(
                 "Combined",
                 "the gradients are not those of its optimizers; make them with `alloc_gradients()`",
             ));

@@ -138,12 +138,12 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
         let mut settings = self.settings();
         let Some(found) = settings.iter_mut().find(|s| s.name == name) else {
             let names: Vec<&str> = settings.iter().map(|s| s.name).collect();
-            return Err(Error::argument(Self::NAME, format!("has no `{name}`; it has {}", names.join(", "))));
+            return Err(Error::config(Self::NAME, "name", format!("has no `{name}`; it has {}", names.join(", "))));
         };
         if found.value.assign(numbers) {
             return Ok(());
         }
-        Err(Error::argument(Self::NAME, format!("`{name}` cannot be {numbers:?}")))
+        Err(Error::config(Self::NAME, found.name, format!("`{name}` cannot be {numbers:?}")))
     }
 
     /// Checks that all hyper-parameters are in range; the error names the first that is not.
@@ -153,7 +153,7 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
             let numbers = value.numbers();
             if !numbers.iter().all(|&x| bound.holds(x)) {
                 let why = format!("`{name}` must be {}, it is {:?}", bound.words(), numbers.as_slice());
-                return Err(Error::argument(Self::NAME, why));
+                return Err(Error::config(Self::NAME, name, why));
             }
         }
         Ok(())

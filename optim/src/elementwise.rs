@@ -134,7 +134,7 @@ impl<E: Elementwise> UpdateRule for E {
                 programs.plain.scalars(),
                 self.states().len()
             );
-            return Err(Error::argument(E::NAME, why));
+            return Err(Error::config(E::NAME, "states", why));
         }
         Ok(programs)
     }

@@ -35,7 +35,7 @@ impl<R: Runtime> Ema<R> {
     /// Starts averages from the current parameters; `decay` is in `[0, 1)`.
     pub fn new(optimizer: &mut dyn Optimizer<R>, decay: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&decay) {
-            return Err(Error::argument("Ema", format!("the decay must be in [0, 1), it is {decay}")));
+            return Err(Error::range("Ema", "decay", decay, "in [0, 1)"));
         }
         let mut ema = Ema { decay, warmup: false, updates: 0, averages: vec![], leaves: vec![], own: None };
         for params in optimizer.params_mut() {
@@ -75,7 +75,7 @@ impl<R: Runtime> Ema<R> {
         self.require_out("update")?;
         if self.warmup && self.averages.first().is_some_and(|flat| flat.runtime().is_capturing()) {
             let why = "the decay of its warmup changes from step to step, and every launch of a captured step repeats that of the capture";
-            return Err(Error::argument("Ema", why));
+            return Err(Error::usage("Ema", why));
         }
         let take = [(1.0 - self.decay()).into()];
         let params = optimizer.params_mut();
@@ -100,7 +100,7 @@ impl<R: Runtime> Ema<R> {
         let now = params.iter().map(|p| p.leaves().to_vec()).collect::<Vec<_>>();
         let (count, known) = (now.iter().map(Vec::len).sum::<usize>(), |l: &Arc<Leaf<R>>| old.contains_key(&l.id()));
         if count != old.len() || !now.iter().flatten().all(known) {
-            return Err(Error::argument("Ema", "these are not the parameters of the optimizer it was made for"));
+            return Err(Error::usage("Ema", "these are not the parameters of the optimizer it was made for"));
         }
         let mut moved = Vec::with_capacity(params.len());
         for params in params {
@@ -133,9 +133,7 @@ impl<R: Runtime> Ema<R> {
     pub fn swap_out(&mut self) -> Result<()> {
         match self.own.take() {
             Some(own) => self.put(own),
-            None => {
-                Err(Error::argument("Ema::swap_out", "the averages are not in the parameters; call `swap_in` first"))
-            }
+            None => Err(Error::usage("Ema::swap_out", "the averages are not in the parameters; call `swap_in` first")),
         }
     }
 
@@ -193,7 +191,7 @@ impl<R: Runtime> Ema<R> {
         match self.own {
             None => Ok(()),
             Some(_) => {
-                Err(Error::argument("Ema", format!("{op}: the averages are in the parameters; call `swap_out` first")))
+                Err(Error::usage("Ema", format!("{op}: the averages are in the parameters; call `swap_out` first")))
             }
         }
     }

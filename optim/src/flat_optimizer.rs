@@ -169,7 +169,11 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         let names = |c: &C| c.tensors().iter().map(|s| s.name).collect::<Vec<_>>();
         if names(config) != names(&self.groups[k]) {
             let why = format!("keeps {:?}, with these hyper-parameters {:?}", names(&self.groups[k]), names(config));
-            return Err(Error::argument(C::NAME, format!("group {k} {why}; build another optimizer")));
+            return Err(Error::config(
+                C::NAME,
+                "hyper_parameters",
+                format!("group {k} {why}; build another optimizer"),
+            ));
         }
         self.parts.iter().filter(|p| p.group == k).map(|p| config.kernel(p.params.half())).collect()
     }
@@ -206,11 +210,11 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         let (mut ids, mut names): (HashSet<usize>, HashSet<_>) = own.map(|l| (l.id(), l.name())).unzip();
         for leaf in leaves {
             if !ids.insert(leaf.id()) {
-                return Err(Error::argument(C::NAME, format!("parameter `{}` was given twice", leaf.name())));
+                return Err(Error::state(&*leaf.name(), "was given twice to one optimizer"));
             }
             if !names.insert(leaf.name()) {
-                let why = format!("two parameters are called `{}`; give them their names in the model", leaf.name());
-                return Err(Error::argument(C::NAME, why));
+                let why = "two parameters of one optimizer are called so; give them their names in the model";
+                return Err(Error::state(&*leaf.name(), why));
             }
         }
         Ok(())
@@ -222,7 +226,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
             return Ok(());
         }
         let why = "the gradients are not laid out as its parameters are; make them with `alloc_gradients()` once all groups are there";
-        Err(Error::argument(C::NAME, why))
+        Err(Error::usage(C::NAME, why))
     }
 
     /// Takes the values out of all leaves, or of none.
@@ -320,7 +324,7 @@ impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
         }
         if !captured {
             let why = "no update of it was captured: make it `capturable()`, and capture a step";
-            return Err(Error::argument(C::NAME, why));
+            return Err(Error::usage(C::NAME, why));
         }
         Ok(())
     }
@@ -398,5 +402,5 @@ pub(crate) fn by_dtype<R: Runtime>(leaves: Vec<Arc<Leaf<R>>>) -> Vec<Vec<Arc<Lea
 pub(crate) fn refuse<R: Runtime, C: UpdateRule>(config: &C, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
     let why = |l: &Arc<Leaf<R>>| Some(format!("`{}` {}", l.name(), config.refuses(&l.spec())?));
     let refused: Vec<String> = leaves.iter().filter_map(why).collect();
-    if refused.is_empty() { Ok(()) } else { Err(Error::argument(C::NAME, refused.join("; "))) }
+    if refused.is_empty() { Ok(()) } else { Err(Error::unsupported(C::NAME, refused.join("; "))) }
 }

@@ -27,11 +27,11 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     fn group_for(&mut self, leaf: &Leaf<R>) -> Result<usize> {
         let Some(by_name) = &mut self.by_name else {
             let why = format!(
-                "none of its {} groups is known to have `{}`: make the optimizer before parameters are frozen, or of `ParamGroups`",
+                "none of the {} groups of {} is known to have it: make the optimizer before parameters are frozen, or of `ParamGroups`",
                 self.groups.len(),
-                leaf.name()
+                C::NAME
             );
-            return if self.groups.len() == 1 { Ok(0) } else { Err(Error::argument(C::NAME, why)) };
+            return if self.groups.len() == 1 { Ok(0) } else { Err(Error::state(&*leaf.name(), why)) };
         };
         let k = (by_name.group_of)(&leaf.name(), &leaf.spec());
         let group = *by_name.groups[k].get_or_insert_with(|| {

@@ -28,7 +28,11 @@ impl HyperParams {
         let mut new = config.clone();
         let names: Vec<&str> = new.settings().iter().map(|s| s.name).collect();
         if let Some(missing) = names.into_iter().find(|own| self.values.iter().all(|(name, _)| name != own)) {
-            return Err(Error::argument(C::NAME, format!("`{missing}` is missing among its hyper-parameters")));
+            return Err(Error::config(
+                C::NAME,
+                "hyper_parameters",
+                format!("`{missing}` is missing among its hyper-parameters"),
+            ));
         }
         self.values.iter().try_for_each(|(name, numbers)| new.set(name, numbers))?;
         new.check()?;
@@ -41,11 +45,11 @@ pub(crate) fn require_groups(optimizer: &'static str, given: usize, groups: usiz
     if given == groups {
         return Ok(());
     }
-    Err(Error::argument(optimizer, format!("hyper-parameters of {given} groups were given, it has {groups}")))
+    Err(Error::range(optimizer, "number of groups of hyper-parameters", given, groups))
 }
 
 /// The error of an optimizer that does not report its hyper-parameters.
 pub(crate) fn not_reported<T>(what: &'static str) -> Result<T> {
     let why = "does not report its hyper-parameters: implement `hyper_parameters` and its partners, or leave them to the configuration";
-    Err(Error::argument(what, why))
+    Err(Error::unsupported(what, why))
 }

@@ -30,7 +30,9 @@ impl<R: Runtime> FlatParams<R> {
     /// # Errors
     /// An error if there are no leaves, or dtypes or devices differ.
     pub fn new(leaves: Vec<Arc<Leaf<R>>>) -> Result<Self> {
-        let Some(first) = leaves.first() else { return Err(Error::argument("FlatParams", "no parameters")) };
+        let Some(first) = leaves.first() else {
+            return Err(Error::range("FlatParams", "number of parameters", 0usize, "at least 1"));
+        };
         let (rt, dtype) = (first.runtime().with_category(MemoryCategory::Activations), first.spec().dtype);
         leaves.iter().try_for_each(|l| fits(l, &rt, dtype))?;
         let layout = FlatLayout::new(dtype, leaves.iter().map(|l| (l.name().to_string(), l.spec().shape)));

@@ -44,7 +44,7 @@ impl LossScaler {
     /// An error if the factor is not positive and finite.
     pub fn starting_at(factor: f64) -> Result<Self> {
         if !(factor > 0.0 && factor.is_finite()) {
-            return Err(Error::argument("LossScaler", format!("the factor must be positive, it is {factor}")));
+            return Err(Error::range("LossScaler", "factor", factor, "positive and finite"));
         }
         Ok(LossScaler { factor, ..Default::default() })
     }
@@ -75,7 +75,7 @@ impl LossScaler {
     /// device.
     pub fn unscale<R: Runtime>(&mut self, gradients: &mut FlatGradients<R>) -> Result<bool> {
         if self.finite.is_some() {
-            return Err(Error::argument("unscale", "these gradients were unscaled already; take the step first"));
+            return Err(Error::usage("unscale", "these gradients were unscaled already; take the step first"));
         }
         let finite = all_finite(gradients)?;
         gradients.multiply(1.0 / self.factor)?;

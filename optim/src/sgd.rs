@@ -55,7 +55,7 @@ impl Elementwise for SgdConfig {
 
     fn consistent(&self) -> Result<()> {
         if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
-            return Err(Error::argument(Self::NAME, "Nesterov's momentum needs a momentum and no dampening"));
+            return Err(Error::config(Self::NAME, "nesterov", "Nesterov's momentum needs a momentum and no dampening"));
         }
         Ok(())
     }

@@ -147,7 +147,11 @@ impl<R: Runtime, E: Elementwise> Shard<R, E> {
         let working = layout.with_dtype(half.map_or(layout.dtype(), |_| DType::F32));
         let tensors = configs[0].tensors();
         if configs.iter().any(|c| c.tensors().len() != tensors.len()) {
-            return Err(Error::argument(E::NAME, "all groups of a sharded optimizer keep the same state"));
+            return Err(Error::config(
+                E::NAME,
+                "hyper_parameters",
+                "all groups of a sharded optimizer keep the same state",
+            ));
         }
         let mut states = States::new(rt, place);
         for state in &tensors {
@@ -190,8 +194,7 @@ impl<E: Elementwise> Rules<E> {
     /// Checks that there is a rate for every group, and that each is finite.
     fn check_rates(&self, lrs: &[f64]) -> Result<()> {
         if lrs.len() != self.configs.len() {
-            let why = format!("{} learning rates for {} groups", lrs.len(), self.configs.len());
-            return Err(Error::argument(E::NAME, why));
+            return Err(Error::range(E::NAME, "number of learning rates", lrs.len(), self.configs.len()));
         }
         require_rates(E::NAME, lrs)
     }
@@ -296,7 +299,7 @@ pub(crate) fn replaced<E: Elementwise>(configs: &[E], groups: &[HyperParams]) ->
                 names(config),
                 names(&new)
             );
-            return Err(Error::argument(E::NAME, why));
+            return Err(Error::config(E::NAME, "hyper_parameters", why));
         }
         Ok(new)
     };

@@ -79,7 +79,7 @@ fn check(op: &'static str, index: &Operand, size: usize) -> Result<()> {
     });
     let Some((i, offset)) = wrong else { return Ok(()) };
     let position = position(&index.layout, offset);
-    Err(ErrorKind::Index { op, index: i, position, of: *index.layout.shape(), size }.into())
+    Err(ErrorKind::Index { op, index: Some(i), position, of: *index.layout.shape(), size: Some(size) }.into())
 }
 
 /// The first position of a layout that is `offset` elements from its first element.

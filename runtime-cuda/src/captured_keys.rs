@@ -41,7 +41,7 @@ impl CapturedKeys {
         let at = keys.iter().position(|k| *k == key).unwrap_or(keys.len());
         if at == MOST {
             let why = format!("a captured step draws random values with more than {MOST} keys");
-            return Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into());
+            return Err(ErrorKind::Unsupported { op, device: Some(self.engine.device), why }.into());
         }
         if at == keys.len() {
             keys.push(key);

@@ -99,7 +99,7 @@ impl Graph {
     pub fn launch(&self) -> Result<()> {
         if self.keys.count() > 0 {
             let why = "the captured step draws random values; give each launch seeds of its own by `launch_with_seeds`";
-            return Err(Error::argument("launch", why));
+            return Err(Error::usage("launch", why));
         }
         self.queue.replay(self.recording, self.reports)
     }

@@ -27,7 +27,7 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
     }
     if !out.to.dtype.is_float() {
         let why = format!("there is no matrix product of {}", out.to.dtype);
-        return Err(ErrorKind::Unsupported { op: "matmul", device: cuda.queue.engine.device, why }.into());
+        return Err(ErrorKind::Unsupported { op: "matmul", device: Some(cuda.queue.engine.device), why }.into());
     }
     if a.dims()[a.dims().len() - 1] == 0 {
         return if out.add { Ok(()) } else { fill(cuda, out.to, Scalar::I64(0), false) };
@@ -208,7 +208,7 @@ fn by_copies(cuda: &Cuda, a: &Operand, b: &Operand, out: &Target) -> Result<()> 
                 "the library computes no product {a:?} x {b:?} of {dtype}, also without a workspace and on aligned copies ({failure}); \
                  use other shapes or another type"
             );
-            Err(ErrorKind::Unsupported { op: "matmul", device: cuda.queue.engine.device, why }.into())
+            Err(ErrorKind::Unsupported { op: "matmul", device: Some(cuda.queue.engine.device), why }.into())
         }
     }
 }

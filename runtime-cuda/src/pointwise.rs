@@ -111,7 +111,12 @@ fn densely(cuda: &Cuda, program: &Program, ins: &[InputSource], scalars: &[Scala
     }
     if kept.is_empty() {
         let why = format!("its {} inputs and {} outputs are more than a kernel can be given", ins.len(), outs.len());
-        return Err(numcore::Error::argument(program.name(), why));
+        return Err(numcore::ErrorKind::Unsupported {
+            op: program.name(),
+            device: Some(cuda.queue.engine.device),
+            why,
+        }
+        .into());
     }
     launch(cuda, program, &dense, scalars, outs)
 }

@@ -139,7 +139,7 @@ impl Queue {
         if grid.blocks.iter().zip(MOST_BLOCKS).any(|(b, most)| *b > most) {
             let why =
                 format!("kernel {entry}: {:?} blocks are more than {MOST_BLOCKS:?}; use smaller tensors", grid.blocks);
-            return Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into());
+            return Err(ErrorKind::Unsupported { op, device: Some(self.engine.device), why }.into());
         }
         // SAFETY: the caller's promise.
         let launch = || unsafe { self.driver().launch(self.stream, kernel, grid, args) };
@@ -289,8 +289,7 @@ impl Queue {
         let cleared = unsafe { self.driver().zero(self.stream, self.flag, FLAG_BYTES) };
         self.kept("download", cleared)?;
         let (_, op) = FLAGS.into_iter().find(|(bit, _)| bits & bit != 0).unwrap_or(FLAGS[0]);
-        let why = "an index is out of range; it was found when results were read, so look at the ops before";
-        Ok(Some(Error::argument(op, why)))
+        Ok(Some(Error::late_index(op, None)))
     }
 
     pub(crate) fn refuse_while_capturing(&self, op: &'static str) -> Result<()> {
@@ -298,7 +297,7 @@ impl Queue {
             return Ok(());
         }
         let why = "the host cannot take part in a captured step; read and write tensors outside of it".into();
-        Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into())
+        Err(ErrorKind::Unsupported { op, device: Some(self.engine.device), why }.into())
     }
 
     /// Returns the device address at which a captured kernel reads this key of random bits; 0 outside of captures.

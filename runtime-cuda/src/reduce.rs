@@ -259,7 +259,12 @@ impl<'a> ReduceCall<'a> {
         if args.size() > LIMIT {
             let why =
                 format!("its {} inputs are more than a reduction can be given; make them contiguous", self.ins.len());
-            return Err(numcore::Error::argument(self.map.name(), why));
+            return Err(numcore::ErrorKind::Unsupported {
+                op: self.map.name(),
+                device: Some(cuda.queue.engine.device),
+                why,
+            }
+            .into());
         }
         let (results, along) = self.cut.block;
         let blocks = (self.kept.count() / self.groups().0).div_ceil(results);

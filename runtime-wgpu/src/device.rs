@@ -135,7 +135,7 @@ fn note(failed: &Mutex<Option<String>>, message: String) {
 }
 
 fn refused(index: u32, op: &'static str, why: String) -> Error {
-    ErrorKind::Unsupported { op, device: DeviceId { kind: DeviceKind::Wgpu, index }, why }.into()
+    ErrorKind::Unsupported { op, device: Some(DeviceId { kind: DeviceKind::Wgpu, index }), why }.into()
 }
 
 fn backend(index: u32, op: &'static str, message: String) -> Error {

@@ -285,7 +285,7 @@ impl CommandBatch {
         self.tickets.retain(|(number, _)| number.wrapping_sub(until) < u32::MAX / 2);
         match wrong {
             None => Ok(()),
-            Some(IndexCheck { op, size }) => Err(Error::argument(op, format!("an index is not in 0..{size}"))),
+            Some(IndexCheck { op, size }) => Err(Error::late_index(op, Some(size))),
         }
     }
 }

@@ -188,14 +188,14 @@ fn cuda(index: u32) -> Result<AnyRuntime> {
 
 #[cfg(not(all(feature = "wgpu", feature = "cuda")))]
 fn left_out(feature: &str) -> Error {
-    Error::argument("device", format!("this build has no `{feature}`; build it with `--features {feature}`"))
+    Error::unsupported("device", format!("this build has no `{feature}`; build it with `--features {feature}`"))
 }
 
 impl FromStr for Device {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let unknown = || Error::argument("device", format!("`{text}` is none of cpu, wgpu[:N] and cuda[:N]"));
+        let unknown = || Error::format("device", format!("`{text}` is none of cpu, wgpu[:N] and cuda[:N]"));
         let (kind, index) = text.split_once(':').unwrap_or((text, "0"));
         let index = index.parse().map_err(|_| unknown())?;
         match kind {

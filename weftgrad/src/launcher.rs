@@ -90,7 +90,7 @@ impl Launcher {
     pub fn mpi() -> Result<Self> {
         let why =
             "this build has no MPI; build it with `--features mpi`, which needs Open MPI, or let ranks be threads";
-        Err(numcore::Error::argument("Launcher::mpi", why))
+        Err(numcore::Error::unsupported("Launcher::mpi", why))
     }
 
     /// Joins processes through a shared folder, on one machine or on several with a common file system; no library is
@@ -126,7 +126,7 @@ impl Launcher {
     #[cfg(not(feature = "nccl"))]
     pub fn nccl(self) -> Result<Self> {
         let why = "this build has no NCCL; build it with `--features nccl`, which needs nothing to build";
-        Err(numcore::Error::argument("Launcher::nccl", why))
+        Err(numcore::Error::unsupported("Launcher::nccl", why))
     }
 
     /// Sets the devices of the ranks. The ranks of a machine take them in turn, so several may share one; an empty list

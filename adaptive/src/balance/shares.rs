@@ -35,7 +35,7 @@ impl SpeedShares {
     /// Equal shares for `ranks` ranks; an error for none.
     pub fn new(ranks: usize) -> Result<Self> {
         if ranks == 0 {
-            return Err(Error::argument("SpeedShares", "there is at least one rank"));
+            return Err(Error::range("SpeedShares", "number of ranks", ranks, "at least 1"));
         }
         SpeedShares::of(vec![1.0; ranks])
     }
@@ -43,7 +43,7 @@ impl SpeedShares {
     /// Initial shares, in any unit. An error unless all are positive and finite.
     pub fn of(ratios: Vec<f64>) -> Result<Self> {
         if ratios.is_empty() || !ratios.iter().all(|ratio| *ratio > 0.0 && ratio.is_finite()) {
-            return Err(Error::argument("SpeedShares", format!("shares are positive numbers, not {ratios:?}")));
+            return Err(Error::config("SpeedShares", "ratios", format!("shares are positive numbers, not {ratios:?}")));
         }
         let total: f64 = ratios.iter().sum();
         let (options, ratios): (_, Vec<f64>) =
@@ -128,7 +128,7 @@ pub(super) fn settled(speeds: &[SpeedEstimate]) -> Option<Vec<f64>> {
 /// An error unless each rank has a measurement.
 pub(super) fn require_ranks<const K: usize>(what: &'static str, ranks: usize, given: [usize; K]) -> Result<()> {
     match given.iter().find(|&&given| given != ranks) {
-        Some(given) => Err(Error::argument(what, format!("{ranks} ranks, and measurements of {given}"))),
+        Some(given) => Err(Error::range(what, "number of measurements", *given, format!("{ranks}, one for each rank"))),
         None => Ok(()),
     }
 }

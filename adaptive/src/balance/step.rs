@@ -206,7 +206,7 @@ impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
     fn step(&mut self, mut work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
         let mut left = BatchRanges::new(work.most() as u64);
         let metrics = Balanced::step(self, &mut left, |number| work.input(number as usize))?;
-        metrics.ok_or_else(|| Error::argument("Balanced", "a step of no batches"))
+        metrics.ok_or_else(|| Error::range("Balanced", "number of batches", 0, "at least 1"))
     }
 
     fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum> {

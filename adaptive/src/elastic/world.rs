@@ -90,7 +90,7 @@ impl<R: Runtime> ElasticWorld<R> {
 
     fn membership(&self) -> Result<&Membership<R>> {
         let none =
-            || Error::argument("ElasticWorld", "there is no world yet: `Elastic::run` passes a program its world");
+            || Error::usage("ElasticWorld", "there is no world yet: `Elastic::run` passes a program its world");
         self.now.as_ref().ok_or_else(none)
     }
 
@@ -177,11 +177,11 @@ impl<R: Runtime> ElasticWorld<R> {
         let Some(number) = self.commits else {
             let why =
                 "the last commit must be restored first: call `restore` in each world, right after the state is made";
-            return Err(Error::argument(COMMIT, why));
+            return Err(Error::usage(COMMIT, why));
         };
         let id = CommitId { generation, number };
         let snapshot = match state.lost_at_resize() {
-            Some(why) => Err(Error::argument(COMMIT, why)),
+            Some(why) => Err(Error::unsupported(COMMIT, why)),
             None => Snapshot::of(state),
         };
         self.store.add(&comm, (id, step), snapshot, notes, &self.placing)?;
@@ -192,7 +192,7 @@ impl<R: Runtime> ElasticWorld<R> {
         self.rendezvous.committed();
         self.is_changing = newcomers.iter().any(|[waits]| *waits != 0);
         if self.is_changing {
-            return Err(Error::argument(COMMIT, CHANGES).on_rank(comm.world_rank()));
+            return Err(Error::usage(COMMIT, CHANGES).on_rank(comm.world_rank()));
         }
         Ok(())
     }
@@ -200,7 +200,7 @@ impl<R: Runtime> ElasticWorld<R> {
     /// Tells whether an error is the one by which a commit makes all ranks meet again. Any later failure is the rank's
     /// own.
     pub(super) fn is_of_change(&self, error: &Error) -> bool {
-        self.is_changing && matches!(error.kind(), ErrorKind::Argument { op: COMMIT, why } if why == CHANGES)
+        self.is_changing && matches!(error.kind(), ErrorKind::Usage { op: COMMIT, why } if why == CHANGES)
     }
 
     /// Tells whether an error comes from another rank, so that this one can go on. It names another rank; or the calls

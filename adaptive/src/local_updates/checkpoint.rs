@@ -129,7 +129,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         }
         let why = "the inner step has several ranks, which save and decide together with the ranks of the other inner steps: give all of them to \
                    `LocalSteps::among`";
-        Err(Error::argument("LocalSteps", why).on_rank(self.comm.world_rank()))
+        Err(Error::config("LocalSteps", "among", why).on_rank(self.comm.world_rank()))
     }
 
     /// Names of the tensors that are kept beside the global weights.

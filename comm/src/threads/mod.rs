@@ -57,7 +57,7 @@ impl<R: Runtime> ThreadCommunicator<R> {
     /// matching calls may come.
     pub fn members(runtimes: Vec<R>, timeout: Duration, places: Places) -> Result<Vec<Comm<R>>> {
         if runtimes.is_empty() {
-            return Err(Error::argument("ThreadCommunicator", "a world needs at least one rank"));
+            return Err(Error::range("ThreadCommunicator", "number of ranks", 0, "at least 1"));
         }
         let devices: Vec<DeviceId> = runtimes.iter().map(Runtime::device).collect();
         if let Some(rank) = devices.iter().position(|&device| device != devices[0]) {
@@ -66,7 +66,7 @@ impl<R: Runtime> ThreadCommunicator<R> {
                  the engine for NCCL",
                 devices[0], devices[rank]
             );
-            return Err(Error::argument("ThreadCommunicator", why));
+            return Err(Error::unsupported("ThreadCommunicator", why));
         }
         let (world, seats) = (World::new(runtimes.len(), timeout, places), (0..runtimes.len()).collect());
         let member = |(rank, rt): (usize, R)| Ok(Arc::new(Self::join(&world, None, &seats, rank, rt)?) as Comm<R>);
@@ -77,7 +77,7 @@ impl<R: Runtime> ThreadCommunicator<R> {
         let (queue, tasks) = mpsc::channel();
         let (own, seat) = (rt.fork()?, seats[rank]);
         sync::spawn(format!("comm-{seat}"), move || task::work(own, &tasks))
-            .map_err(|e| Error::argument("ThreadCommunicator", format!("no thread for rank {seat}: {e}")))?;
+            .map_err(|e| Error::io(format!("thread comm-{seat}"), e))?;
         let group = world.enter(name, seats, rank, queue);
         let called = match name {
             None => "world".to_string(),

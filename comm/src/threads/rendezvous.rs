@@ -69,7 +69,7 @@ impl<R: Runtime> ThreadRendezvous<R> {
     ) -> Result<(Self, Vec<ThreadSeat<R>>)> {
         let ranks = runtimes.len();
         if let Some(why) = quorum.missing(ranks, ranks, 0).or((ranks == 0).then(|| "there is no rank".into())) {
-            return Err(Error::argument("ThreadRendezvous", why));
+            return Err(Error::config("ThreadRendezvous", "quorum", why));
         }
         let state = RendezvousState {
             seats: ranks,

@@ -301,7 +301,7 @@ fn check_pairs(plans: &[CallLengths], m: usize, seats: &[usize]) -> Result<()> {
             let (sent, wanted) = (plans[i].send[m], plans[m].recv[i]);
             let (from, to) = (seats[i], seats[m]);
             let why = format!("rank {from} sends {sent} elements to rank {to}, which expects {wanted}");
-            Err(numcore::Error::argument("all_to_all", why))
+            Err(numcore::Error::mismatch("all_to_all", why))
         }
     }
 }

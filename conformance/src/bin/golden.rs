@@ -34,7 +34,7 @@ struct Arguments {
 }
 
 fn arguments(mut given: impl Iterator<Item = String>) -> Result<Arguments> {
-    let bad = |why: String| Error::argument("golden", format!("{why}; {USAGE}"));
+    let bad = |why: String| Error::format("golden", format!("{why}; {USAGE}"));
     let mut found = Arguments::default();
     while let Some(argument) = given.next() {
         let mut value = || given.next().ok_or_else(|| bad(format!("`{argument}` needs a value")));
@@ -60,7 +60,7 @@ impl Arguments {
             "cpu" => Ok(self.run_on(&self.threads.map_or_else(Cpu::new, Cpu::with_threads), &cases)),
             #[cfg(feature = "wgpu")]
             "wgpu" => Ok(self.run_on(&runtime_wgpu::Wgpu::new(0)?, &cases)),
-            other => Err(Error::argument("golden", format!("`{other}` is not a device this program was built for"))),
+            other => Err(Error::format("golden", format!("`{other}` is not a device this program was built for"))),
         }
     }
 

@@ -26,7 +26,7 @@ impl Attrs {
 
     fn typed<'a, T>(&'a self, names: &[&str], what: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
         let Some(value) = self.find(names) else { return Ok(None) };
-        let wrong = || Error::argument("golden", format!("attribute `{}` is {value}, it must be {what}", names[0]));
+        let wrong = || Error::format("golden", format!("attribute `{}` is {value}, it must be {what}", names[0]));
         read(value).map(Some).ok_or_else(wrong)
     }
 
@@ -77,7 +77,7 @@ impl Attrs {
             [] => Ok([default; 2]),
             [a] if a >= 0 => Ok([a as usize; 2]),
             [a, b] if a >= 0 && b >= 0 => Ok([a as usize, b as usize]),
-            _ => Err(Error::argument("golden", format!("attribute `{}` must be one or two counts", names[0]))),
+            _ => Err(Error::format("golden", format!("attribute `{}` must be one or two counts", names[0]))),
         }
     }
 
@@ -85,7 +85,7 @@ impl Attrs {
     pub fn only(&self, name: &str, known: &Value) -> Result<()> {
         match self.find(&[name]) {
             Some(value) if value != known => {
-                Err(Error::argument("golden", format!("attribute `{name}` is {value}, only {known} is known")))
+                Err(Error::format("golden", format!("attribute `{name}` is {value}, only {known} is known")))
             }
             _ => Ok(()),
         }
@@ -119,7 +119,7 @@ impl Attrs {
         if unread.is_empty() {
             return Ok(());
         }
-        Err(Error::argument("golden", format!("attributes this op does not know: {}", unread.join(", "))))
+        Err(Error::format("golden", format!("attributes this op does not know: {}", unread.join(", "))))
     }
 }
 
@@ -131,7 +131,7 @@ fn whole_numbers(value: &Value) -> Option<Vec<isize>> {
 }
 
 fn missing(name: &str) -> Error {
-    Error::argument("golden", format!("attribute `{name}` is missing"))
+    Error::format("golden", format!("attribute `{name}` is missing"))
 }
 
 #[cfg(test)]

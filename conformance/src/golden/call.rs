@@ -26,7 +26,7 @@ impl<'a, R: Runtime> Call<'a, R> {
 
     /// Input `i`; an error if the case has none.
     pub(super) fn x(&self, i: usize) -> Result<&'a Var<R>> {
-        self.maybe(i).ok_or_else(|| Error::argument("golden", format!("the op takes an input {i}")))
+        self.maybe(i).ok_or_else(|| Error::format("golden", format!("the op takes an input {i}")))
     }
 
     /// Input `i`, if the case has one.

@@ -12,7 +12,7 @@ use super::{Attrs, Case, Outcome, compare_values};
 const TOLERANCE: f64 = 1e-9;
 
 pub(super) fn run(case: &Case) -> Result<Outcome> {
-    let base = case.number("base_lr").ok_or_else(|| Error::argument("golden", "the case has no `base_lr`"))?;
+    let base = case.number("base_lr").ok_or_else(|| Error::format("golden", "the case has no `base_lr`"))?;
     let want = case.numbers("lr");
     let schedule = schedule(&case.op, &case.attrs)?;
     // Rates are compared as multiples of the base rate, so that errors are relative to it.
@@ -62,6 +62,6 @@ fn schedule(op: &str, a: &Attrs) -> Result<Box<dyn LrSchedule>> {
             let rise = Warmup { steps: steps(&["warmup"], 1)?, start: a.f64("start", 0.01)? };
             Box::new(rise.then(Cosine { t_max: steps(&["t_max"], 1)?, eta_min: a.f64("eta_min", 0.0)? }))
         }
-        _ => return Err(Error::argument("golden", format!("`{op}` is not a schedule this runner knows"))),
+        _ => return Err(Error::format("golden", format!("`{op}` is not a schedule this runner knows"))),
     })
 }

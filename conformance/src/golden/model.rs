@@ -54,7 +54,7 @@ fn descriptions(case: &Case) -> Result<Vec<String>> {
 }
 
 fn bad(why: &str) -> Error {
-    Error::argument("golden", format!("the model is not clear: {why}"))
+    Error::format("golden", format!("the model is not clear: {why}"))
 }
 
 /// Builds a layer from its description: `linear`, `linear(32,5)`, `conv(1,4,3,pad1)`, `maxpool2`, `relu` …. Sizes that

@@ -32,7 +32,7 @@ pub(super) fn optimizer<R: Runtime>(
         "muon" => build::<R, MuonConfig>,
         "lion" => build::<R, LionConfig>,
         "lamb" => build::<R, LambConfig>,
-        _ => return Err(Error::argument("golden", format!("`{name}` is not an optimizer this runner knows"))),
+        _ => return Err(Error::format("golden", format!("`{name}` is not an optimizer this runner knows"))),
     };
     build(attrs, leaves)
 }

@@ -71,7 +71,7 @@ pub fn run_case<R: Runtime>(rt: &R, case: &Case, options: Options) -> Outcome {
 
 fn run_op<R: Runtime>(rt: &R, case: &Case, options: Options) -> Result<Outcome> {
     let op: OpFn<R> = super::ops::find(&case.op)
-        .ok_or_else(|| Error::argument("golden", format!("`{}` is not an op this runner knows", case.op)))?;
+        .ok_or_else(|| Error::format("golden", format!("`{}` is not an op this runner knows", case.op)))?;
     let run = Run { rt, case, options, tol: tolerance(case, options.dtype)? };
     let inputs = run.inputs()?;
     let values = values_of(&inputs);

@@ -114,11 +114,7 @@ fn indices<R: Runtime>() -> Vec<Row<R>> {
             let y = g.x.cross_entropy(&at(g, &[0, 3])?);
             let y = y.and_then(|t| t.to_bytes().map(|_| t));
             y.map_err(|e| {
-                if e.to_string().contains("cross_entropy") {
-                    numcore::Error::argument("gather", e.to_string())
-                } else {
-                    e
-                }
+                if e.to_string().contains("cross_entropy") { numcore::Error::usage("gather", e.to_string()) } else { e }
             })
         }),
     ]
@@ -147,17 +143,21 @@ fn types<R: Runtime>() -> Vec<Row<R>> {
         ("from_slice", |g| Tensor::from_slice(&g.rt, [5], &[1f32, 2.0])),
         ("item", |g| g.x.item().map(|_| g.x.clone())),
         ("uniform", |g| Tensor::uniform(&g.rt, [2], DType::I64, 0.0, 1.0, 1)),
-        ("uniform: 3 is not at most 1", |g| Tensor::uniform(&g.rt, [2], DType::F32, 3.0, 1.0, 1)),
+        ("uniform: low is 3, and must be at most high, which is 1", |g| {
+            Tensor::uniform(&g.rt, [2], DType::F32, 3.0, 1.0, 1)
+        }),
         ("uniform", |g| Tensor::uniform(&g.rt, [2], DType::F32, f64::NAN, 1.0, 1)),
-        ("normal: a standard deviation of -1", |g| Tensor::normal(&g.rt, [2], DType::F32, 0.0, -1.0, 1)),
-        ("full: 300 is no u8", |g| Tensor::full(&g.rt, [2], DType::U8, 300i64)),
-        ("full: -1.5 is no u8", |g| Tensor::full(&g.rt, [2], DType::U8, -1.5)),
-        ("full: -1 is no u32", |g| Tensor::full(&g.rt, [2], DType::U32, -1i64)),
-        ("full: 0.5 is no i64", |g| Tensor::full(&g.rt, [2], DType::I64, 0.5)),
-        ("full: NaN is no i32", |g| Tensor::full(&g.rt, [2], DType::I32, f64::NAN)),
+        ("normal: standard deviation is -1, and must be at least 0", |g| {
+            Tensor::normal(&g.rt, [2], DType::F32, 0.0, -1.0, 1)
+        }),
+        ("full: value is 300, and must be an exact u8", |g| Tensor::full(&g.rt, [2], DType::U8, 300i64)),
+        ("full: value is -1.5, and must be an exact u8", |g| Tensor::full(&g.rt, [2], DType::U8, -1.5)),
+        ("full: value is -1, and must be an exact u32", |g| Tensor::full(&g.rt, [2], DType::U32, -1i64)),
+        ("full: value is 0.5, and must be an exact i64", |g| Tensor::full(&g.rt, [2], DType::I64, 0.5)),
+        ("full: value is NaN, and must be an exact i32", |g| Tensor::full(&g.rt, [2], DType::I32, f64::NAN)),
         ("full", |g| Tensor::full(&g.rt, [2], DType::I64, u64::MAX)),
-        ("arange: 300 is no u8", |g| Tensor::arange(&g.rt, 0i64, 100i64, 4, DType::U8)),
-        ("arange: -1 is no u8", |g| Tensor::arange(&g.rt, 1i64, -1i64, 3, DType::U8)),
+        ("arange: value is 300, and must be an exact u8", |g| Tensor::arange(&g.rt, 0i64, 100i64, 4, DType::U8)),
+        ("arange: value is -1, and must be an exact u8", |g| Tensor::arange(&g.rt, 1i64, -1i64, 3, DType::U8)),
         ("arange", |g| Tensor::arange(&g.rt, 0.0, 0.5, 3, DType::I64)),
         ("arange", |g| Tensor::arange(&g.rt, 0i64, i64::MAX, 3, DType::I64)),
     ]

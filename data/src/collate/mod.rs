@@ -88,7 +88,7 @@ impl<T: Stack> Stack for BTreeMap<String, T> {
         }
         if let Some((name, values)) = columns.iter().find(|(_, values)| values.len() != rows) {
             let why = format!("{} of {rows} examples of the batch have a field `{name}`", values.len());
-            return Err(numcore::Error::argument("stack", why));
+            return Err(numcore::Error::lengths("stack", &[values.len(), rows], why));
         }
         columns.into_iter().map(|(name, values)| Ok((name, T::stack(values)?))).collect()
     }

@@ -31,7 +31,7 @@ pub struct Padded<A = Array> {
 /// Fails if `multiple` is 0, or the batch would have more bytes than memory can address.
 pub fn pad<E: Element>(sequences: &[Vec<E>], filler: E, multiple: usize) -> Result<Padded> {
     if multiple == 0 {
-        return Err(Error::argument("pad", "no length is a multiple of 0; 1 pads to the longest"));
+        return Err(Error::range("pad", "multiple", multiple, "at least 1, which pads to the longest"));
     }
     let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
     let longest = lengths.iter().max().copied().unwrap_or(0);
@@ -39,8 +39,8 @@ pub fn pad<E: Element>(sequences: &[Vec<E>], filler: E, multiple: usize) -> Resu
     let width = longest.checked_next_multiple_of(multiple);
     let fits = |&width: &usize| bytes(width).is_some_and(|bytes| isize::try_from(bytes).is_ok());
     let Some(width) = width.filter(fits) else {
-        let why = format!("no memory holds {} sequences padded to a multiple of {multiple}", sequences.len());
-        return Err(Error::argument("pad", why));
+        let allowed = format!("less, for memory to hold {} sequences padded to it", sequences.len());
+        return Err(Error::range("pad", "multiple", multiple, allowed));
     };
     let mut values = Vec::with_capacity(sequences.len() * width);
     let mut mask = Vec::with_capacity(sequences.len() * width);

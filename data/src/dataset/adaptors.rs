@@ -44,7 +44,10 @@ impl<A: Dataset, B: Dataset> Zip<A, B> {
     pub(super) fn new(a: A, b: B) -> Result<Self> {
         match (a.len(), b.len()) {
             (m, n) if m == n => Ok(Zip { a, b }),
-            (m, n) => Err(Error::argument("zip", format!("datasets of {m} and {n} examples make no pairs"))),
+            (m, n) => {
+                let why = format!("datasets of {m} and {n} examples make no pairs");
+                Err(Error::lengths("zip", &[m, n], why))
+            }
         }
     }
 }
@@ -155,7 +158,7 @@ mod tests {
         let part = |values: &[i32]| InMemory::new(values.to_vec());
         let whole = Concat::new(vec![part(&[1, 2]), part(&[]), part(&[3]), part(&[])]);
         assert_eq!(all(&whole), [1, 2, 3]);
-        assert!(whole.get(3).unwrap_err().to_string().contains("no example 3 among 3"));
+        assert!(whole.get(3).unwrap_err().to_string().contains("index is 3, and must be in 0..3"));
         assert!(whole.lens().eq([2, 0, 1, 0]));
         assert_eq!(Concat::<InMemory<i32>>::new(vec![]).len(), 0);
     }

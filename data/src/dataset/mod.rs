@@ -92,7 +92,7 @@ pub trait Dataset: Send + Sync {
     {
         let len = self.len();
         if first > len {
-            return Err(Error::argument("random_split", format!("{first} of {len} examples cannot be taken")));
+            return Err(Error::range("random_split", "first", first, format!("at most {len}, the number of examples")));
         }
         let order = crate::order::KeyedPermutation::new(len as u64, seed, 0);
         let indices: Vec<usize> = (0..len as u64).map(|place| order.number(place) as usize).collect();
@@ -122,5 +122,5 @@ forward!(&D, Box<D>, Arc<D>);
 
 /// Fails for an index past the end.
 pub(crate) fn check_index(op: &'static str, index: usize, len: usize) -> Result<()> {
-    if index < len { Ok(()) } else { Err(Error::argument(op, format!("there is no example {index} among {len}"))) }
+    if index < len { Ok(()) } else { Err(Error::range(op, "index", index, format!("in 0..{len}"))) }
 }

@@ -112,7 +112,9 @@ impl<B: Send + 'static> Batches<B> {
     pub fn pass(&mut self, batches: u64) -> Result<()> {
         for _ in 0..batches {
             let at = self.plan.at(self.taken);
-            let at = at.ok_or_else(|| Error::argument("Batches::pass", "the data ends before that many batches"))?;
+            let ends =
+                || Error::range("Batches::pass", "number of batches", batches, "at most those before the data ends");
+            let at = at.ok_or_else(ends)?;
             if let Source::Workers(workers) = &mut self.source {
                 drop(workers.next());
             }

@@ -125,7 +125,7 @@ impl<E: Send + 'static> Loader<Vec<E>> {
             if given != rows {
                 let why =
                     format!("{given} values where the batch has {rows} examples: change their number after this step");
-                return Err(Error::argument(op, why));
+                return Err(Error::lengths(op, &[given, rows], why));
             }
             let Rows { indices, readings, .. } = request.rows;
             let one = |(k, example): (usize, E)| {
@@ -283,7 +283,7 @@ impl<B: Send + 'static> Loader<B> {
         if plan.steps_from(0) == 0 {
             let why =
                 format!("an epoch of {} has no batch of {}, so there is nothing to go on with", self.len, self.batch);
-            return Err(Error::argument("Loader", why));
+            return Err(Error::config("Loader", "batch", why));
         }
         Batches::start(plan, Arc::clone(&self.make), self.workers, self.ahead)
     }
@@ -298,7 +298,7 @@ impl<B: Send + 'static> Loader<B> {
     /// # Errors
     /// Fails if the line is no such note, or describes another order than this loader's.
     pub fn state_of(&self, note: &str) -> Result<State> {
-        let wrong = |why: String| Error::argument("Loader::state_of", format!("`{note}` {why}"));
+        let wrong = |why: String| Error::format("Loader::state_of", format!("`{note}` {why}"));
         let (state, order) = note.split_once(" of ").ok_or_else(|| wrong("is no note of a loader".into()))?;
         if order != self.order.describe() {
             return Err(wrong(format!("is of another order than this loader's, `{}`", self.order.describe())));
@@ -317,24 +317,24 @@ impl<B: Send + 'static> Loader<B> {
     }
 
     fn plan(&self) -> Result<Plan> {
-        let wrong = |why: String| Err(Error::argument("Loader", why));
+        let wrong = |field, why: String| Err(Error::config("Loader", field, why));
         if self.rank >= self.ranks {
-            return wrong(format!("there is no rank {} among {}", self.rank, self.ranks));
+            return Err(Error::range("Loader", "rank", self.rank, format!("in 0..{}", self.ranks)));
         }
         if self.batch == 0 {
-            return wrong("a batch of 0 examples ends no epoch; give `batch` at least 1".into());
+            return wrong("batch", "a batch of 0 examples ends no epoch; give `batch` at least 1".into());
         }
         if self.last == Last::Pad && self.batch > self.order.len().max(LARGEST_PADDED) {
-            return wrong(format!(
+            let why = format!(
                 "batches of {} examples are padded from {} with nearly nothing else",
                 self.batch,
                 self.order.len()
-            ));
+            );
+            return wrong("batch", why);
         }
         if self.ahead == 0 && self.workers > 0 {
-            return wrong(
-                "workers that may be 0 batches ahead make none; use `workers(0)` to make batches on demand".into(),
-            );
+            let why = "workers that may be 0 batches ahead make none; use `workers(0)` to make batches on demand";
+            return wrong("ahead", why.into());
         }
         let Loader { batch, last, rank, ranks, share, .. } = *self;
         Ok(Plan::new(Arc::clone(&self.order), batch, last, share, (rank, ranks)))
@@ -354,7 +354,7 @@ impl Request<'_> {
         let mut examples = Vec::with_capacity(self.rows.indices.len());
         for &index in &self.rows.indices {
             if self.stop.load(Ordering::Relaxed) {
-                return Err(Error::argument("Loader", "the batch was given up: nobody reads it any more"));
+                return Err(Error::usage("Loader", "the batch was given up: nobody reads it any more"));
             }
             examples.push(dataset.get(index as usize).map_err(|e| self.located(e, index))?);
         }

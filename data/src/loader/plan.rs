@@ -66,8 +66,8 @@ impl Plan {
     /// Starts at another state.
     pub fn from(self, start: State) -> Result<Plan> {
         if start.position > self.order.len() {
-            let why = format!("{start} is past the end: an epoch has {} positions", self.order.len());
-            return Err(Error::argument("Loader", why));
+            let allowed = format!("at most {}, the positions of an epoch", self.order.len());
+            return Err(Error::range("Loader", "position", start.position, allowed));
         }
         Ok(Plan { start, ..self })
     }
@@ -133,7 +133,7 @@ impl Plan {
             if all.len() as u64 != total {
                 let order = self.order.describe();
                 let why = format!("`{order}` gave {} examples for {total} positions from {at} on", all.len());
-                return Err(Error::argument("Order::indices", why));
+                return Err(Error::lengths("Order::indices", &[all.len(), total as usize], why));
             }
             let mut own: Vec<u64> = (0..count as u64).map(|i| all[(first + i * stride) as usize]).collect();
             own.resize(len.max(1) as usize, all[0]);
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(plan.clone().from(end).unwrap().one_epoch().at(0), None);
         assert_eq!(plan.clone().from(end).unwrap().at(0), Some(State { epoch: 3, position: 0 }));
         let error = plan.clone().from(State { epoch: 2, position: 7 }).err().map(|e| e.to_string());
-        assert!(error.is_some_and(|e| e.contains("epoch 2 position 7 is past the end: an epoch has 6 positions")));
+        assert!(error.is_some_and(|e| e.contains("position is 7, and must be at most 6, the positions of an epoch")));
         let empty = Plan::new(Arc::new(SequentialOrder::new(0)), 3, Last::Keep, Share::Contiguous, (0, 1));
         assert!(empty.at(0).is_none() && empty.one_epoch().at(0).is_none());
     }

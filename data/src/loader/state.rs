@@ -36,7 +36,7 @@ impl FromStr for State {
             let (epoch, position) = text.strip_prefix("epoch ")?.split_once(" position ")?;
             Some(State { epoch: epoch.parse().ok()?, position: position.parse().ok()? })
         };
-        parsed().ok_or_else(|| Error::argument("State", format!("`{text}` is not `epoch E position P`")))
+        parsed().ok_or_else(|| Error::format("State", format!("`{text}` is not `epoch E position P`")))
     }
 }
 

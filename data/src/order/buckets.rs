@@ -52,7 +52,7 @@ impl<O: Order> LengthBuckets<O> {
         match batch.checked_mul(window) {
             None | Some(0) => {
                 let why = format!("windows of {window} batches of {batch} examples: both must be at least 1");
-                Err(Error::argument("LengthBuckets", why))
+                Err(Error::config("LengthBuckets", "window", why))
             }
             Some(window) => {
                 let digest = digest_of(&inner, &lengths);

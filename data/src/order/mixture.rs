@@ -65,7 +65,7 @@ impl Mixture {
         let placed: Vec<Source> = sources.iter().zip(&taken).map(&mut place).collect();
         if let Some(i) = placed.iter().position(|s| s.weight > 0.0 && s.per_period == 0) {
             let why = format!("weight {} of source {i} is less than a {PERIOD}th of {total}", placed[i].weight);
-            return Err(Error::argument("Mixture", why));
+            return Err(Error::config("Mixture", "weight", why));
         }
         Ok(Mixture { sources: placed, pattern, seed, epoch: start })
     }
@@ -124,7 +124,7 @@ impl Order for Mixture {
 }
 
 fn check(sources: &[(u64, f64)], total: f64) -> Result<()> {
-    let wrong = |why: String| Err(Error::argument("Mixture", why));
+    let wrong = |why: String| Err(Error::config("Mixture", "weight", why));
     for (i, &(len, weight)) in sources.iter().enumerate() {
         if !weight.is_finite() || weight < 0.0 {
             return wrong(format!("weight {weight} of source {i} is no weight"));

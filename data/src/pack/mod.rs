@@ -49,9 +49,8 @@ impl Documents for Vec<Vec<u32>> {
     fn read(&self, document: usize, range: Range<usize>) -> Result<Vec<u32>> {
         let len = self.length(document)?;
         let tokens = self[document].get(range.clone()).map(<[u32]>::to_vec);
-        tokens.ok_or_else(|| {
-            Error::argument("Documents", format!("tokens {range:?} of document {document}, which has {len}"))
-        })
+        let allowed = || format!("in {}..={len} in document {document}", range.start);
+        tokens.ok_or_else(|| Error::range("Documents", "end of the tokens", range.end, allowed()))
     }
 }
 
@@ -147,7 +146,7 @@ impl<D: Documents> Packed<D> {
 
 fn lengths<D: Documents>(documents: &D, context: usize) -> Result<Vec<usize>> {
     if context == 0 {
-        return Err(Error::argument("Packed", "rows of 0 tokens hold no document"));
+        return Err(Error::range("Packed", "context", context, "at least 1 to hold a document"));
     }
     (0..documents.count()).map(|document| documents.length(document)).collect()
 }

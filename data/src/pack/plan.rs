@@ -180,10 +180,13 @@ impl Row {
 
 fn check(op: &'static str, lengths: &[usize], capacity: usize, open: usize) -> Result<()> {
     if open == 0 {
-        return Err(Error::argument(op, "there must be room for at least one open row"));
+        return Err(Error::range(op, "number of open rows", open, "at least 1"));
     }
     match lengths.iter().position(|&len| len > capacity) {
-        Some(at) => Err(Error::argument(op, format!("length {at} is {}, and a row holds {capacity}", lengths[at]))),
+        Some(at) => {
+            let allowed = format!("at most {capacity}, which a row holds; it is length {at}");
+            Err(Error::range(op, "length", lengths[at], allowed))
+        }
         None => Ok(()),
     }
 }

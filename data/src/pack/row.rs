@@ -71,9 +71,8 @@ impl PackedBatch {
         let width = self.segments.dims().last().copied().unwrap_or(0);
         let segments = self.segments.to_vec::<i64>()?;
         let end = i32::try_from(segments.len());
-        let end = end.map_err(|_| {
-            Error::argument("cu_seqlens", format!("{} tokens are more than an i32 counts", segments.len()))
-        })?;
+        let many = |_| Error::range("cu_seqlens", "number of tokens", segments.len(), "at most what an i32 counts");
+        let end = end.map_err(many)?;
         let begins = |at: usize| at.is_multiple_of(width) || segments[at] != segments[at - 1];
         Ok((0..end).filter(|&at| begins(at as usize)).chain([end]).collect())
     }
@@ -86,7 +85,7 @@ impl Stack for PackedRow {
         let width = rows.first().map_or(0, |row| row.tokens.len());
         if let Some(at) = rows.iter().position(|row| row.tokens.len() != width) {
             let why = format!("row 0 has {width} tokens, row {at} has {}", rows[at].tokens.len());
-            return Err(Error::argument("PackedRow::stack", why));
+            return Err(Error::lengths("PackedRow::stack", &[width, rows[at].tokens.len()], why));
         }
         let shape = [rows.len(), width];
         let numbers = |list: fn(&PackedRow) -> &[u32]| {

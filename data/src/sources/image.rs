@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use ::image::{ImageReader, RgbImage, imageops};
-use numcore::{Error, Result, rng::Philox};
+use numcore::{Error, Result, Shape, rng::Philox};
 
 use super::text::{files_within, folders_in};
 use crate::{Array, Dataset};
@@ -27,7 +27,7 @@ impl Image {
         let pixels = RgbImage::from_raw(width, height, pixels)
             .filter(|_| count as u64 == 3 * u64::from(width) * u64::from(height));
         let why = || format!("{count} bytes are no {width}×{height} pixels of 3");
-        pixels.map(|pixels| Image { pixels }).ok_or_else(|| Error::argument("Image", why()))
+        pixels.map(|pixels| Image { pixels }).ok_or_else(|| Error::lengths("Image", &[count], why()))
     }
 
     /// Decodes the bytes of a PNG or JPEG file. Errors name it `what`.
@@ -70,7 +70,7 @@ impl Image {
         let (from_width, from_height) = self.size();
         if [width, height, from_width, from_height].contains(&0) {
             let why = format!("{from_width}×{from_height} to {width}×{height}: no side may be 0");
-            return Err(Error::argument("Image::resize", why));
+            return Err(Error::shape("Image::resize", &[sides(from_height, from_width), sides(height, width)], why));
         }
         Ok(Image { pixels: imageops::resize(&self.pixels, width, height, imageops::FilterType::Triangle) })
     }
@@ -95,7 +95,7 @@ impl Image {
         let (all_width, all_height) = self.size();
         if !within(left, width, all_width) || !within(top, height, all_height) {
             let why = format!("{width}×{height} from ({left}, {top}) is not within {all_width}×{all_height}");
-            return Err(Error::argument("Image::crop", why));
+            return Err(Error::shape("Image::crop", &[sides(all_height, all_width), sides(height, width)], why));
         }
         Ok(Image { pixels: imageops::crop_imm(&self.pixels, left, top, width, height).to_image() })
     }
@@ -157,10 +157,8 @@ impl Image {
     /// Fails if a standard deviation is 0.
     pub fn normalized(&self, mean: [f32; 3], std: [f32; 3]) -> Result<Array> {
         if std.contains(&0.0) {
-            return Err(Error::argument(
-                "Image::normalized",
-                format!("no value can be divided by a deviation of {std:?}"),
-            ));
+            let allowed = format!("above 0 to divide by, of {std:?}");
+            return Err(Error::range("Image::normalized", "standard deviation", 0.0, allowed));
         }
         let (width, height) = self.size();
         let channel =
@@ -252,4 +250,9 @@ impl Dataset for ImageFolder {
         let (path, class) = &self.images[index];
         Ok((Image::open(path)?, *class))
     }
+}
+
+/// The shape of an image, without its channels.
+fn sides(height: u32, width: u32) -> Shape {
+    [height as usize, width as usize].into()
 }

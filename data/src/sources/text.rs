@@ -196,9 +196,7 @@ impl Characters {
     /// # Errors
     /// Fails if a token is past the end of the vocabulary.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        let unknown = |token: u32| {
-            Error::argument("Characters::decode", format!("there is no token {token} among {}", self.len()))
-        };
+        let unknown = |token: u32| Error::range("Characters::decode", "token", token, format!("in 0..{}", self.len()));
         tokens.iter().map(|&t| self.characters.get(t as usize).copied().ok_or_else(|| unknown(t))).collect()
     }
 }

@@ -69,7 +69,7 @@ impl Tokenizer {
     /// Fails if [`encode`](Tokenizer::encode) would fail.
     pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
         let encoding = self.inner.encode(text, false);
-        let encoding = encoding.map_err(|e| Error::argument("Tokenizer::encode", e.to_string()))?;
+        let encoding = encoding.map_err(|e| refused("Tokenizer::encode", &*e))?;
         let places = encoding.get_offsets().iter().map(|&(start, end)| start..end);
         Ok(encoding.get_ids().iter().copied().zip(places).collect())
     }
@@ -79,7 +79,7 @@ impl Tokenizer {
     /// # Errors
     /// Fails if the tokenizer cannot join the tokens.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.inner.decode(tokens, true).map_err(|e| Error::argument("Tokenizer::decode", e.to_string()))
+        self.inner.decode(tokens, true).map_err(|e| refused("Tokenizer::decode", &*e))
     }
 
     /// The largest token plus 1, special tokens included: the number of rows of an embedding. Vocabularies may have
@@ -101,9 +101,14 @@ impl Tokenizer {
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         // Offsets are not requested: without them encoding is faster.
         let encoding = self.inner.encode_fast(text, special);
-        let encoding = encoding.map_err(|e| Error::argument("Tokenizer::encode", e.to_string()))?;
+        let encoding = encoding.map_err(|e| refused("Tokenizer::encode", &*e))?;
         Ok(encoding.get_ids().to_vec())
     }
+}
+
+/// An error of the tokenizer about a text or tokens.
+fn refused(op: &'static str, error: &dyn std::error::Error) -> Error {
+    Error::argument(op, error.to_string())
 }
 
 /// The reason why a file is no tokenizer, if it is plain: no JSON, no object, or no model.

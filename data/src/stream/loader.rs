@@ -162,7 +162,14 @@ impl<B: Send + 'static> StreamLoader<B> {
                 "batches of {batch} examples, rank {rank} among {ranks}, {} ahead: sizes are at least 1, ranks below their number",
                 self.ahead
             );
-            return Err(Error::argument("StreamLoader", why));
+            let field = if batch == 0 {
+                "batch"
+            } else if rank >= ranks {
+                "rank"
+            } else {
+                "ahead"
+            };
+            return Err(Error::config("StreamLoader", field, why));
         }
         let (read, after) = (self.open)(&self.share, from)?;
         let state = after.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -58,7 +58,7 @@ pub struct StreamState(pub Vec<u64>);
 impl StreamState {
     /// The state as `N` integers; an error if there is another number of them.
     pub(crate) fn integers<const N: usize>(&self, op: &'static str) -> Result<[u64; N]> {
-        let wrong = |_| Error::argument(op, format!("`{self}` is no state of it: that has {N} integers"));
+        let wrong = |_| Error::format(op, format!("`{self}` is no state of it: that has {N} integers"));
         <[u64; N]>::try_from(self.0.as_slice()).map_err(wrong)
     }
 }
@@ -76,7 +76,7 @@ impl FromStr for StreamState {
     fn from_str(text: &str) -> Result<Self> {
         let integers: Option<Vec<u64>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
         let integers = integers.filter(|integers| !integers.is_empty());
-        let wrong = || Error::argument("StreamState", format!("`{text}` is no list of integers"));
+        let wrong = || Error::format("StreamState", format!("`{text}` is no list of integers"));
         integers.map(StreamState).ok_or_else(wrong)
     }
 }

@@ -73,8 +73,8 @@ where
         self.read = 0;
         while self.read < read {
             if self.next().is_none() {
-                let why = format!("{read} examples were read, and there are only {}", self.read);
-                return Err(Error::argument("Replay::restore", why));
+                let allowed = format!("at most {}, the number of examples", self.read);
+                return Err(Error::range("Replay::restore", "number of examples read", read, allowed));
             }
         }
         Ok(())

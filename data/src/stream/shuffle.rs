@@ -60,7 +60,7 @@ where
     }
 
     fn restore(&mut self, state: &StreamState) -> Result<()> {
-        let wrong = |why: &str| Error::argument("ShuffledStream::restore", format!("`{state}` {why}"));
+        let wrong = |why: &str| Error::format("ShuffledStream::restore", format!("`{state}` {why}"));
         let [start @ .., number, taken] = state.0.as_slice() else {
             return Err(wrong("is no state of a shuffled stream: that has at least two integers"));
         };

@@ -66,8 +66,8 @@ impl TokenType {
     /// Appends the stored bytes of tokens to `into`.
     pub(super) fn store(self, op: &'static str, tokens: &[u32], into: &mut Vec<u8>) -> Result<()> {
         if let Some(at) = tokens.iter().position(|&token| token > self.largest()) {
-            let why = format!("token {at} is {}, and {self} holds up to {}", tokens[at], self.largest());
-            return Err(Error::argument(op, why));
+            let allowed = format!("at most {}, as {self} holds; it is token {at}", self.largest());
+            return Err(Error::range(op, "token", tokens[at], allowed));
         }
         // The low bytes of a small number are the number.
         tokens.iter().for_each(|&token| into.extend_from_slice(&u64::from(token).to_le_bytes()[..self.size()]));

@@ -97,8 +97,8 @@ impl IndexedTokens {
             start = end;
         }
         if range.start > range.end || range.end > start {
-            let why = format!("tokens {range:?} of document {index}, which has {start}");
-            return Err(Error::argument("IndexedTokens", why));
+            let allowed = format!("in {}..={start} in document {index}", range.start);
+            return Err(Error::range("IndexedTokens", "end of the tokens", range.end, allowed));
         }
         Ok(tokens)
     }
@@ -212,7 +212,7 @@ impl IndexedTokensWriter {
     /// Fails if the format has no code for the type (`u32`), or the file cannot be created.
     pub fn create(prefix: impl AsRef<Path>, kind: TokenType) -> Result<Self> {
         let code = CODES.iter().find(|(_, known)| *known == kind).map(|(code, _)| *code).ok_or_else(|| {
-            Error::argument("IndexedTokensWriter", format!("the format has no code for {kind}; use i32"))
+            Error::unsupported("IndexedTokensWriter", format!("the format has no code for {kind}; use i32"))
         })?;
         let path = with(prefix.as_ref(), ".bin");
         // An old index would misplace the new tokens if this ends early.
@@ -234,8 +234,8 @@ impl IndexedTokensWriter {
     pub fn document(&mut self, tokens: &[u32]) -> Result<()> {
         const OP: &str = "IndexedTokensWriter::document";
         let length = i32::try_from(tokens.len());
-        let length =
-            length.map_err(|_| Error::argument(OP, format!("{} tokens are too many for a sequence", tokens.len())))?;
+        let many = |_| Error::range(OP, "number of tokens", tokens.len(), "at most what an i32 counts");
+        let length = length.map_err(many)?;
         self.bytes.clear();
         self.kind.store(OP, tokens, &mut self.bytes)?;
         self.tokens.write_all(&self.bytes).map_err(|e| Error::io(with(&self.prefix, ".bin"), e))?;

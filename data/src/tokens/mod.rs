@@ -58,7 +58,8 @@ impl<S: TokenSource + ?Sized> TokenSource for Arc<S> {
 }
 
 fn past_the_end(start: u64, count: usize, len: u64) -> Error {
-    Error::argument("tokens", format!("{count} tokens from {start} on are past the end: there are {len}"))
+    let end = start.saturating_add(count as u64);
+    Error::range("tokens", "end of the tokens", end, format!("at most {len}, the number of tokens"))
 }
 
 /// Reads `count` tokens of a type from byte `offset` of `file` on.

@@ -36,8 +36,8 @@ impl<S: TokenSource> TokenWindows<S> {
     /// Fails if `context` is 0, or there are not enough tokens for one window.
     pub fn new(source: S, context: usize) -> Result<Self> {
         if context == 0 || source.len() <= context as u64 {
-            let why = format!("{} tokens have no window of {context} inputs and their targets", source.len());
-            return Err(Error::argument("TokenWindows", why));
+            let allowed = format!("at least 1, and less than the {} tokens", source.len());
+            return Err(Error::range("TokenWindows", "context", context, allowed));
         }
         Ok(TokenWindows { source, context, stride: context })
     }
@@ -49,7 +49,7 @@ impl<S: TokenSource> TokenWindows<S> {
     /// Fails if `stride` is 0.
     pub fn stride(mut self, stride: usize) -> Result<Self> {
         if stride == 0 {
-            return Err(Error::argument("TokenWindows::stride", "windows that begin at one place would have no end"));
+            return Err(Error::range("TokenWindows::stride", "stride", stride, "at least 1"));
         }
         self.stride = stride;
         Ok(self)
@@ -79,7 +79,7 @@ pub fn next_tokens(windows: Vec<Vec<u32>>) -> Result<(Array, Array)> {
     if length < 2 || windows.iter().any(|window| window.len() != length) {
         let lengths: Vec<usize> = windows.iter().map(Vec::len).collect();
         let why = format!("windows of {lengths:?} tokens: they must have one length, of at least 2");
-        return Err(Error::argument("next_tokens", why));
+        return Err(Error::lengths("next_tokens", &lengths, why));
     }
     let values = |from: usize| -> Result<Array> {
         let mut values = Vec::with_capacity(windows.len() * (length - 1));
@@ -109,7 +109,7 @@ mod tests {
         let windows = TokenWindows::new((0..8u32).collect::<Vec<_>>(), 3).unwrap().stride(1).unwrap();
         assert_eq!((windows.len(), windows.get(4).unwrap()), (5, vec![4, 5, 6, 7]));
         assert!(windows.stride(0).is_err());
-        assert!(TokenWindows::new(vec![1, 2, 3], 3).unwrap_err().to_string().contains("3 tokens have no window of 3"));
+        assert!(TokenWindows::new(vec![1, 2, 3], 3).unwrap_err().to_string().contains("less than the 3 tokens"));
         assert!(TokenWindows::new(vec![1, 2, 3], 0).is_err());
     }
 

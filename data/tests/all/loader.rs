@@ -329,8 +329,8 @@ fn numbers_that_make_no_sense_are_refused() {
     let loader = || Loader::new(InMemory::new(vec![1, 2, 3]));
     for (loader, says) in [
         (loader().batch(0), "a batch of 0 examples"),
-        (loader().rank(2, 2), "no rank 2 among 2"),
-        (loader().rank(0, 0), "no rank 0 among 0"),
+        (loader().rank(2, 2), "rank is 2, and must be in 0..2"),
+        (loader().rank(0, 0), "rank is 0, and must be in 0..0"),
         (loader().ahead(0), "0 batches ahead"),
         (loader().batch(usize::MAX).last(Last::Pad), "are padded from 3"),
     ] {
@@ -340,7 +340,7 @@ fn numbers_that_make_no_sense_are_refused() {
     assert!(loader().ahead(0).workers(0).epoch(0).is_ok());
     assert_eq!(loader().batch(2).steps().unwrap(), 2);
     let error = loader().resume(State { epoch: 1, position: 4 }).unwrap_err().to_string();
-    assert!(error.contains("past the end"), "{error}");
+    assert!(error.contains("position is 4, and must be at most 3"), "{error}");
     assert_eq!(loader().batch(usize::MAX).epoch(0).unwrap().count(), 1);
 }
 

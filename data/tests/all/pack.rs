@@ -80,8 +80,13 @@ fn rows_are_filled_as_they_say() {
     assert_eq!(best_fit(&[1, 2, 3, 4], 5, 4).unwrap(), [vec![0, 3], vec![1, 2]]);
     assert_eq!(best_fit(&[1, 2, 3, 4], 5, 2).unwrap(), [vec![0, 1], vec![3], vec![2]]);
     for fit in [first_fit, best_fit] {
-        assert!(fit(&[6], 5, 1).unwrap_err().to_string().contains("length 0 is 6, and a row holds 5"));
-        assert!(fit(&[1], 5, 0).unwrap_err().to_string().contains("at least one open row"));
+        assert!(
+            fit(&[6], 5, 1)
+                .unwrap_err()
+                .to_string()
+                .contains("length is 6, and must be at most 5, which a row holds; it is length 0")
+        );
+        assert!(fit(&[1], 5, 0).unwrap_err().to_string().contains("number of open rows is 0"));
         assert!(fit(&[], 5, 1).unwrap().is_empty());
     }
     assert!(Packed::concatenated(documents(&[1]), 0).is_err());

@@ -71,7 +71,7 @@ fn malformed_idx_files_are_errors() {
         (vec![1, 0, 8, 1, 0, 0, 0, 0], &["two zeros"]),
         (vec![0, 0, 8, 3, 0, 0], &["within its sizes"]),
         (idx(0x08, &[u32::MAX, u32::MAX, u32::MAX], &[]), &["do not fit"]),
-        (idx(0x08, &[1; 9], &[1]), &["bad", "9 dimensions"]),
+        (idx(0x08, &[1; 9], &[1]), &["bad", "rank is 9"]),
     ] {
         says(read_idx(folder.file("bad", bytes)), words);
     }
@@ -97,7 +97,7 @@ fn csv_is_read_as_its_standard_has_it() {
     says(csv.get(3).unwrap().number::<f32>("y"), &["a.csv: line 7: column `y` is ``, no number"]);
     says(csv.get(0).unwrap().text("z"), &["line 2", "no column `z` among", "name"]);
     says(csv.get(0).unwrap().number::<u8>("y"), &["2.5"]);
-    says(csv.get(4), &["no example 4 among 4"]);
+    says(csv.get(4), &["index is 4, and must be in 0..4"]);
     let twice = Csv::open(folder.file("twice.csv", "a,b,a\n1,2,3\n")).unwrap().get(0).unwrap();
     says(twice.text("a"), &["twice.csv: line 2: there are several columns `a`"]);
     assert_eq!(twice.text("b").unwrap(), "2");
@@ -171,7 +171,7 @@ fn text_is_read_by_file_and_by_line() {
     says(TextFolder::open(folder.path("none"), "txt"), &["none"]);
     let lines = TextLines::open(folder.file("lines", "\u{feff}one\n \ntwo\r\nthree\r")).unwrap();
     assert_eq!((0..3).map(|i| lines.get(i).unwrap()).collect::<Vec<_>>(), ["one", "two", "three"]);
-    says(lines.get(3), &["no example 3 among 3"]);
+    says(lines.get(3), &["index is 3, and must be in 0..3"]);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn characters_are_tokens() {
     assert_eq!(vocabulary.decode(&tokens).unwrap(), "warp, weft");
     assert_eq!((vocabulary.token('z'), vocabulary.token(' ')), (None, Some(0)));
     says(vocabulary.encode("zebra"), &["'z' is not in the vocabulary"]);
-    says(vocabulary.decode(&[99]), &["no token 99 among 9"]);
+    says(vocabulary.decode(&[99]), &["token is 99, and must be in 0..9"]);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn shards_are_read_as_webdataset_names_them() {
     assert_eq!(shards.get(1).unwrap().field("seg.png").unwrap(), b"s");
     assert_eq!((shards.get(2).unwrap().key, shards.get(2).unwrap().fields["txt"].len()), (format!("{long}b"), 4));
     says(first.field("json"), &["a/7: there is no field `json` among cls, jpg"]);
-    says(shards.get(4), &["no example 4 among 4"]);
+    says(shards.get(4), &["index is 4, and must be in 0..4"]);
     // Put together, as `cat` does: each ends with blocks of zeros.
     let parts = [tar(&[("a.x", b"1"), ("b.x", b"2")]), tar(&[("c.x", b"3")])];
     let both = TarShards::open([folder.file("both.tar", parts.concat())]).unwrap();

@@ -55,7 +55,7 @@ fn states_of_something_else_are_refused() {
         ("3", "at least two integers"),
         ("1 2 3 4", "has 1 integers"),
         ("0 0 5", "more examples of its block"),
-        ("11 0 0", "there are only 10"),
+        ("11 0 0", "at most 10, the number of examples"),
     ] {
         assert!(restore(state).contains(says), "{}", restore(state));
     }
@@ -107,7 +107,7 @@ fn loaders_that_make_no_sense_are_refused() {
     for wrong in [loader().batch(0), loader().rank(1, 1), loader().ahead(0)] {
         assert!(wrong.start().unwrap_err().to_string().contains("at least 1"));
     }
-    assert!(loader().resume(&StreamState(vec![4])).unwrap_err().to_string().contains("only 3"));
+    assert!(loader().resume(&StreamState(vec![4])).unwrap_err().to_string().contains("at most 3, the number"));
     assert!(loader().batch(2).start().unwrap().nth(1).unwrap().unwrap().data.len() == 1);
     let two = |x: i32| if x == 2 { panic!("two") } else { Ok(x) };
     let loader = StreamLoader::new(move || Replay::new(move || Ok((0..6).map(two)))).batch(2);

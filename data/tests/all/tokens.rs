@@ -26,12 +26,19 @@ fn every_type_is_read_as_it_was_written() {
             assert_eq!(file.tokens(3, 1).unwrap(), tokens[3..4]);
             assert!(file.tokens(5, 0).unwrap().is_empty());
             let error = file.tokens(3, 3).unwrap_err().to_string();
-            assert!(error.contains("3 tokens from 3 on are past the end: there are 5"), "{error}");
+            assert!(error.contains("end of the tokens is 6, and must be at most 5"), "{error}");
             assert!(file.tokens(u64::MAX, 2).is_err());
         }
         if kind.largest() < u32::MAX {
             let error = write_tokens(&path, kind, &[3, kind.largest() + 1]).unwrap_err().to_string();
-            assert!(error.contains(&format!("token 1 is {}, and {kind} holds up to", kind.largest() + 1)), "{error}");
+            assert!(
+                error.contains(&format!(
+                    "token is {}, and must be at most {}, as {kind} holds",
+                    kind.largest() as u64 + 1,
+                    kind.largest()
+                )),
+                "{error}"
+            );
         }
     }
 }
@@ -119,7 +126,13 @@ fn megatrons_files_are_read() {
     assert_eq!(tokens.document_tokens(0, 1..3).unwrap(), [2, 3]);
     assert_eq!(tokens.document_tokens(0, 2..3).unwrap(), [3]);
     assert!(tokens.document_tokens(0, 3..3).unwrap().is_empty());
-    assert!(tokens.document_tokens(0, 1..4).unwrap_err().to_string().contains("1..4 of document 0, which has 3"));
+    assert!(
+        tokens
+            .document_tokens(0, 1..4)
+            .unwrap_err()
+            .to_string()
+            .contains("end of the tokens is 4, and must be in 1..=3 in document 0")
+    );
     assert!(tokens.get(2).is_err() && tokens.sequence(3).is_err());
 }
 
@@ -131,7 +144,11 @@ fn what_is_written_for_megatron_has_its_bytes() {
     writer.document(&[]).unwrap();
     writer.document(&[4]).unwrap();
     assert!(
-        writer.document(&[70_000]).unwrap_err().to_string().contains("token 0 is 70000, and u16 holds up to 65535")
+        writer
+            .document(&[70_000])
+            .unwrap_err()
+            .to_string()
+            .contains("token is 70000, and must be at most 65535, as u16 holds")
     );
     writer.finish().unwrap();
     assert_eq!(std::fs::read(folder.path("w.bin")).unwrap(), [1, 0, 2, 0, 3, 0, 4, 0]);

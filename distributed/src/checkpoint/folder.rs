@@ -133,7 +133,7 @@ impl Folder {
                     "while step {step} was saved, another save made {now} the latest in {}: are these ranks of a world that was replaced?",
                     self.path.display()
                 );
-                Err(Error::argument("Folder::save", why))
+                Err(Error::usage("Folder::save", why))
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
-    io::Write,
+    io::{self, Write},
     path::PathBuf,
     thread::sleep,
     time::{Duration, Instant},
@@ -107,9 +107,8 @@ impl Folder {
         let holder = fs::read_to_string(self.lock_path()).unwrap_or_default();
         let holder = if holder.is_empty() { "another process".into() } else { holder };
         let why = format!(
-            "{holder} saves checkpoints in {}, and still does after {waited:.0?}: wait for it or end it, or save in another folder",
-            self.path().display()
+            "{holder} saves checkpoints in this folder, and still does after {waited:.0?}: wait for it or end it, or save in another folder"
         );
-        Error::argument("Folder::lock", why)
+        Error::io(self.path(), io::Error::new(io::ErrorKind::ResourceBusy, why))
     }
 }

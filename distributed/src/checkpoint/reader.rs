@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    fs,
+    fs, io,
     path::PathBuf,
     thread::sleep,
     time::{Duration, Instant},
@@ -57,10 +57,9 @@ impl Folder {
         while !self.step(step).join(MANIFEST).is_file() {
             if begun.elapsed() > patience {
                 let why = format!(
-                    "rank 0 has a checkpoint of step {step} in {}, which this rank did not see within {patience:?}: do all ranks share this folder?",
-                    self.path().display()
+                    "rank 0 has a checkpoint of step {step}, which this rank did not see within {patience:?}: do all ranks share this folder?"
                 );
-                return Err(Error::argument("load", why));
+                return Err(Error::io(self.path(), io::Error::new(io::ErrorKind::TimedOut, why)));
             }
             sleep(POLL);
         }
@@ -295,7 +294,7 @@ fn check_kind(wanted: &Wanted, entry: &TensorEntry) -> Result<()> {
 /// Zeros in host memory; an error if there is not enough.
 fn zeros(len: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let none = |_| Error::argument("load", format!("the host has no memory for {len} bytes"));
+    let none = |_| Error::range("load", "number of bytes", len, "no more than the host's memory can hold");
     bytes.try_reserve_exact(len).map_err(none)?;
     bytes.resize(len, 0);
     Ok(bytes)

@@ -95,7 +95,7 @@ impl<R: Runtime> SnapshotWriter<R> {
             work(&comm)
         };
         let thread = Builder::new().name("checkpoint".into()).spawn(write);
-        let none = |e| Error::argument("save", format!("no thread to save in: {e}"));
+        let none = |e| Error::io("thread checkpoint", e);
         self.running = Some(thread.map_err(none)?);
         Ok(())
     }

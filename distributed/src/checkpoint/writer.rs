@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     path::Path,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -83,7 +83,7 @@ impl Folder {
         while let Some(rank) = missing() {
             if begun.elapsed() > patience {
                 let why = format!("rank {rank} saved nothing of step {step} within {patience:?}");
-                return Err(Error::argument("Folder::save_orphaned", why));
+                return Err(Error::io(&at, io::Error::new(io::ErrorKind::TimedOut, why)));
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -110,12 +110,21 @@ impl<R: Runtime> Ddp<R> {
         let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
         let all = self.comm.exchange(&bytes)?;
         let total = counts.iter().try_fold(0u64, |sum, &count| sum.checked_add(count)).filter(|&total| total > 0);
-        let why = match (all.iter().position(|other| *other != bytes), total) {
+        const OP: &str = "weighted_all_reduce_gradients";
+        let error = match (all.iter().position(|other| *other != bytes), total) {
             (None, Some(total)) if counts.len() == all.len() => return Ok(total),
-            (Some(rank), _) => format!("the counts of this rank, {counts:?}, are not those of rank {rank}"),
-            _ => format!("needs a count for each of {} ranks, not all of them 0; it was given {counts:?}", all.len()),
+            (Some(rank), _) => {
+                Error::mismatch(OP, format!("the counts of this rank, {counts:?}, are not those of rank {rank}"))
+            }
+            _ => {
+                let why = format!(
+                    "needs a count for each of {} ranks, not all of them 0; it was given {counts:?}",
+                    all.len()
+                );
+                Error::lengths(OP, &[counts.len()], why)
+            }
         };
-        Err(Error::argument("weighted_all_reduce_gradients", why).on_rank(self.comm.world_rank()))
+        Err(error.on_rank(self.comm.world_rank()))
     }
 
     fn reduce(&self, gradients: &mut Gradients<R>, weight: f64) -> Result<()> {

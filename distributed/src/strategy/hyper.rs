@@ -21,8 +21,13 @@ pub(super) fn share_groups<'s, R: Runtime>(
     for part in parts {
         let wanted = part.hyper_parameters()?.len();
         let Some((own, others)) = rest.split_at_checked(wanted) else {
-            let why = format!("hyper-parameters of {} groups were given, there are more", groups.len());
-            return Err(Error::argument("set_hyper_parameters", why));
+            let name = "number of groups of hyper-parameters";
+            return Err(Error::range(
+                "set_hyper_parameters",
+                name,
+                groups.len(),
+                "that of all optimizers, which is more",
+            ));
         };
         take(part, own)?;
         rest = others;

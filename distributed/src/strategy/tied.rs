@@ -180,7 +180,7 @@ fn parsed(rank: usize, line: &str) -> Option<CopyRecord> {
 
 /// Checks the copies of a tie. Every rank sees the same lines, so all find the same fault.
 fn check(tie: &Tie, lines: &[&CopyRecord]) -> Result<()> {
-    let refuse = |why: String| Err(Error::argument("pipeline tie", format!("{:?}: {why}", tie.0)));
+    let refuse = |why: String| Err(Error::state(format!("pipeline tie {:?}", tie.0), why));
     let Some(first) = lines.first() else {
         return refuse("no stage has a parameter of this name".into());
     };

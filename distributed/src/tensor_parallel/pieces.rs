@@ -52,7 +52,7 @@ impl<R: Runtime> Function<R> for InPieces<R> {
         let out = match self.what {
             Exchange::AllGather(dim) => self.of_gathered(dim, ins),
             Exchange::ReduceScatter(dim) => self.scattered(dim, ins),
-            other => Err(Error::argument("linear in pieces", format!("{} has no pieces", other.name()))),
+            other => Err(Error::unsupported("linear in pieces", format!("{} has no pieces", other.name()))),
         };
         Ok(vec![out?])
     }

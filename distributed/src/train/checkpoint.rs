@@ -73,7 +73,7 @@ impl Updates {
             "the update of step {} failed while it was made, so some weights are those before it and some those after it: load a checkpoint",
             self.steps + 1
         );
-        Err(Error::argument("a training step", why))
+        Err(Error::usage("a training step", why))
     }
 
     /// An error if [`restore`](Updates::restore) would refuse these numbers.

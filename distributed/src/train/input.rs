@@ -31,7 +31,7 @@ impl<R: Runtime> StepInput<R> {
             StepInput::Loss(loss) => Ok(StepInput::Loss(loss.into_mean()?)),
             StepInput::Run(_) => {
                 let why = "the loss of a pipeline belongs to its model: give it a mean there";
-                Err(Error::argument("StepInput::into_mean", why))
+                Err(Error::usage("StepInput::into_mean", why))
             }
         }
     }
@@ -42,7 +42,7 @@ impl<R: Runtime> StepInput<R> {
             StepInput::Loss(loss) => Ok(loss),
             StepInput::Run(_) => {
                 let why = "its model is whole, and it was given the tensors of a pipeline: compute the loss of the micro-batch";
-                Err(Error::argument("a training step", why))
+                Err(Error::usage("a training step", why))
             }
         }
     }
@@ -54,7 +54,7 @@ impl<R: Runtime> StepInput<R> {
             StepInput::Loss(_) => {
                 let why =
                     "its model is in stages, which compute the loss, and it was given one: give it `MicroBatches`";
-                Err(Error::argument("a training step", why))
+                Err(Error::usage("a training step", why))
             }
         }
     }

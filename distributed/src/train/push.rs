@@ -54,7 +54,7 @@ impl<R: Runtime> TrainStep<R> {
     /// An error if the model is in stages, which compute losses themselves.
     fn require_whole(&self, op: &'static str) -> Result<()> {
         let why = "the model is in stages, which compute losses and gradients themselves: give micro-batches to `step`";
-        if self.stages.is_none() { Ok(()) } else { Err(Error::argument(op, why)) }
+        if self.stages.is_none() { Ok(()) } else { Err(Error::usage(op, why)) }
     }
 
     fn push(&mut self, loss: Loss<R>) -> Result<Option<TrainingMetrics<R>>> {
@@ -118,7 +118,7 @@ impl<R: Runtime> TrainStep<R> {
             self.pushed.len(),
             self.accumulation()
         );
-        Err(Error::argument("a training step", why))
+        Err(Error::usage("a training step", why))
     }
 
     /// The ranks over which losses are summed, and the gradients of a model without stages.

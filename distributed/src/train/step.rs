@@ -194,7 +194,7 @@ impl<R: Runtime> TrainStep<R> {
     /// # Errors
     /// Fails as [`Pipeline::evaluate`], and if the model has no stages.
     pub fn evaluate_stages(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
-        let no_stages = || Error::argument("TrainStep::evaluate_stages", "the model is whole: call it");
+        let no_stages = || Error::usage("TrainStep::evaluate_stages", "the model is whole: call it");
         self.stages.as_mut().ok_or_else(no_stages)?.evaluate(&mut *self.strategy, batch)
     }
 
@@ -224,13 +224,12 @@ impl<R: Runtime> TrainStep<R> {
         if uneven {
             features.and(Feature::Uneven).check("TrainStep::step_uneven")?;
             if most == 0 || own > most {
-                let why = format!("a rank has at most {most} micro-batches of at least one, this one was given {own}");
-                return Err(Error::argument("TrainStep::step_uneven", why));
+                let allowed = format!("at most {most}, and that at least 1");
+                return Err(Error::range("TrainStep::step_uneven", "number of micro-batches", own, allowed));
             }
         } else if own > configured || most == 0 {
-            let why =
-                format!("a step has 1 to {configured} micro-batches by its configuration, it was asked for {own}");
-            return Err(Error::argument("TrainStep::step_with", why));
+            let allowed = format!("in 1..={configured}, by the configuration");
+            return Err(Error::range("TrainStep::step_with", "number of micro-batches", own, allowed));
         }
         Ok(())
     }

@@ -81,9 +81,14 @@ impl Updates {
             if empty == EmptyStep::Skips {
                 return Ok(TrainingMetrics { loss: weight, ..metrics });
             }
-            let why = "the losses of all ranks and micro-batches together weigh 0, so there is no mean to train on: leave out a \
-                       step that has no examples or tokens anywhere";
-            return Err(Error::argument("a training step", why));
+            let allowed =
+                "above 0, or there is no mean to train on: leave out a step that has no examples or tokens anywhere";
+            return Err(Error::range(
+                "a training step",
+                "weight of the losses of all ranks and micro-batches",
+                0.0,
+                allowed,
+            ));
         }
         metrics.stepped = !self.may_skip() || decided(everyone, strategy.is_finite()?)?;
         let mut scale = weight.mul(self.loss_scale())?.recip()?;

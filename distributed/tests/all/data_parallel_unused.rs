@@ -180,7 +180,7 @@ fn a_step_that_weighs_nothing_is_an_error_and_changes_nothing() {
             assert!(how == ZeroStage::Parameters || weights(&model)? == before);
             step.map(|_| ())
         });
-        refused(outcomes.unwrap(), &["the losses of all ranks and micro-batches together weigh 0"]);
+        refused(outcomes.unwrap(), &["weight of the losses of all ranks and micro-batches is 0"]);
     }
 }
 

@@ -88,11 +88,11 @@ impl SharedFolder {
         let SharedFolder { path, launch, join_timeout } = self;
         let launch = launch.or_else(Launch::from_env).ok_or_else(|| {
             let why = "the rank of this process is unknown: start all with `srun` or `torchrun`, or set RANK, WORLD_SIZE and LOCAL_RANK for each, with ranks from 0";
-            Error::argument(OP, why)
+            Error::config(OP, "launch", why)
         })?;
         let Launch { rank, size, local_rank } = launch;
         if rank >= size {
-            return Err(Error::argument(OP, format!("rank {rank} is none of {size} processes, which count from 0")));
+            return Err(Error::range(OP, "rank", rank, format!("in 0..{size}")));
         }
         let open = move || Ok(Box::new(rendezvous::join(&path, rank, size, join_timeout)?) as Box<dyn Transport>);
         Ok(Processes::over(open)?.message_limit(MESSAGE).local(local_rank))
@@ -143,7 +143,7 @@ pub(crate) mod tests {
         let folder = Scratch::new("unnamed");
         let beyond = Launch { rank: 2, size: 2, local_rank: 0 };
         let error = SharedFolder::new(folder.path()).launch(beyond).join().unwrap_err().to_string();
-        assert!(error.contains("rank 2 is none of 2 processes"), "{error}");
+        assert!(error.contains("rank is 2, and must be in 0..2"), "{error}");
     }
 
     #[test]

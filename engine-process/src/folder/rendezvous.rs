@@ -49,7 +49,7 @@ pub(super) fn join(folder: &Path, rank: usize, size: usize, timeout: Duration) -
     let own = Registration { number: random_id(), agrees: List::new() };
     let mut rendezvous = FolderRendezvous { folder, rank, own, begun: Instant::now(), timeout };
     rendezvous.run(size).map_err(|failure| match failure {
-        Failure::Io(error) => failed(format!("{} cannot be used: {error}", folder.display())).on_rank(rank),
+        Failure::Io(error) => Error::io(folder, error).on_rank(rank),
         Failure::Other(error) => error.on_rank(rank),
     })
 }

@@ -236,16 +236,13 @@ impl Transport for FolderTransport {
     // SAFETY: asked of callers as the trait says.
     unsafe fn send(&mut self, on: Channel, from: *const u8, bytes: usize, to: usize, tag: u32) -> Result<Request> {
         let Some(Some(peer)) = self.peers.get_mut(to) else {
-            return Err(Error::argument("send", format!("there is no other process {to}")));
+            return Err(Error::range("send", "rank", to, "another process"));
         };
         // SAFETY: the caller promises that the bytes exist and do not change; they are not used after this call.
         let message = if bytes == 0 { &[][..] } else { unsafe { slice::from_raw_parts(from, bytes) } };
-        let failed = |error| {
-            let job = self.job.display();
-            Error::argument(
-                "send",
-                format!("a message of {bytes} bytes for rank {to} could not be written to {job}: {error}"),
-            )
+        let failed = |error: io::Error| {
+            let why = format!("a message of {bytes} bytes for rank {to} could not be written: {error}");
+            Error::io(&self.job, io::Error::new(error.kind(), why))
         };
         peer.to.append(on, tag, message).map_err(failed)?;
         Ok(Request(SENT))

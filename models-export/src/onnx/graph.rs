@@ -1,6 +1,6 @@
 //! Graphs in ONNX's format: nodes, small constants, and weights in a file of their own.
 
-use std::{collections::BTreeSet, ffi::OsString, path::Path};
+use std::{collections::BTreeSet, ffi::OsString, io, path::Path};
 
 use data::protobuf::ProtoMessage;
 use numcore::{Error, Result, safetensors::Replacement};
@@ -138,13 +138,12 @@ impl<'a> OnnxGraph<'a> {
             return self.weights.iter().try_for_each(|weight| (weight.value)().map(drop));
         }
         let Some(mut file) = path.file_name().map(OsString::from) else {
-            return Err(Error::argument("save_onnx", format!("`{}` does not name a file", path.display())));
+            return Err(unsuitable(path, "does not name a file"));
         };
         file.push(".data");
         let data = path.with_file_name(&file);
-        let location = file.to_str().ok_or_else(|| {
-            Error::argument("save_onnx", format!("`{}` is not UTF-8, as names in this format must be", path.display()))
-        })?;
+        let no_text = || unsuitable(path, "is not UTF-8, as names in this format must be");
+        let location = file.to_str().ok_or_else(no_text)?;
         let (mut weights, mut offset) = (Replacement::new(&data)?, 0);
         let mut initializers = self.constants.clone();
         for weight in &self.weights {
@@ -229,6 +228,10 @@ impl Attribute<'_> {
             Attribute::Ints(list) => list.iter().fold(attribute, |a, &x| a.int(8, x)).int(20, 7),
         }
     }
+}
+
+fn unsuitable(path: &Path, why: &str) -> Error {
+    Error::io(path, io::Error::new(io::ErrorKind::InvalidInput, why))
 }
 
 /// The message of a tensor, without its data.

@@ -29,10 +29,11 @@ impl ChatExample {
 /// Fails if the context is 0, or an example has not as many marks as tokens.
 pub fn pack_examples(examples: &[ChatExample], context: usize) -> Result<Vec<PackedRow>> {
     if context == 0 {
-        return Err(Error::argument("pack_examples", "rows of 0 tokens hold no conversation"));
+        return Err(Error::range("pack_examples", "context", context, "at least 1 to hold a conversation"));
     }
     if let Some(at) = examples.iter().position(|e| e.tokens.len() != e.learned.len()) {
-        return Err(Error::argument("pack_examples", format!("example {at} has not one mark for each token")));
+        let why = format!("example {at} has not one mark for each token");
+        return Err(Error::lengths("pack_examples", &[examples[at].tokens.len(), examples[at].learned.len()], why));
     }
     let lengths: Vec<usize> = examples.iter().map(|e| e.tokens.len().min(context)).collect();
     let rows = first_fit(&lengths, context, 64)?;

@@ -89,19 +89,20 @@ impl<R: Runtime> KvCache<R> {
 
     /// Checks that this model's cache has room for `tokens` more tokens in each of `rows` rows.
     pub(super) fn check(&self, rows: usize, tokens: usize, layers: usize) -> Result<()> {
-        let wrong = |why: String| Err(Error::argument("KvCache", why));
+        let wrong = |name, value: usize, allowed| Err(Error::range("KvCache", name, value, allowed));
         if layers != self.layers.len() {
-            return wrong(format!("is for {} layers, and the model has {layers}", self.layers.len()));
+            return wrong("number of layers", layers, format!("{}, as the cache is for", self.layers.len()));
         }
         if is_grad_enabled() {
-            return wrong("no gradient flows through a cache: compute within `no_grad`".into());
+            return Err(Error::usage("KvCache", "no gradient flows through a cache: compute within `no_grad`"));
         }
         if rows != self.padding.len() {
-            return wrong(format!("is for {} rows, given {rows}", self.padding.len()));
+            return wrong("number of rows", rows, format!("{}, as the cache is for", self.padding.len()));
         }
         if tokens > self.capacity - self.len {
             let (len, room) = (self.len, self.capacity);
-            return wrong(format!("has room for {room} tokens and holds {len}; {tokens} more do not fit"));
+            let allowed = format!("at most {}: the cache has room for {room} tokens and holds {len}", room - len);
+            return wrong("number of tokens", tokens, allowed);
         }
         Ok(())
     }

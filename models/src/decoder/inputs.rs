@@ -58,11 +58,11 @@ impl<R: Runtime> Placement<R> {
         if let Some(cache) = &inputs.cache {
             if inputs.positions.is_some() || inputs.segments.is_some() {
                 let why = "a cache knows the positions of its tokens: give none, and no segments";
-                return Err(Error::argument("decoder", why));
+                return Err(Error::usage("decoder", why));
             }
             if context.ranks() > 1 {
                 let why = "a cache has all tokens of a sequence, and sequences of this model are cut over ranks";
-                return Err(Error::argument("decoder", why));
+                return Err(Error::unsupported("decoder", why));
             }
             cache.check(b, t, layers)?;
             return Placement::after(cache, range(cache.len())?, t);

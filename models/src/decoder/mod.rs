@@ -247,8 +247,8 @@ impl<R: Runtime> Stage<R> for Decoder<R> {
                 (x, DecoderInputs { positions: Some(positions), segments: Some(segments), cache: None })
             }
             _ => {
-                let why = format!("takes one value, or it with positions and segments, got {}", inputs.len());
-                return Err(Error::argument("decoder stage", why));
+                let allowed = "1, or 3 with positions and segments";
+                return Err(Error::range("decoder stage", "number of values", inputs.len(), allowed));
             }
         };
         let placement = self.placement(x, &given)?;

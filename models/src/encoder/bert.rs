@@ -183,7 +183,7 @@ impl<R: Runtime> Bert<R> {
     /// [`Tokens`](BertTask::Tokens).
     pub fn pooled(&self, states: &Var<R>) -> Result<Var<R>> {
         let Some(pooler) = &self.pooler else {
-            return Err(Error::argument("bert", "a model for tokens has no pooler"));
+            return Err(Error::unsupported("bert", "a model for tokens has no pooler"));
         };
         pooler.forward(&states.select(1, 0)?).within("pooler")?.tanh()
     }

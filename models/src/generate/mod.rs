@@ -63,13 +63,13 @@ pub fn generate<R: Runtime>(
         return Err(Error::state(name, why));
     }
     if let Some(at) = prompts.iter().position(|prompt| prompt.tokens.is_empty()) {
-        let why = format!("prompt {at} is empty: begin with the token that begins a text");
-        return Err(Error::argument("generate", why));
+        let allowed = format!("at least 1: begin prompt {at} with the token that begins a text");
+        return Err(Error::range("generate", "length of the prompt", 0usize, allowed));
     }
     let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
     if let Some(most) = options.max_length.filter(|&most| longest >= most) {
         let why = format!("a prompt has {longest} tokens, and `max_length` of {most} leaves no room");
-        return Err(Error::argument("generate", why));
+        return Err(Error::config("generate", "max_length", why));
     }
     if prompts.is_empty() || options.max_new_tokens == 0 {
         let nothing = |_: &Prompt| Generated { tokens: Vec::new(), reason: FinishReason::Length };

@@ -35,7 +35,7 @@ fn expect_numbers(scores: &[f32], whence: &str) -> Result<()> {
         None => return Ok(()),
         Some(token) => format!("{whence} a logit of {} for token {token}", scores[token]),
     };
-    Err(Error::argument("generate", why))
+    Err(Error::anomaly("generate", why))
 }
 
 /// Applies the repetition penalty to each token of the text, once however often it occurs.
@@ -133,7 +133,7 @@ impl Draw {
             (0..scores.len()).fold(0, best)
         };
         let at = if sample { self.drawn(scores).unwrap_or_else(likeliest) } else { likeliest() };
-        u32::try_from(at).map_err(|_| Error::argument("generate", format!("token {at} is no u32")))
+        u32::try_from(at).map_err(|_| Error::range("generate", "token", at, "a u32"))
     }
 
     /// The token at which the sum of probabilities passes the random number.

@@ -16,7 +16,7 @@ impl<R: Runtime> Lora<R> {
     /// Fails if all are merged already, a weight is stored in four bits, or one shares memory with another tensor.
     pub fn merge(&mut self) -> Result<()> {
         if self.layers.iter().all(|layer| layer.merged) {
-            return Err(Error::argument("lora", "the adapters are merged already"));
+            return Err(Error::usage("lora", "the adapters are merged already"));
         }
         self.layers.iter_mut().filter(|layer| !layer.merged).try_for_each(AdaptedLayer::merge)
     }
@@ -27,7 +27,7 @@ impl<R: Runtime> Lora<R> {
     /// Fails if none is merged, or a weight shares memory with another tensor.
     pub fn unmerge(&mut self) -> Result<()> {
         if !self.is_merged() {
-            return Err(Error::argument("lora", "the adapters are not merged"));
+            return Err(Error::usage("lora", "the adapters are not merged"));
         }
         self.layers.iter_mut().filter(|layer| layer.merged).try_for_each(AdaptedLayer::unmerge)
     }

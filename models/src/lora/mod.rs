@@ -195,11 +195,11 @@ impl<R: Runtime> Lora<R> {
     pub fn without<T>(&self, compute: impl FnOnce() -> T) -> Result<T> {
         if self.is_merged() {
             let why = "the adapters are merged: unmerge them to compute without them";
-            return Err(Error::argument("lora", why));
+            return Err(Error::usage("lora", why));
         }
         if !self.saved.is_empty() {
             let why = "`modules_to_save` are trained in place: their earlier values are not kept";
-            return Err(Error::argument("lora", why));
+            return Err(Error::usage("lora", why));
         }
         let taken = |layer: &AdaptedLayer<R>| {
             let adapter = layer.slot.replace(layer.adapter.base());

@@ -266,7 +266,7 @@ fn what_a_cache_cannot_do_is_an_error() {
     let inputs = DecoderInputs { cache: Some(&mut small), ..Default::default() };
     let one = Var::new(Tensor::zeros(&cpu(), [1, 1], DType::I64).unwrap());
     let error = no_grad(|| model.forward_with(&one, inputs)).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("is for 1 layers, and the model has 2"), "{error}");
+    assert!(error.contains("number of layers is 2, and must be 1"), "{error}");
     let tokens = |b: usize, t: usize| Var::new(Tensor::zeros(&cpu(), [b, t], DType::I64).unwrap());
     let call = |b, t| {
         let mut cache = model.cache(4, vec![0, 0]);
@@ -274,7 +274,7 @@ fn what_a_cache_cannot_do_is_an_error() {
         no_grad(|| model.forward_with(&tokens(b, t), inputs)).map(|_| ()).unwrap_err().to_string()
     };
     assert!(call(2, 5).contains("room for 4 tokens"), "{}", call(2, 5));
-    assert!(call(1, 2).contains("is for 2 rows"), "{}", call(1, 2));
+    assert!(call(1, 2).contains("number of rows is 1, and must be 2"), "{}", call(1, 2));
     let mut cache = model.cache(4, vec![0]);
     let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
     let error = model.forward_with(&tokens(1, 1), inputs).map(|_| ()).unwrap_err().to_string();

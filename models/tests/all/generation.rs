@@ -171,7 +171,7 @@ fn what_cannot_be_continued_is_an_error() {
     let error = |prompt: Vec<u32>, options: &GenerationOptions| {
         generate(&model, &[prompt.into()], options, None).unwrap_err().to_string()
     };
-    assert!(error(vec![], &greedy(1)).contains("prompt 0 is empty"));
+    assert!(error(vec![], &greedy(1)).contains("begin prompt 0 with the token that begins a text"));
     assert!(error(vec![1; 65], &greedy(1)).contains("context of 64"));
     let cold = Sampling { temperature: 0.0, ..Default::default() };
     assert!(error(vec![1], &GenerationOptions { sampling: Some(cold), ..greedy(1) }).contains("temperature"));

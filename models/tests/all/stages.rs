@@ -85,9 +85,9 @@ fn stages_say_what_they_cannot() {
         (state(nn::Forward::forward(&stages[1], &x[0]).map(drop)), "no embeddings"),
         (state(stages[0].forward_values(&x).map(drop)), "tokens must be [B, T]"),
         (state(stages[1].forward_values(from_ref(&ids)).map(drop)), "a later stage takes [B, T, C]"),
-        (state(stages[0].forward_values(&[ids.clone(), ids.clone()]).map(drop)), "got 2"),
+        (state(stages[0].forward_values(&[ids.clone(), ids.clone()]).map(drop)), "number of values is 2"),
         (state(stages[0].save_pretrained(Scratch::new().0.join("stage"))), "is a stage"),
-        (state(decoder("llama").split(0).map(drop)), "no stages"),
+        (state(decoder("llama").split(0).map(drop)), "number of stages is 0"),
         (state(save_of_a_stage()), "q_proj`: is of a stage that this rank does not have"),
     ] {
         assert!(error.contains(has), "{error}");

@@ -172,10 +172,10 @@ fn truncated(mean: f64, std: f64, low: f64, high: f64, seed: u64) -> Result<impl
     let mass = below(high) - below(low);
     // Not `mass < …`: a NaN among the arguments must be refused too.
     if !(mass >= 1e-3 && std > 0.0) {
-        let why = format!(
-            "[{low}, {high}] holds {mass:.1e} of the normal with mean {mean} and deviation {std}; use a uniform"
+        let allowed = format!(
+            "at least 1e-3: [{low}, {high}] holds so much of the normal with mean {mean} and deviation {std}; use a uniform"
         );
-        return Err(Error::argument("trunc_normal", why));
+        return Err(Error::range("trunc_normal", "probability", mass, allowed));
     }
     let mut rng = Philox::new(seed, 0);
     Ok(move || {

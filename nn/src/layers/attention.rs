@@ -147,7 +147,7 @@ impl<R: Runtime> AttentionOptions<'_, R> {
 pub(super) fn check_heads(width: usize, heads: usize) -> Result<()> {
     if heads == 0 || !width.is_multiple_of(heads) {
         let why = format!("{heads} heads do not divide a width of {width}");
-        return Err(Error::argument("attention", why)).at_caller();
+        return Err(Error::config("attention", "heads", why)).at_caller();
     }
     Ok(())
 }
@@ -187,5 +187,5 @@ pub(super) fn merge_heads<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
 
 /// Converts a list of exactly three parts to an array; an error for another length.
 pub(super) fn three<T>(parts: Vec<T>) -> Result<[T; 3]> {
-    parts.try_into().map_err(|_| Error::argument("attention", "queries, keys and values are three"))
+    parts.try_into().map_err(|_| Error::internal("attention", "queries, keys and values are three"))
 }

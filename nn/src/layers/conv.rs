@@ -160,7 +160,7 @@ impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
         if (0..N).any(|i| output_padding[i] >= stride[i].max(self.options.dilation[i])) {
             let why =
                 format!("output padding {output_padding:?} must be less than the stride {stride:?} (or the dilation)");
-            return Err(Error::argument("conv_transpose", why)).at_caller();
+            return Err(Error::config("conv_transpose", "output_padding", why)).at_caller();
         }
         self.output_padding = output_padding;
         Ok(self)
@@ -184,10 +184,10 @@ fn parameters<R: Runtime>(
 ) -> Result<(Param<R>, Option<Param<R>>)> {
     if groups == 0 || !inputs.is_multiple_of(groups) || !outputs.is_multiple_of(groups) {
         let why = format!("{groups} groups do not divide {inputs} input and {outputs} output channels");
-        return Err(Error::argument("conv", why)).at_caller();
+        return Err(Error::config("conv", "groups", why)).at_caller();
     }
     if kernel.contains(&0) {
-        return Err(Error::argument("conv", format!("a kernel of {kernel:?} has no elements"))).at_caller();
+        return Err(Error::config("conv", "kernel", format!("a kernel of {kernel:?} has no elements"))).at_caller();
     }
     let [first, second] = if first == WeightAxis::Outputs { [outputs, inputs] } else { [inputs, outputs] };
     let shape = [&[first, second / groups], kernel].concat();

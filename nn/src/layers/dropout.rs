@@ -32,7 +32,7 @@ impl Dropout {
     #[track_caller]
     pub fn new(p: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&p) {
-            return Err(Error::argument("dropout", format!("probability {p} is not in [0, 1)"))).at_caller();
+            return Err(Error::range("dropout", "probability", p, "in [0, 1)")).at_caller();
         }
         Ok(Dropout { p, mode: Mode::default() })
     }

@@ -97,8 +97,8 @@ impl<R: Runtime> Embedding<R> {
         match self.weight.logical_shape()[0] {
             rows if index < rows => Ok(()),
             rows => {
-                let why = format!("padding index {index} of a table with {rows} rows");
-                Err(Error::argument("embedding", why)).at_caller()
+                let allowed = format!("in 0..{rows}, the rows of the table");
+                Err(Error::range("embedding", "padding index", index, allowed)).at_caller()
             }
         }
     }

@@ -136,7 +136,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     pub fn split(self, stages: usize) -> Result<Vec<Self>> {
         let LanguageModel { mut embedding, blocks, mut head, context, names, leaves_cut } = self;
         if stages == 0 {
-            return Err(Error::argument("LanguageModel::split", "a model cannot be cut into no stages"));
+            return Err(Error::range("LanguageModel::split", "number of stages", stages, "at least 1"));
         }
         if let (Some(_), Some(LanguageHead { projection: LanguageProjection::Tied(table), .. }), true) =
             (&embedding, &mut head, stages > 1)

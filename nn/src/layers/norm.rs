@@ -70,7 +70,7 @@ impl<R: Runtime> GroupNorm<R> {
     pub fn new(init: &Init<R>, groups: usize, channels: usize) -> Result<Self> {
         if groups == 0 || !channels.is_multiple_of(groups) {
             let why = format!("{groups} groups do not divide {channels} channels");
-            return Err(Error::argument("group_norm", why)).at_caller();
+            return Err(Error::config("group_norm", "groups", why)).at_caller();
         }
         let (weight, bias) =
             (init.param([channels], Initializer::Ones)?, Some(init.param([channels], Initializer::Zeros)?));

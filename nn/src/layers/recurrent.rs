@@ -209,7 +209,7 @@ impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
     pub fn new(init: &Init<R>, config: RecurrentConfig) -> Result<Self> {
         if config.reverse && config.bidirectional {
             let why = "`bidirectional` reads backwards too; leave `reverse` out";
-            return Err(Error::argument("recurrent", why)).at_caller();
+            return Err(Error::config("recurrent", "reverse", why)).at_caller();
         }
         let directions = config.directions();
         let reverse = |n: usize| config.reverse || n % directions == 1;
@@ -217,7 +217,7 @@ impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
             (0..config.layers * directions).map(|n| RecurrentPass::new::<C>(init, &config, n / directions, reverse(n)));
         let passes = passes.collect::<Result<Vec<_>>>()?;
         if passes.is_empty() {
-            return Err(Error::argument("recurrent", "needs at least one layer")).at_caller();
+            return Err(Error::config("recurrent", "layers", "needs at least one layer")).at_caller();
         }
         Ok(Recurrent { passes, dropout: Dropout::new(config.dropout)?, config, cell: PhantomData })
     }

@@ -83,7 +83,7 @@ impl<R: Runtime> Experts<R> {
                 counts.len(),
                 counts.iter().sum::<usize>()
             );
-            return Err(Error::argument("Experts", why));
+            return Err(Error::shape("Experts", &[[counts.len()].into(), x.spec().shape], why));
         }
         let [gate_up, down] = [&self.gate_up_proj, &self.down_proj].map(|p| p.shape()[0]);
         if gate_up != down {

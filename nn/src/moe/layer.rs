@@ -122,8 +122,8 @@ impl<R: Runtime> MixtureOfExperts<R> {
             return Err(Error::config("MoeConfig", "balance_bias", why));
         };
         if loads.len() != self.config.experts {
-            let why = format!("{} loads for {} experts", loads.len(), self.config.experts);
-            return Err(Error::argument("update_balance_bias", why));
+            let name = "number of loads";
+            return Err(Error::range("update_balance_bias", name, loads.len(), self.config.experts));
         }
         let total = loads.iter().map(|&n| u128::from(n)).sum::<u128>();
         // Compared as integers, so that all ranks move alike.

@@ -23,12 +23,12 @@ impl TokenOrder {
     /// If a choice names no expert, or the choices are no multiple of `top_k`.
     pub fn new(experts: &[i64], top_k: usize, count: usize) -> Result<Self> {
         if top_k == 0 || !experts.len().is_multiple_of(top_k) {
-            let why = format!("{} choices are not {top_k} for each token", experts.len());
-            return Err(Error::argument("TokenOrder", why));
+            let allowed = format!("{top_k} for each token");
+            return Err(Error::range("TokenOrder", "number of choices", experts.len(), allowed));
         }
         let mut counts = vec![0; count];
         for (choice, &expert) in experts.iter().enumerate() {
-            let wrong = || Error::argument("TokenOrder", format!("choice {choice} is expert {expert} of {count}"));
+            let wrong = || Error::range("TokenOrder", "expert", expert, format!("in 0..{count}, as choice {choice}"));
             *usize::try_from(expert).ok().and_then(|expert| counts.get_mut(expert)).ok_or_else(wrong)? += 1;
         }
         let mut ends: Vec<usize> = counts.iter().scan(0, |end, n| Some(std::mem::replace(end, *end + n))).collect();
@@ -155,10 +155,10 @@ mod tests {
     #[test]
     fn choices_that_name_nothing_are_errors() {
         for (experts, top_k, words) in [
-            (&[0, 4][..], 1, "choice 1 is expert 4 of 4"),
-            (&[-1], 1, "choice 0 is expert -1 of 4"),
-            (&[0, 1, 2], 2, "3 choices are not 2 for each token"),
-            (&[0], 0, "1 choices are not 0"),
+            (&[0, 4][..], 1, "expert is 4, and must be in 0..4, as choice 1"),
+            (&[-1], 1, "expert is -1, and must be in 0..4, as choice 0"),
+            (&[0, 1, 2], 2, "number of choices is 3, and must be 2 for each token"),
+            (&[0], 0, "number of choices is 1, and must be 0"),
         ] {
             let error = TokenOrder::new(experts, top_k, 4).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

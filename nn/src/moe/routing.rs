@@ -63,7 +63,7 @@ impl<R: Runtime> Routing<R> {
     pub fn balance_loss_with(&self, shares: &[f64]) -> Result<Var<R>> {
         let count = self.order.picked().len();
         if shares.len() != count {
-            return Err(Error::argument("balance_loss", format!("{} shares for {count} experts", shares.len())));
+            return Err(Error::range("balance_loss", "number of shares", shares.len(), count));
         }
         let scaled: Vec<f64> = shares.iter().map(|share| share * count as f64).collect();
         let shape = [scaled.len()];

@@ -225,7 +225,13 @@ fn losses_have_the_values_of_their_formulas() {
         near(&values(&routing.balance_loss().unwrap()), &[balance], "balance");
         let lse = |t: usize| logits[4 * t..4 * t + 4].iter().map(|z| z.exp()).sum::<f64>().ln();
         near(&values(&routing.z_loss().unwrap()), &[(0..10).map(|t| lse(t).powi(2)).sum()], "z");
-        assert!(routing.balance_loss_with(&[0.5; 3]).unwrap_err().to_string().contains("3 shares for 4 experts"));
+        assert!(
+            routing
+                .balance_loss_with(&[0.5; 3])
+                .unwrap_err()
+                .to_string()
+                .contains("number of shares is 3, and must be 4")
+        );
     }
 }
 
@@ -258,7 +264,13 @@ fn the_bias_moves_towards_experts_with_too_few_tokens() {
     layer.update_balance_bias(&[0, 0, 0, 0], 1e-3).unwrap();
     let bias = layer.gate.e_score_correction_bias.as_ref().unwrap().value();
     assert_eq!(bias.to_vec::<f32>().unwrap(), [-1e-3, 1e-3, 0.0, 1e-3]);
-    assert!(layer.update_balance_bias(&[1; 3], 1e-3).unwrap_err().to_string().contains("3 loads for 4 experts"));
+    assert!(
+        layer
+            .update_balance_bias(&[1; 3], 1e-3)
+            .unwrap_err()
+            .to_string()
+            .contains("number of loads is 3, and must be 4")
+    );
     let without = self::layer(config(4, 1)).update_balance_bias(&[1; 4], 1e-3).unwrap_err().to_string();
     assert!(without.contains("balance_bias"), "{without}");
 }

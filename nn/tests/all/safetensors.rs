@@ -268,7 +268,7 @@ fn what_is_no_regular_file_is_never_replaced() {
     for (name, why) in [
         ("socket", "not a regular file"),
         ("folder", "not a regular file"),
-        ("link to it", "socket` is not a regular file"),
+        ("link to it", "socket: is not a regular file"),
         ("circle", "chain of more than 40"),
         // The file that was asked for, and the folder that is missing: nothing of temporary files.
         ("none/x.safetensors", "none/x.safetensors: there is no folder"),

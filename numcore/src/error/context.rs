@@ -69,7 +69,8 @@ impl Error {
 }
 
 /// The folders of the workspace's own libraries.
-const OWN: [&str; 9] = ["numcore", "autograd", "nn", "optim", "comm", "distributed", "data", "models", "train"];
+const OWN: [&str; 10] =
+    ["numcore", "autograd", "nn", "optim", "comm", "distributed", "adaptive", "data", "models", "train"];
 
 /// Tells whether a file is a source of the workspace's own libraries.
 fn is_own(file: &str) -> bool {
@@ -84,13 +85,13 @@ fn is_own(file: &str) -> bool {
 /// ```
 /// use numcore::{Error, Result, Within};
 /// fn attention() -> Result<()> {
-///     Err(Error::argument("softmax", "there is no axis 5"))
+///     Err(Error::range("softmax", "axis", 5, "in -2..2"))
 /// }
 /// fn block() -> Result<()> {
 ///     attention().within("attention")
 /// }
 /// let error = block().within(format_args!("blocks.{}", 3)).unwrap_err();
-/// assert_eq!(error.to_string(), "in `blocks.3.attention`: softmax: there is no axis 5");
+/// assert_eq!(error.to_string(), "in `blocks.3.attention`: softmax: axis is 5, and must be in -2..2");
 /// ```
 pub trait Within: Sized {
     /// Adds a part of the model to an error ([`Error::within`]). The name is formatted for an error only.
@@ -103,7 +104,7 @@ pub trait Within: Sized {
     /// use numcore::{Error, Result, Within};
     /// #[track_caller]
     /// fn load(step: usize) -> Result<()> {
-    ///     (0..step).try_for_each(|_| Err(Error::argument("load", "there is no such file"))).at_caller()
+    ///     (0..step).try_for_each(|_| Err(Error::usage("load", "nothing was saved"))).at_caller()
     /// }
     /// println!("{}", load(1).unwrap_err());
     /// ```
@@ -128,14 +129,14 @@ mod tests {
 
     #[test]
     fn parts_are_joined_by_dots() {
-        let error = Error::argument("op", "why").within(0).within("").within("encoder").on_rank(1);
+        let error = Error::usage("op", "why").within(0).within("").within("encoder").on_rank(1);
         assert_eq!(error.path(), "encoder.0");
         assert_eq!(error.to_string(), "rank 1: in `encoder.0`: op: why");
     }
 
     #[test]
     fn what_is_known_first_of_operands_stays() {
-        let error = Error::argument("op", "why").with_operands(String::new);
+        let error = Error::usage("op", "why").with_operands(String::new);
         assert_eq!(error.to_string(), "op: why");
         let error = error.with_operands(|| "`a` is f32 [2]".into()).with_operands(|| "`b` is f32 [2]".into());
         assert_eq!(error.to_string(), "op: why (`a` is f32 [2])");
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn own_lines_are_left_out_and_others_shown() {
-        let error = Error::argument("op", "why").at(Location::caller());
+        let error = Error::usage("op", "why").at(Location::caller());
         assert!(error.location().is_none(), "{error}");
         for (file, own) in [("nn/src/layers/linear.rs", true), ("nn/tests/layers.rs", false), ("src/main.rs", false)] {
             let root = &file!()[..file!().len() - "numcore/src/error/context.rs".len()];

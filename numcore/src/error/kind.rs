@@ -2,9 +2,30 @@
 
 use std::{fmt, io, path::PathBuf};
 
-use crate::{DType, DeviceId, MemoryReport, Shape};
+use crate::{DType, DeviceId, MemoryReport, Scalar, Shape};
 
-/// The kinds of errors. Deliberately, no variant is only a string.
+/// The kinds of errors, by which a caller decides. Deliberately, no variant is only a string.
+///
+/// | kind | when | what a caller does |
+/// |---|---|---|
+/// | `Shape`, `DType`, `Device` | operands, or lists of one length, do not fit each other | convert them explicitly |
+/// | `Range` | a number, size, count or index given as a number is outside what is allowed | give another |
+/// | `Config` | an option is invalid, or contradicts another | change the option `field` |
+/// | `Usage` | an object was called too early, too late or twice, or with parts of another | correct the order |
+/// | `Unsupported` | the combination is not built, for this device or at all | choose another, or another device |
+/// | `Index` | an element of a tensor of indices is out of range | check the data |
+/// | `State` | a named parameter, or entry of a checkpoint, does not fit | load or name it differently |
+/// | `Format` | a file, a message or a text is malformed | check where it comes from |
+/// | `Io` | the system refused a file, a folder or a thread | retry, or free the resource |
+/// | `Anomaly` | a value that must be finite is not | go back, or lower the learning rate |
+/// | `OutOfMemory`, `Backend` | the device failed | less memory, or another device |
+/// | `Shared`, `Lent` | memory to write has another holder | drop the other holder |
+/// | `NotResident`, `Stale`, `GraphFreed`, `NoGradient`, `MissingGradient` | the tape cannot go on | see the variant |
+/// | `Peer`, `Timeout`, `Mismatch` | other ranks failed, are missing, or made other calls | build a new communicator |
+/// | `Schedule` | a pipeline's schedule breaks a rule, or is for other ranks or stages | generate another |
+/// | `Internal` | a bug of these libraries | report it |
+/// | `Argument` | an argument that no other kind names | read the message |
+/// | `Other` | an error of the caller's own | `source()` is that error |
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -26,7 +47,26 @@ pub enum ErrorKind {
         /// The rule that the dtypes break, and the remedy.
         why: String,
     },
-    /// An argument other than a tensor is out of range.
+    /// A number is outside of what the operation allows: a size, a count, a rank, a position, an option of a function.
+    Range {
+        /// The name of the operation that failed.
+        op: &'static str,
+        /// The name of the argument, or of the number that was computed from the arguments.
+        name: &'static str,
+        /// The number that was given.
+        value: Scalar,
+        /// The numbers that are allowed, and the remedy.
+        allowed: String,
+    },
+    /// The call does not fit the state of its object: it comes too early, too late or twice, or with parts that were
+    /// made for another object.
+    Usage {
+        /// The name of the operation that failed.
+        op: &'static str,
+        /// The state of the object, and the call to make first or instead.
+        why: String,
+    },
+    /// An argument breaks a rule of the operation, and no other kind names the rule.
     Argument {
         /// The name of the operation that failed.
         op: &'static str,
@@ -37,14 +77,14 @@ pub enum ErrorKind {
     Index {
         /// The name of the operation that failed.
         op: &'static str,
-        /// The index that is out of range.
-        index: i64,
-        /// The position of the index in the tensor of indices.
+        /// The index that is out of range; `None` if the device found it later, and does not keep it.
+        index: Option<i64>,
+        /// The position of the index in the tensor of indices; empty without an index.
         position: Shape,
-        /// The shape of the tensor that was indexed.
+        /// The shape of the tensor of indices; empty without an index.
         of: Shape,
-        /// The size of the indexed axis.
-        size: usize,
+        /// The size of the indexed axis, if the device keeps it.
+        size: Option<usize>,
     },
     /// The operands are on different devices.
     Device {
@@ -53,13 +93,13 @@ pub enum ErrorKind {
         /// The devices, in operand order.
         devices: Vec<DeviceId>,
     },
-    /// The device does not support the operation; nothing was changed silently.
+    /// The operation, or this combination of its options, is not built; nothing was changed silently.
     Unsupported {
         /// The name of the operation that failed.
         op: &'static str,
-        /// The device on which it failed.
-        device: DeviceId,
-        /// The capability that the device lacks.
+        /// The device that does not support it; `None` if no device, library or build of this kind does.
+        device: Option<DeviceId>,
+        /// The capability that is lacking, and the remedy.
         why: String,
     },
     /// A memory allocation failed.
@@ -113,11 +153,11 @@ pub enum ErrorKind {
         /// The operation at which the backward pass stopped.
         op: &'static str,
     },
-    /// A NaN first appeared in an operation, during anomaly detection.
+    /// A value that must be finite is not: an operation's result during anomaly detection, a loss, gradients, logits.
     Anomaly {
-        /// The operation whose result has the NaN.
+        /// The operation that found the value.
         op: &'static str,
-        /// The result that has the NaN, and the parameters that preceded it.
+        /// The value and its place; during anomaly detection also the parameters that preceded it.
         why: String,
     },
     /// A gradient was requested for an operation that has none.
@@ -161,30 +201,30 @@ pub enum ErrorKind {
         /// The last calls of every rank.
         calls: String,
     },
-    /// A named entry of a state dict or checkpoint does not fit.
+    /// A named parameter, or a named entry of a state dict or checkpoint, does not fit.
     State {
-        /// The name of the state entry.
+        /// The name of the parameter or entry.
         name: String,
-        /// The mismatch of the entry.
+        /// The mismatch, and the remedy.
         why: String,
     },
-    /// A file or a stream is malformed.
+    /// A file, a stream, a message or a text is malformed.
     Format {
-        /// The file or stream that was being read.
+        /// The file or stream that was being read, or the operation that reads the text.
         what: String,
         /// The rule of the format that it breaks.
         why: String,
     },
     /// The operating system reported an error.
     Io {
-        /// The path of the file.
+        /// The path of the file or folder, or the name of another resource that was refused, such as `thread comm-0`.
         path: PathBuf,
         /// The system's own error.
         source: io::Error,
     },
-    /// A pipeline schedule that breaks a rule, or would never end.
+    /// A pipeline schedule that breaks a rule, would never end, or is for other ranks, stages or micro-batches.
     Schedule {
-        /// The action on the schedule: generation, lowering, checking or simulation.
+        /// The action on the schedule: generation, lowering, checking, simulation or a run.
         op: &'static str,
         /// The rule that the schedule breaks, with rank, position and action if there are any.
         why: String,
@@ -217,17 +257,35 @@ impl fmt::Display for ErrorKind {
         match self {
             ErrorKind::Shape { op, shapes, why } => write!(f, "{op}: shapes {}: {why}", List(shapes)),
             ErrorKind::DType { op, dtypes, why } => write!(f, "{op}: dtypes {}: {why}", List(dtypes)),
+            ErrorKind::Range { op, name, value, allowed } => {
+                write!(f, "{op}: {name} is {value}, and must be {allowed}")
+            }
             ErrorKind::Argument { op, why }
+            | ErrorKind::Usage { op, why }
             | ErrorKind::Schedule { op, why }
             | ErrorKind::Config { op, why, .. }
             | ErrorKind::Internal { op, why } => write!(f, "{op}: {why}"),
             ErrorKind::Index { op, index, position, of, size } => {
-                write!(f, "{op}: index {index} at position {position} of the index {of} is not in 0..{size}")
+                match index {
+                    Some(index) => write!(f, "{op}: index {index} at position {position} of the index {of}")?,
+                    None => write!(f, "{op}: an index")?,
+                }
+                match size {
+                    Some(size) => write!(f, " is not in 0..{size}")?,
+                    None => write!(f, " is out of range")?,
+                }
+                match index {
+                    Some(_) => Ok(()),
+                    None => write!(f, "; it was found when results were read, so look at the operations before"),
+                }
             }
             ErrorKind::Device { op, devices } => {
                 write!(f, "{op}: tensors of different devices ({}); move them with `to_device` first", List(devices))
             }
-            ErrorKind::Unsupported { op, device, why } => write!(f, "{op}: not supported on {device}: {why}"),
+            ErrorKind::Unsupported { op, device: Some(device), why } => {
+                write!(f, "{op}: not supported on {device}: {why}")
+            }
+            ErrorKind::Unsupported { op, device: None, why } => write!(f, "{op}: not supported: {why}"),
             ErrorKind::OutOfMemory { device, requested, report } => write!(
                 f,
                 "out of memory on {device}: {requested} bytes asked for; {report}; what helps: smaller batches or micro-batches, `checkpoint`, bf16, ZeRO, and `trim` after building a model"

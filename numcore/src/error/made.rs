@@ -1,14 +1,20 @@
 //! Constructors of errors, one for each kind that a caller meets.
 
-use std::{io, path::PathBuf};
+use std::{fmt, io, path::PathBuf};
 
 use super::{Error, ErrorKind};
-use crate::{DType, Shape};
+use crate::{DType, Scalar, Shape};
 
 impl Error {
     /// An error of kind [`ErrorKind::Shape`].
     pub fn shape(op: &'static str, shapes: &[Shape], why: impl Into<String>) -> Self {
         ErrorKind::Shape { op, shapes: shapes.to_vec(), why: why.into() }.into()
+    }
+
+    /// An error of kind [`ErrorKind::Shape`] for lists of these lengths.
+    pub fn lengths(op: &'static str, lengths: &[usize], why: impl Into<String>) -> Self {
+        let shapes = lengths.iter().map(|&length| [length].into()).collect();
+        ErrorKind::Shape { op, shapes, why: why.into() }.into()
     }
 
     /// An error of kind [`ErrorKind::DType`].
@@ -19,6 +25,41 @@ impl Error {
     /// An error of kind [`ErrorKind::Argument`].
     pub fn argument(op: &'static str, why: impl Into<String>) -> Self {
         ErrorKind::Argument { op, why: why.into() }.into()
+    }
+
+    /// An error of kind [`ErrorKind::Range`]: `op: name is value, and must be allowed`.
+    ///
+    /// ```
+    /// let error = numcore::Error::range("dropout", "probability", 1.5, "in [0, 1)");
+    /// assert_eq!(error.to_string(), "dropout: probability is 1.5, and must be in [0, 1)");
+    /// ```
+    pub fn range(op: &'static str, name: &'static str, value: impl Into<Scalar>, allowed: impl fmt::Display) -> Self {
+        ErrorKind::Range { op, name, value: value.into(), allowed: allowed.to_string() }.into()
+    }
+
+    /// An error of kind [`ErrorKind::Index`] of a device that does not keep the index.
+    pub fn late_index(op: &'static str, size: Option<usize>) -> Self {
+        ErrorKind::Index { op, index: None, position: Shape::SCALAR, of: Shape::SCALAR, size }.into()
+    }
+
+    /// An error of kind [`ErrorKind::Usage`].
+    pub fn usage(op: &'static str, why: impl Into<String>) -> Self {
+        ErrorKind::Usage { op, why: why.into() }.into()
+    }
+
+    /// An error of kind [`ErrorKind::Unsupported`] that does not depend on the device.
+    pub fn unsupported(op: &'static str, why: impl Into<String>) -> Self {
+        ErrorKind::Unsupported { op, device: None, why: why.into() }.into()
+    }
+
+    /// An error of kind [`ErrorKind::Anomaly`].
+    pub fn anomaly(op: &'static str, why: impl Into<String>) -> Self {
+        ErrorKind::Anomaly { op, why: why.into() }.into()
+    }
+
+    /// An error of kind [`ErrorKind::Mismatch`].
+    pub fn mismatch(op: &'static str, why: impl Into<String>) -> Self {
+        ErrorKind::Mismatch { op, why: why.into() }.into()
     }
 
     /// An error of kind [`ErrorKind::Schedule`].
@@ -58,8 +99,8 @@ impl Error {
         ErrorKind::Format { what: what.into(), why: why.into() }.into()
     }
 
-    /// An error of the operating system about the file or folder `path`, of kind [`ErrorKind::Io`]. It is shown as
-    /// `path: source`.
+    /// An error of the operating system about the file or folder `path`, or a thread named so, of kind
+    /// [`ErrorKind::Io`]. It is shown as `path: source`.
     pub fn io(path: impl Into<PathBuf>, source: io::Error) -> Self {
         ErrorKind::Io { path: path.into(), source }.into()
     }

@@ -10,6 +10,9 @@ impl Error {
             ErrorKind::Shape { op, .. }
             | ErrorKind::DType { op, .. }
             | ErrorKind::Argument { op, .. }
+            | ErrorKind::Range { op, .. }
+            | ErrorKind::Config { op, .. }
+            | ErrorKind::Unsupported { op, .. }
             | ErrorKind::Index { op, .. } => *op = name,
             _ => {}
         }
@@ -28,7 +31,7 @@ impl Error {
     /// Rewrites an [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: each index was repeated,
     /// in row-major order.
     pub(crate) fn of_index(mut self, op: &'static str, of: Shape) -> Self {
-        if let ErrorKind::Index { op: to, position, of: inner, .. } = &mut self.0.kind {
+        if let ErrorKind::Index { op: to, index: Some(_), position, of: inner, .. } = &mut self.0.kind {
             let place = position.iter().zip(inner.iter()).fold(0, |n, (i, size)| n * size + i);
             (*to, *position) = (op, unravel(place / (inner.numel() / of.numel().max(1)).max(1), of));
             *inner = of;
@@ -38,7 +41,7 @@ impl Error {
 
     /// Rewrites an [`ErrorKind::Index`] in terms of `op`, whose index `[N]` was laid along `axis`.
     pub(crate) fn of_axis(mut self, op: &'static str, axis: usize) -> Self {
-        if let ErrorKind::Index { op: to, position, of, .. } = &mut self.0.kind {
+        if let ErrorKind::Index { op: to, index: Some(_), position, of, .. } = &mut self.0.kind {
             *to = op;
             (*position, *of) = ([position[axis]].into(), [of[axis]].into());
         }
@@ -48,7 +51,7 @@ impl Error {
     /// Rewrites an [`ErrorKind::Index`] in terms of `op`, whose index `[n]` was processed in parts, this one from
     /// `start` on.
     pub(crate) fn of_part(mut self, op: &'static str, start: usize, n: usize) -> Self {
-        if let ErrorKind::Index { op: to, position, of, .. } = &mut self.0.kind {
+        if let ErrorKind::Index { op: to, index: Some(_), position, of, .. } = &mut self.0.kind {
             *to = op;
             (*position, *of) = ([start + position[0]].into(), [n].into());
         }
@@ -58,10 +61,10 @@ impl Error {
     /// Rewrites an [`ErrorKind::Index`] of coordinate `k` in terms of `op`. The index `of: [.., K]` of `op` has these
     /// coordinates in row-major order; negative ones count from the end.
     pub(crate) fn of_coordinate(mut self, op: &'static str, of: Shape, k: usize) -> Self {
-        if let ErrorKind::Index { op: to, index, position, of: inner, size } = &mut self.0.kind {
+        if let ErrorKind::Index { op: to, index: Some(index), position, of: inner, size } = &mut self.0.kind {
             *to = op;
             if *index < 0 {
-                *index = index.saturating_sub(*size as i64);
+                *index = index.saturating_sub(size.unwrap_or(0) as i64);
             }
             let depth = of.last().copied().unwrap_or(1);
             *position = unravel(position.iter().product::<usize>() * depth + k, of);

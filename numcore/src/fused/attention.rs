@@ -211,8 +211,8 @@ impl Fused for Attention {
                 "queries, keys, values and mask must have one floating dtype",
             ));
         }
-        if self.softcap.is_some_and(|c| !(c > 0.0 && c.is_finite())) {
-            return Err(Error::argument("attention", "a soft cap must be a number above 0"));
+        if let Some(c) = self.softcap.filter(|c| !(*c > 0.0 && c.is_finite())) {
+            return Err(Error::range("attention", "soft cap", c, "a number above 0"));
         }
         let (q, k, v) = (shapes[Attention::QUERIES], shapes[Attention::KEYS], shapes[Attention::VALUES]);
         let fits = [q, k, v].iter().all(|s| s.rank() == 4)

@@ -295,7 +295,7 @@ pub trait NnOps: Apply {
             })
         });
         if !(0.0..1.0).contains(&p) {
-            return Err(Error::argument("dropout", format!("probability {p} is not in [0, 1)")));
+            return Err(Error::range("dropout", "probability", p, "in [0, 1)"));
         }
         let scalars: [Scalar; 3] = [seed.into(), p.into(), (1.0 / (1.0 - p)).into()];
         self.apply_program(&DROPOUT, &[], &scalars)

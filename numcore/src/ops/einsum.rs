@@ -122,7 +122,7 @@ fn contract<T: Apply>(a: Labelled<T>, b: Labelled<T>, later: &[u8]) -> Result<La
 }
 
 fn bad(equation: &str, why: impl std::fmt::Display) -> Error {
-    Error::argument("einsum", format!("`{equation}`: {why}"))
+    Error::format("einsum", format!("`{equation}`: {why}"))
 }
 
 fn name(label: u8) -> String {

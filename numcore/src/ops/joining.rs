@@ -82,7 +82,7 @@ impl Rule for Cat {
 /// Concatenates `xs` along an existing axis; the other sizes must agree.
 #[track_caller]
 pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
-    let first = xs.first().ok_or_else(|| Error::argument("cat", "needs at least one tensor"))?;
+    let first = xs.first().ok_or_else(|| Error::range("cat", "number of tensors", 0usize, "at least 1"))?;
     let axis = first.spec().shape.axis("cat", axis)?;
     if xs.len() > Bits::MAX {
         let parts = xs.chunks(Bits::MAX).map(|c| cat(c, axis as isize)).collect::<Result<Vec<T>>>()?;

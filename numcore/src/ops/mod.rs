@@ -128,7 +128,7 @@ impl Op {
         } else {
             format!("{} to {}", takes.start(), many(*takes.end()))
         };
-        Err(crate::Error::argument(self.name(), format!("takes {count} operands, {given} were given")))
+        Err(crate::Error::range(self.name(), "number of operands", given, count))
     }
 
     /// Tells whether the op returns its one input unchanged.
@@ -138,12 +138,8 @@ impl Op {
 }
 
 fn check_inputs(program: &crate::pointwise::Program, ins: usize, scalars: usize) -> Result<()> {
-    if program.inputs() == ins && program.scalars() == scalars {
-        return Ok(());
-    }
-    let why =
-        format!("takes {} inputs and {} scalars, {ins} and {scalars} were given", program.inputs(), program.scalars());
-    Err(crate::Error::argument(program.name(), why))
+    crate::pointwise::require_count(program.name(), "number of inputs", ins, program.inputs())?;
+    crate::pointwise::require_count(program.name(), "number of scalars", scalars, program.scalars())
 }
 
 /// Runs a kernel that can only overwrite: directly into `out`, or through fresh memory if `out` accumulates.

@@ -236,8 +236,7 @@ pub(crate) fn launch<R: Runtime>(
     };
     let inputs = ins.iter().map(typed).collect::<Option<SmallVec<[DType; 8]>>>();
     let Some(inputs) = inputs.filter(|_| outs.len() == program.outputs().len()) else {
-        let why = format!("gives {} outputs, {} were given to write", program.outputs().len(), outs.len());
-        return Err(Error::argument(program.name(), why));
+        return Err(Error::range(program.name(), "number of outputs", outs.len(), program.outputs().len()));
     };
     program.check_scalars(program.typed(&inputs, &types)?, scalars)?;
     rt.pointwise(program, ins, scalars, outs)

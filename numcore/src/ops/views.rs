@@ -89,7 +89,7 @@ pub trait ViewOps: Apply {
     fn split(&self, axis: isize, size: usize) -> Result<Vec<Self>> {
         let n = self.spec().shape[self.spec().shape.axis("split", axis)?];
         if size == 0 {
-            return Err(Error::argument("split", "pieces of size 0"));
+            return Err(Error::range("split", "size", size, "at least 1"));
         }
         if n == 0 {
             return Ok(Vec::new());

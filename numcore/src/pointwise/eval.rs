@@ -61,10 +61,7 @@ impl Program {
 
     /// Checks the number of `scalars`, and that no scalar with a fraction is used as an integer.
     pub fn check_scalars(&self, typed: &Typed, scalars: &[Scalar]) -> Result<()> {
-        if scalars.len() != self.scalars() {
-            let why = format!("takes {} scalars, {} were given", self.scalars(), scalars.len());
-            return Err(Error::argument(self.name(), why));
-        }
+        super::require_count(self.name(), "number of scalars", scalars.len(), self.scalars())?;
         if scalars.is_empty() {
             return Ok(());
         }
@@ -74,10 +71,8 @@ impl Program {
                 && dtype.is_int()
                 && x.fract() != 0.0
             {
-                return Err(Error::argument(
-                    self.name(),
-                    format!("scalar {k} is used as {dtype}, which cannot hold {x}"),
-                ));
+                let allowed = format!("whole: scalar {k} is used as {dtype}");
+                return Err(Error::range(self.name(), "scalar", x, allowed));
             }
         }
         Ok(())

@@ -42,7 +42,10 @@ impl Program {
             let own = typed.dtypes[id];
             at.push(match (values.iter().position(|&v| v as usize == id), inst) {
                 (None, Inst::Random { .. }) => {
-                    return Err(Error::argument(self.name(), "it draws random bits, whose key is no value in memory"));
+                    return Err(Error::unsupported(
+                        self.name(),
+                        "it draws random bits, whose key is no value in memory",
+                    ));
                 }
                 (None, _) => builder.push(inst.map(|a| at[a as usize])),
                 (Some(k), _) => {

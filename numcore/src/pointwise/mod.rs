@@ -126,6 +126,11 @@ impl Inst {
     }
 }
 
+/// Checks a number of operands of a program against the number that it takes.
+pub(crate) fn require_count(program: &'static str, name: &'static str, given: usize, due: usize) -> Result<()> {
+    if given == due { Ok(()) } else { Err(Error::range(program, name, given, due)) }
+}
+
 /// A pointwise program: values in order, each of which reads only earlier ones, with no value duplicated or unused.
 ///
 /// Cheap to clone. Equality and hash are by content; the name is used in messages only.
@@ -284,13 +289,8 @@ impl Program {
         inputs: &[Expr<'b>],
         scalars: &[Expr<'b>],
     ) -> Result<Vec<Expr<'b>>> {
-        if (inputs.len(), scalars.len()) != (self.inputs(), self.scalars()) {
-            let why = format!("takes {} inputs and {} scalars", self.inputs(), self.scalars());
-            return Err(Error::argument(
-                self.name(),
-                format!("{why}, {} and {} were given", inputs.len(), scalars.len()),
-            ));
-        }
+        require_count(self.name(), "number of inputs", inputs.len(), self.inputs())?;
+        require_count(self.name(), "number of scalars", scalars.len(), self.scalars())?;
         let mut at: Vec<Id> = Vec::with_capacity(self.insts().len());
         for &inst in self.insts() {
             at.push(match inst {
@@ -298,7 +298,7 @@ impl Program {
                 Inst::Scalar(i) => scalars[i as usize].id(),
                 Inst::Random { seed, stream } => match b.inst(scalars[seed as usize].id()) {
                     Inst::Scalar(seed) => b.push(Inst::Random { seed, stream }),
-                    _ => return Err(Error::argument(self.name(), "the key of random bits must be a scalar")),
+                    _ => return Err(Error::usage(self.name(), "the key of random bits must be a scalar")),
                 },
                 other => b.push(other.map(|a| at[a as usize])),
             });

@@ -281,15 +281,13 @@ fn weak(inst: Inst) -> bool {
 
 fn check_counts(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) -> Result<()> {
     let (i, o) = (program.inputs(), program.outputs().len());
-    if inputs.len() != i || !(outputs.is_empty() || outputs.len() == o) {
-        let why = format!("has {i} inputs and {o} outputs; types of {} and {} were given", inputs.len(), outputs.len());
-        return Err(Error::argument(program.name(), why));
+    super::require_count(program.name(), "number of types of inputs", inputs.len(), i)?;
+    if !outputs.is_empty() {
+        super::require_count(program.name(), "number of types of outputs", outputs.len(), o)?;
     }
     if i > Program::MAX_INPUTS {
-        return Err(Error::argument(
-            program.name(),
-            format!("takes {i} inputs; at most {} can be bound", Program::MAX_INPUTS),
-        ));
+        let allowed = format!("at most {} to be bound", Program::MAX_INPUTS);
+        return Err(Error::range(program.name(), "number of inputs", i, allowed));
     }
     Ok(())
 }

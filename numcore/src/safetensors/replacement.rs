@@ -30,7 +30,7 @@ impl Replacement {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let path = replaceable(path)?;
         let Some(name) = path.file_name() else {
-            return Err(Error::argument("save", format!("`{}` does not name a file", path.display())));
+            return Err(unsuitable(&path, "does not name a file"));
         };
         let unique = format!(".{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let mut hidden = std::ffi::OsString::from(".");
@@ -99,11 +99,14 @@ fn replaceable(path: &Path) -> Result<PathBuf> {
         } else if what.is_file() {
             return Ok(path);
         } else {
-            let why = format!("`{}` is not a regular file; nothing else is overwritten", path.display());
-            return Err(Error::argument("save", why));
+            return Err(unsuitable(&path, "is not a regular file; nothing else is overwritten"));
         }
     }
-    Err(Error::argument("save", format!("`{}` is a symbolic link in a chain of more than {MAX_LINKS}", path.display())))
+    Err(unsuitable(&path, format!("is a symbolic link in a chain of more than {MAX_LINKS}")))
+}
+
+fn unsuitable(path: &Path, why: impl Into<String>) -> Error {
+    Error::io(path, io::Error::new(io::ErrorKind::InvalidInput, why.into()))
 }
 
 /// Synchronizes the folder of a renamed file, which makes the rename durable.

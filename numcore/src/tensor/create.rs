@@ -72,7 +72,7 @@ impl<R: Runtime> Tensor<R> {
         let (start, step) = (start.into(), step.into());
         require_whole("arange", dtype, &[start])?;
         if len > 1 && dtype.is_int() {
-            let exact = |x| whole(x).ok_or_else(|| Error::argument("arange", format!("{} is no {dtype}", Shown(x))));
+            let exact = |x| whole(x).ok_or_else(|| not_exact("arange", dtype, x));
             let last = exact(start)? + exact(step)?.saturating_mul(len as i128 - 1);
             require_within("arange", dtype, last)?;
         }
@@ -95,7 +95,7 @@ impl<R: Runtime> Tensor<R> {
     /// add to an FMA.
     pub fn uniform(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, low: f64, high: f64, seed: u64) -> Result<Self> {
         if low.is_nan() || high.is_nan() || low > high {
-            return Err(Error::argument("uniform", format!("{low} is not at most {high}")));
+            return Err(Error::range("uniform", "low", low, format!("at most high, which is {high}")));
         }
         let program = if dtype == DType::F64 { &UNIFORM64 } else { &UNIFORM };
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
@@ -109,7 +109,7 @@ impl<R: Runtime> Tensor<R> {
     /// runtime.
     pub fn bernoulli(rt: &R, shape: impl AsRef<[usize]>, p: f64, seed: u64) -> Result<Self> {
         if !(0.0..=1.0).contains(&p) {
-            return Err(Error::argument("bernoulli", format!("probability {p} is not in [0, 1]")));
+            return Err(Error::range("bernoulli", "probability", p, "in [0, 1]"));
         }
         Self::generate(rt, shape, DType::Bool, &BERNOULLI, &[seed.into(), p.into()])
     }
@@ -119,7 +119,7 @@ impl<R: Runtime> Tensor<R> {
     pub fn normal(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, mean: f64, std: f64, seed: u64) -> Result<Self> {
         require_float("normal", dtype)?;
         if std.is_nan() || std < 0.0 {
-            return Err(Error::argument("normal", format!("a standard deviation of {std}")));
+            return Err(Error::range("normal", "standard deviation", std, "at least 0"));
         }
         let mut rng = Philox::new(seed, 0);
         Self::from_f64_fn(rt, shape, dtype, || mean + std * rng.normal())
@@ -158,7 +158,7 @@ impl<R: Runtime> Tensor<R> {
 pub(crate) fn room<X>(op: &'static str, n: usize) -> Result<Vec<X>> {
     let mut list = Vec::new();
     let had = list.try_reserve_exact(n);
-    had.map_err(|_| Error::argument(op, format!("{n} numbers are more than the host's memory can hold")))?;
+    had.map_err(|_| Error::range(op, "number of elements", n, "no more than the host's memory can hold"))?;
     Ok(list)
 }
 
@@ -192,25 +192,12 @@ fn whole(x: Scalar) -> Option<i128> {
     }
 }
 
-/// A scalar, displayed as the caller wrote it.
-struct Shown(Scalar);
-
-impl std::fmt::Display for Shown {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Scalar::F64(x) => x.fmt(f),
-            Scalar::I64(x) => x.fmt(f),
-            Scalar::U64(x) => x.fmt(f),
-        }
-    }
-}
-
 /// Checks that an integer dtype holds each value exactly; nothing is rounded or wraps silently.
 fn require_whole(op: &'static str, dtype: DType, values: &[Scalar]) -> Result<()> {
     for &x in values.iter().filter(|_| dtype.is_int()) {
         match whole(x) {
             Some(x) => require_within(op, dtype, x)?,
-            None => return Err(Error::argument(op, format!("{} is no {dtype}", Shown(x)))),
+            None => return Err(not_exact(op, dtype, x)),
         }
     }
     Ok(())
@@ -223,7 +210,12 @@ fn require_within(op: &'static str, dtype: DType, x: i128) -> Result<()> {
         DType::U32 => 0..=u32::MAX.into(),
         _ => i64::MIN.into()..=i64::MAX.into(),
     };
-    if range.contains(&x) { Ok(()) } else { Err(Error::argument(op, format!("{x} is no {dtype}"))) }
+    let value = || i64::try_from(x).map_or(Scalar::F64(x as f64), Scalar::I64);
+    if range.contains(&x) { Ok(()) } else { Err(not_exact(op, dtype, value())) }
+}
+
+fn not_exact(op: &'static str, dtype: DType, x: Scalar) -> Error {
+    Error::range(op, "value", x, format!("an exact {dtype}"))
 }
 
 fn require_float(op: &'static str, dtype: DType) -> Result<()> {

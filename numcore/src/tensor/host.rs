@@ -158,7 +158,7 @@ impl<R: Runtime> TensorMut<R> {
         self.check_row("copy_from_host", from.len())?;
         if self.memory.layout().offset() != 0 {
             let why = "memory inside a buffer is not filled from the host: fill fresh memory, and copy it";
-            return Err(Error::argument("copy_from_host", why));
+            return Err(Error::usage("copy_from_host", why));
         }
         let rt = self.runtime().clone();
         rt.upload(from, self.rewritten())

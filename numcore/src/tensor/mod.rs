@@ -289,10 +289,8 @@ impl<R: Runtime> Tensor<R> {
 fn check_operands<R: Runtime>(op: &Op, ins: &[&Tensor<R>]) -> Result<()> {
     op.check_count(ins.len())?;
     if ins.is_empty() {
-        return Err(Error::argument(
-            op.name(),
-            "needs at least one operand to know its device; use `Tensor::generate`",
-        ));
+        let allowed = "at least 1, whose device it runs on; or use `Tensor::generate`";
+        return Err(Error::range(op.name(), "number of operands", 0usize, allowed));
     }
     one_device(op.name(), ins.iter().map(|t| t.device()))
 }

@@ -127,8 +127,8 @@ impl<R: Runtime> TensorMut<R> {
         match op.infer(&specs)?[..] {
             [due] => check_memory(op, due, seen, self, ins),
             ref outs => {
-                let why = format!("has {} outputs, and is given memory for one; use `compute_into`", outs.len());
-                Err(Error::argument(op.name(), why))
+                let allowed = "1, as there is memory for one; or use `compute_into`";
+                Err(Error::range(op.name(), "number of outputs", outs.len(), allowed))
             }
         }
     }

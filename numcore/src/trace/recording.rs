@@ -63,10 +63,7 @@ impl Recording {
     pub fn start(options: RecordingOptions) -> Result<Self> {
         let mut active = lock();
         if active.is_some() {
-            return Err(Error::argument(
-                "Recording::start",
-                "something is recorded already; stop that recording first",
-            ));
+            return Err(Error::usage("Recording::start", "something is recorded already; stop that recording first"));
         }
         let read = options.clock.reader();
         let start = ClockPair::now(read);

@@ -16,9 +16,7 @@ use numcore::{Error, Result};
 pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
     match lrs.iter().position(|lr| !lr.is_finite()) {
         None => Ok(()),
-        Some(k) => {
-            Err(Error::argument(op, format!("the learning rate of group {k} is {}; look at its schedule", lrs[k])))
-        }
+        Some(k) => Err(Error::range(op, "learning rate", lrs[k], format!("finite: look at the schedule of group {k}"))),
     }
 }
 

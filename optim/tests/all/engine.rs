@@ -243,9 +243,9 @@ fn what_cannot_be_optimized_is_refused_by_name() {
     let muon = text(Muon::over(MuonConfig::default(), &params).map(drop));
     assert!(["`p1`", "`p2`", "`p3`"].iter().all(|p| muon.contains(p)) && !muon.contains("`p0`"), "{muon}");
     let twice = text(Sgd::over(SgdConfig::default(), [&params[0], &params[0]]).map(drop));
-    assert!(twice.contains("`p0` was given twice"), "{twice}");
+    assert!(twice.contains("`p0`: was given twice"), "{twice}");
     let homonym = Leaf::new("p0", tensor(&cpu, &[1], DType::F32, 0)).unwrap();
-    assert!(text(Sgd::over(SgdConfig::default(), [&params[0], &homonym]).map(drop)).contains("called `p0`"));
+    assert!(text(Sgd::over(SgdConfig::default(), [&params[0], &homonym]).map(drop)).contains("`p0`: two parameters"));
     let whole = Leaf::new("ids", Tensor::zeros(&cpu, [2], DType::I64).unwrap()).unwrap();
     assert!(text(Sgd::over(SgdConfig::default(), [whole]).map(drop)).contains("`ids`"));
     let range = text(Adam::over(AdamConfig { betas: [0.9, 1.0], ..Default::default() }, &params).map(drop));

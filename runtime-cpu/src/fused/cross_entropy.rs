@@ -131,7 +131,7 @@ fn targets<'a>(call: &FusedCall<'a>, op: &CrossEntropy, classes: usize) -> Resul
         Some(i) => {
             let of = [targets.len()].into();
             let op = "cross_entropy";
-            Err(ErrorKind::Index { op, index: targets[i], position: [i].into(), of, size: classes }.into())
+            Err(ErrorKind::Index { op, index: Some(targets[i]), position: [i].into(), of, size: Some(classes) }.into())
         }
     }
 }

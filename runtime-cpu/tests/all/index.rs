@@ -17,7 +17,7 @@ fn an_index_out_of_range_is_an_error_that_names_it() {
         for e in
             [x.index_select(0, &index).unwrap_err(), x.index_add(0, &index, &x.narrow(0, 0, 3).unwrap()).unwrap_err()]
         {
-            assert!(matches!(e.kind(), ErrorKind::Index { size: 4, .. }));
+            assert!(matches!(e.kind(), ErrorKind::Index { size: Some(4), .. }));
             let text = e.to_string();
             assert!(text.contains(&format!("index {bad} at position [{at}, 0]")) && text.contains("0..4"), "{text}");
         }

@@ -230,7 +230,7 @@ impl Memory {
         let why = format!(
             "a captured step asks for {bytes} bytes that its pool does not hold; run it a few times before it is captured"
         );
-        ErrorKind::Unsupported { op: "capture", device: self.device.device, why }.into()
+        ErrorKind::Unsupported { op: "capture", device: Some(self.device.device), why }.into()
     }
 
     pub(crate) fn exhausted(&self, requested: usize) -> numcore::Error {

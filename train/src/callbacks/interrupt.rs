@@ -49,7 +49,7 @@ impl SignalListener {
             let why = format!(
                 "no handler of signals can be installed: {e}; leave `StopOnSignal` out, and give `Checkpoints::on_signal(false)`"
             );
-            return Err(Error::argument("Trainer::run", why));
+            return Err(Error::unsupported("Trainer::run", why));
         }
         signals().listeners += 1;
         Ok(SignalListener(()))

@@ -65,7 +65,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for NonFinite {
             "the loss of step {} is {loss}{norm}{went}: lower the learning rate, clip gradients, or look at the data of this step",
             metrics.global_step()
         );
-        Err(Error::argument("NonFinite", why))
+        Err(Error::anomaly("NonFinite", why))
     }
 
     fn name(&self) -> &str {

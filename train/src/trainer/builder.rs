@@ -164,10 +164,12 @@ where
                 return self.run_until(&one, &asked);
             }
             let all = Ranks::new(ranks).run(runtime, |comm| self.run_until(&comm, &asked))?;
-            all.into_iter().next().ok_or_else(|| Error::argument("TrainerBuilder::run", "a run has at least one rank"))
+            all.into_iter()
+                .next()
+                .ok_or_else(|| Error::range("TrainerBuilder::run", "number of ranks", 0, "at least 1"))
         };
         let thread = Builder::new().name("trainer".into()).spawn(train);
-        let failed = |e| Error::argument("TrainerBuilder::run", format!("no thread to train in: {e}"));
+        let failed = |e| Error::io("thread trainer", e);
         Ok(TrainHandle { thread: thread.map_err(failed)?, stop })
     }
 }

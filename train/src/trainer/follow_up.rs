@@ -49,7 +49,7 @@ where
         let why = format!(
             "callbacks have requested something {ROUNDS} times after one step: look for one that does so at every event"
         );
-        Err(Error::argument("Run::control", why))
+        Err(Error::usage("Run::control", why))
     }
 
     /// Carries out the first request that is left; false if there is none.
@@ -110,7 +110,7 @@ where
             u64::MAX if at.position == 0 => return Ok(()),
             u64::MAX => State { epoch: at.epoch + 1, position: 0 },
             n => self.batches.state_after(n).ok_or_else(|| {
-                Error::argument("Control::skip_batches", format!("{n} batches after {at} there is nothing"))
+                Error::range("Control::skip_batches", "number of batches", n, format!("at most those after {at}"))
             })?,
         };
         self.batches = self.loader.endless(to)?;

@@ -108,7 +108,7 @@ where
         let went = load(&folders, &mut self.engine.step, &mut self.callbacks, |_| Ok(()))?;
         let Some((_, resumed)) = went else {
             let why = "there is no checkpoint to go back to: add `Checkpoints`, with an interval that is shorter";
-            return Err(Error::argument("Control::go_back", why));
+            return Err(Error::usage("Control::go_back", why));
         };
         let elapsed = self.state.progress.elapsed;
         self.pending.clear();

@@ -143,7 +143,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
                 None if required => {
                     let paths: Vec<String> = folders.iter().map(|folder| folder.path().display().to_string()).collect();
                     let why = format!("there is no checkpoint in {} to resume from", paths.join(", "));
-                    return Err(Error::argument("Trainer::resume", why));
+                    return Err(Error::config("Trainer::resume", "resume", why));
                 }
                 None => {}
             }

@@ -174,7 +174,7 @@ where
         let nothing_follows = matches!(event, Event::Save { .. } | Event::WentBack | Event::End(_));
         if nothing_follows && self.state.control != Control::default() {
             let why = "nothing can be requested of a run while it saves, goes back or is over: request it in `StepEnd`, `Evaluated` or `Ending`";
-            return Err(Error::argument("Run::control", why));
+            return Err(Error::usage("Run::control", why));
         }
         Ok(())
     }
@@ -226,7 +226,7 @@ where
                 "the gradients of the last {MAX_SKIPPED} steps were not finite, so none of them was taken: look at the loss, lower \
                  the learning rate, or go back to an earlier checkpoint"
             );
-            return Err(Error::argument("Trainer::run", why));
+            return Err(Error::anomaly("Trainer::run", why));
         }
         // A record reads the device anyway; a callback that measures tokens per second reads them then.
         if self.counts_tokens || self.pending.len() == PENDING || self.is_record_due() {

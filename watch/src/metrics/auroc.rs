@@ -27,19 +27,21 @@ impl Auroc {
     /// An error if scores and targets differ in number, a score is NaN, or a target is neither 0 nor 1; nothing is kept
     /// then.
     pub fn update(&mut self, scores: &[f64], targets: &[i64]) -> Result<()> {
-        let wrong = |why: String| Err(Error::argument("Auroc::update", why));
+        const OP: &str = "Auroc::update";
         if scores.len() != targets.len() {
-            return wrong(format!("{} scores for {} targets", scores.len(), targets.len()));
+            return Err(Error::lengths(OP, &[scores.len(), targets.len()], "each target needs one score"));
         }
         for (i, (score, target)) in scores.iter().zip(targets).enumerate() {
             match *target {
                 IGNORED => {}
                 0 | 1 if score.is_nan() => {
-                    return wrong(format!("score {i} is NaN, which has no place among the others"));
+                    let allowed = format!("a number, to have a place among the others; it is score {i}");
+                    return Err(Error::range(OP, "score", *score, allowed));
                 }
                 0 | 1 => {}
                 other => {
-                    return wrong(format!("target {i} is {other}; it is 0, 1, or {IGNORED} where it does not count"));
+                    let allowed = format!("0, 1, or {IGNORED} where it does not count; it is target {i}");
+                    return Err(Error::range(OP, "target", other, allowed));
                 }
             }
         }

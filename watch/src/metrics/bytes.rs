@@ -17,7 +17,7 @@ pub fn read(op: &'static str, bytes: &[u8]) -> Result<Vec<u64>> {
 
 /// The error for a wire form of another kind of metric.
 pub fn other(op: &'static str) -> Error {
-    Error::argument(
+    Error::mismatch(
         op,
         "the counts of another rank are not of a metric with these options; make equal metrics on every rank",
     )

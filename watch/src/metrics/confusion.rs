@@ -19,12 +19,8 @@ impl ConfusionMatrix {
     /// An error if the matrix would have more elements than there are addresses.
     pub fn new(classes: usize) -> Result<Self> {
         let cells = classes.checked_mul(classes).filter(|n| n.checked_mul(8).is_some_and(|b| b <= isize::MAX as usize));
-        let cells = cells.ok_or_else(|| {
-            Error::argument(
-                "ConfusionMatrix::new",
-                format!("a matrix of {classes} × {classes} counts fits in no memory"),
-            )
-        })?;
+        let many = || Error::range("ConfusionMatrix::new", "classes", classes, "less, for memory to hold their square");
+        let cells = cells.ok_or_else(many)?;
         Ok(ConfusionMatrix { classes, counts: vec![0; cells] })
     }
 
@@ -36,7 +32,7 @@ impl ConfusionMatrix {
     pub fn update(&mut self, given: &[i64], targets: &[i64]) -> Result<()> {
         const OP: &str = "ConfusionMatrix::update";
         if given.len() != targets.len() {
-            return Err(Error::argument(OP, format!("{} classes for {} targets", given.len(), targets.len())));
+            return Err(Error::lengths(OP, &[given.len(), targets.len()], "each target needs one class"));
         }
         let classes = self.classes;
         let rows = given.iter().zip(targets).filter(|(_, target)| **target != IGNORED);
@@ -56,7 +52,7 @@ impl ConfusionMatrix {
         let (values, targets) = (host_scores(scores)?, targets.to_vec::<i64>()?);
         if Some(values.len()) != targets.len().checked_mul(self.classes) {
             let why = format!("{} scores are not {} rows of {} classes", values.len(), targets.len(), self.classes);
-            return Err(Error::argument("ConfusionMatrix::update_tensors", why));
+            return Err(Error::lengths("ConfusionMatrix::update_tensors", &[values.len(), targets.len()], why));
         }
         let given: Vec<i64> = values.chunks(self.classes.max(1)).map(best).collect();
         self.update(&given, &targets)

@@ -13,7 +13,8 @@ pub fn rows<'a>(
 ) -> Result<impl Iterator<Item = (&'a [f32], usize)>> {
     if classes == 0 || Some(scores.len()) != targets.len().checked_mul(classes) {
         let (scores, rows) = (scores.len(), targets.len());
-        return Err(Error::argument(op, format!("{scores} scores are not {rows} rows of {classes} classes")));
+        let why = format!("{scores} scores are not {rows} rows of {classes} classes");
+        return Err(Error::lengths(op, &[scores, rows], why));
     }
     let counts = |target: i64| (target != IGNORED).then(|| class(op, target, classes)).transpose();
     let targets: Vec<Option<usize>> = targets.iter().map(|&target| counts(target)).collect::<Result<_>>()?;
@@ -23,10 +24,8 @@ pub fn rows<'a>(
 /// Checks that a class is in `0..classes`.
 pub fn class(op: &'static str, class: i64, classes: usize) -> Result<usize> {
     usize::try_from(class).ok().filter(|&c| c < classes).ok_or_else(|| {
-        Error::argument(
-            op,
-            format!("class {class} is not in 0..{classes}; rows that do not count have the target {IGNORED}"),
-        )
+        let allowed = format!("in 0..{classes}, or {IGNORED} as the target of a row that does not count");
+        Error::range(op, "class", class, allowed)
     })
 }
 

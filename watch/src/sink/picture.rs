@@ -18,12 +18,13 @@ impl Picture {
     /// An error if there are other channels, a side is 0, or the number of bytes is not width × height × channels.
     pub fn new(width: u32, height: u32, channels: u8, pixels: Vec<u8>) -> Result<Self> {
         let bytes = u64::from(width).checked_mul(u64::from(height)).and_then(|n| n.checked_mul(u64::from(channels)));
-        let wrong = |why: String| Err(Error::argument("Picture::new", why));
         if !matches!(channels, 1 | 3 | 4) {
-            return wrong(format!("{channels} channels; a picture has 1 (grey), 3 (RGB) or 4 (RGBA)"));
+            let allowed = "1 (grey), 3 (RGB) or 4 (RGBA)";
+            return Err(Error::range("Picture::new", "number of channels", u32::from(channels), allowed));
         }
         if width == 0 || height == 0 || bytes != Some(pixels.len() as u64) {
-            return wrong(format!("{} bytes are no picture of {width} × {height} × {channels}", pixels.len()));
+            let why = format!("{} bytes are no picture of {width} × {height} × {channels}", pixels.len());
+            return Err(Error::lengths("Picture::new", &[pixels.len()], why));
         }
         Ok(Picture { width, height, channels, pixels })
     }

@@ -56,17 +56,17 @@ fn what_does_not_fit_is_refused_and_counts_nothing() {
     let mut accuracy = Accuracy::new();
     says(accuracy.update(&[1.0, 2.0, 3.0], 2, &[0]), &["3 scores", "1 rows of 2 classes"]);
     says(accuracy.update(&[], 0, &[]), &["0 classes"]);
-    says(accuracy.update(&[1.0, 2.0, 1.0, 2.0], 2, &[0, 2]), &["class 2 is not in 0..2", "-100"]);
-    says(accuracy.update(&[1.0, 2.0], 2, &[-1]), &["class -1"]);
+    says(accuracy.update(&[1.0, 2.0, 1.0, 2.0], 2, &[0, 2]), &["class is 2, and must be in 0..2", "-100"]);
+    says(accuracy.update(&[1.0, 2.0], 2, &[-1]), &["class is -1"]);
     assert_eq!(accuracy, Accuracy::new());
     let mut matrix = ConfusionMatrix::new(2).unwrap();
-    says(matrix.update(&[0], &[0, 1]), &["1 classes for 2 targets"]);
-    says(matrix.update(&[0, 2], &[0, 1]), &["class 2"]);
+    says(matrix.update(&[0], &[0, 1]), &["shapes [1], [2]: each target needs one class"]);
+    says(matrix.update(&[0, 2], &[0, 1]), &["class is 2"]);
     assert_eq!(matrix.count(), 0);
-    says(ConfusionMatrix::new(1 << 40), &["fits in no memory"]);
+    says(ConfusionMatrix::new(1 << 40), &["memory to hold their square"]);
     let mut auroc = Auroc::new();
-    says(auroc.update(&[0.0, f64::NAN], &[0, 1]), &["score 1 is NaN"]);
-    says(auroc.update(&[0.0], &[2]), &["target 0 is 2"]);
+    says(auroc.update(&[0.0, f64::NAN], &[0, 1]), &["score is NaN"]);
+    says(auroc.update(&[0.0], &[2]), &["target is 2"]);
     assert_eq!(auroc, Auroc::new());
     auroc.update(&[f64::NAN], &[IGNORED]).unwrap();
     for mut metric in [Box::new(accuracy) as Box<dyn Metric>, Box::new(matrix), Box::new(auroc), Box::new(Mean::new())]

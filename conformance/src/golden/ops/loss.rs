@@ -47,7 +47,7 @@ fn reduction<R: Runtime>(c: &Call<'_, R>, default: &'static str) -> Result<Optio
         "sum" => Ok(Some(Reduction::Sum)),
         "none" => Ok(Some(Reduction::None)),
         "batchmean" => Ok(None),
-        other => Err(Error::argument("golden", format!("`{other}` is not a reduction"))),
+        other => Err(Error::format("golden", format!("`{other}` is not a reduction"))),
     }
 }
 
@@ -73,7 +73,7 @@ fn classes_last<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
 }
 
 fn row_reduction<R: Runtime>(c: &Call<'_, R>) -> Result<Reduction> {
-    reduction(c, "mean")?.ok_or_else(|| Error::argument("golden", "`batchmean` is not a reduction of rows"))
+    reduction(c, "mean")?.ok_or_else(|| Error::format("golden", "`batchmean` is not a reduction of rows"))
 }
 
 fn cross_entropy_options<R: Runtime>(c: &Call<'_, R>) -> Result<CrossEntropyOptions> {

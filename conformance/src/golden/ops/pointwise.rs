@@ -93,7 +93,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
         "lerp" => |c| match (c.maybe(2), c.attrs.maybe_f64("weight")?) {
             (Some(weight), _) => one(c.x(0)?.lerp(c.x(1)?, weight)),
             (None, Some(weight)) => one(c.x(0)?.add(&c.x(1)?.sub(c.x(0)?)?.mul(weight)?)),
-            (None, None) => Err(Error::argument("golden", "lerp needs a weight, as an input or an attribute")),
+            (None, None) => Err(Error::format("golden", "lerp needs a weight, as an input or an attribute")),
         },
         _ => return None,
     };
@@ -102,7 +102,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
 
 fn number<R: Runtime>(c: &Call<'_, R>, name: &str) -> Result<f64> {
     let given = c.attrs.maybe_f64(name)?;
-    given.ok_or_else(|| Error::argument("golden", format!("attribute `{name}` is missing")))
+    given.ok_or_else(|| Error::format("golden", format!("attribute `{name}` is missing")))
 }
 
 /// Computes `min(max(x, low), high)`, whose gradient is 0 at the bounds, as in PyTorch's bounded activations.

@@ -20,7 +20,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
 /// The parameter names of inputs 1 and on.
 fn names<'a, R: Runtime>(c: &'a Call<'_, R>) -> Result<Vec<&'a str>> {
     let list = c.attrs.raw("params").and_then(Value::as_array).map(|l| l.iter().map(Value::as_str).collect());
-    let missing = || Error::argument("golden", "attribute `params` must be a list of names");
+    let missing = || Error::format("golden", "attribute `params` must be a list of names");
     list.flatten().ok_or_else(missing)
 }
 

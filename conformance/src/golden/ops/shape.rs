@@ -73,7 +73,7 @@ fn reshape<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let (mut x, note) = (c.x(0)?.clone(), c.note()?);
     if let Some((_, rest)) = note.split_once("transpose(") {
         let axes: Vec<isize> = rest.split([',', ')']).map_while(|s| s.trim().parse().ok()).collect();
-        let [a, b] = axes[..] else { return Err(Error::argument("golden", format!("the note `{note}` is not clear"))) };
+        let [a, b] = axes[..] else { return Err(Error::format("golden", format!("the note `{note}` is not clear"))) };
         x = x.transpose(a, b)?;
     }
     let shape = c.attrs.list(&["shape", "size"])?;
@@ -117,7 +117,7 @@ fn roll<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
 /// The padding of each axis, from a pair for each in order, or from PyTorch's flat list, which begins with the last
 /// axis.
 fn pads<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<(usize, usize)>> {
-    let bad = || Error::argument("golden", "attribute `pad` must be pairs of counts");
+    let bad = || Error::format("golden", "attribute `pad` must be pairs of counts");
     let given = c.attrs.raw("pad").and_then(Value::as_array).ok_or_else(bad)?;
     let count = |v: &Value| v.as_u64().map(|n| n as usize);
     if given.iter().all(Value::is_array) {

@@ -31,6 +31,10 @@ impl Boundary {
         self.0.iter().filter(|part| part.grad).map(|part| part.spec).collect()
     }
 
+    fn shapes(&self) -> Vec<Shape> {
+        self.0.iter().map(|part| part.spec.shape).collect()
+    }
+
     pub(super) fn wants(&self, value: usize) -> bool {
         self.0.get(value).is_some_and(|part| part.grad)
     }
@@ -64,7 +68,7 @@ impl Boundary {
             "stage {stage} made {made} of micro-batch {micro}, but {self} of the first one: all micro-batches of a run have the same \
              shapes and dtypes; pad the last, or leave it out. Those of another run may differ with `PipelineOptions::dynamic_shapes`"
         );
-        Err(Error::argument("pipeline stage", why))
+        Err(Error::shape("pipeline stage", &made.shapes(), why))
     }
 }
 

@@ -51,7 +51,7 @@ impl<R: Runtime> PipelineGroups<R> {
             Ok(())
         } else {
             let why = format!("the schedule is for {ranks} ranks: {size} ranks are no whole number of such pipelines");
-            Err(Error::argument("pipeline groups", why))
+            Err(Error::schedule("pipeline groups", why))
         };
         all_ok(world, "pipeline groups", fits)?;
         let no_group = || Error::internal("pipeline groups", "the communicator gave no group");
@@ -72,7 +72,7 @@ impl<R: Runtime> PipelineGroups<R> {
     fn of_mesh(mesh: &Mesh<R>, ranks: usize) -> Result<Self> {
         if mesh.plan().size(Axis::Pipe) != ranks {
             let why = format!("the schedule is for {ranks} ranks, the mesh is {}", mesh.plan());
-            return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
+            return Err(Error::schedule("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
         let losses = mesh.group(&[&[Axis::Pipe][..], &Axis::GRADIENTS].concat())?;

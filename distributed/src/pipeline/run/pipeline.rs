@@ -230,7 +230,7 @@ impl<R: Runtime> Pipeline<R> {
                     "the schedule has {micros} micro-batches, the rank of stage {stage} was given {what} for {}",
                     given.len()
                 );
-                return Err(Error::argument("Pipeline::run", why));
+                return Err(Error::schedule("Pipeline::run", why));
             }
         }
         Ok(())
@@ -239,7 +239,7 @@ impl<R: Runtime> Pipeline<R> {
 
 /// Checks that this rank has the stages and the loss that the schedule requires.
 fn fit<R: Runtime>(comm: &Comm<R>, PipelineModel { checked, stages, loss, .. }: &PipelineModel<R>) -> Result<()> {
-    let refuse = |why: String| Err(Error::argument("Pipeline::new", why));
+    let refuse = |why: String| Err(Error::schedule("Pipeline::new", why));
     let (placement, rank) = (checked.schedule().placement(), comm.rank());
     if placement.ranks() != comm.size() {
         return refuse(format!("the schedule is for {} ranks, there are {}", placement.ranks(), comm.size()));

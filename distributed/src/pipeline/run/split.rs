@@ -30,7 +30,7 @@ pub fn split<R: Runtime>(layers: Vec<Box<dyn Forward<R>>>, cuts: &[usize]) -> Re
     let bounds: Vec<usize> = std::iter::once(0).chain(cuts.iter().copied()).chain([layers.len()]).collect();
     if !bounds.is_sorted_by(|a, b| a < b) {
         let why = format!("cuts {cuts:?} must ascend and leave every stage at least one of {} layers", layers.len());
-        return Err(Error::argument("pipeline split", why));
+        return Err(Error::config("pipeline split", "cuts", why));
     }
     let stages = Sequential::from_iter(layers).split(cuts);
     refuse_sharing(&stages)?;
@@ -44,8 +44,8 @@ pub fn split<R: Runtime>(layers: Vec<Box<dyn Forward<R>>>, cuts: &[usize]) -> Re
 /// Fails if there are fewer layers than stages, or if `stages` is 0.
 pub fn balanced<R: Runtime>(layers: &[Box<dyn Forward<R>>], stages: usize) -> Result<Vec<usize>> {
     if stages == 0 || layers.len() < stages {
-        let why = format!("{} layers cannot be cut into {stages} stages", layers.len());
-        return Err(Error::argument("pipeline split", why));
+        let allowed = format!("in 1..={}, the number of layers", layers.len());
+        return Err(Error::range("pipeline split", "number of stages", stages, allowed));
     }
     let sizes: Vec<usize> = layers.iter().map(|layer| layer.num_parameters().total).collect();
     Ok(cuts(&sizes, stages))
@@ -88,7 +88,7 @@ fn refuse_sharing<R: Runtime>(stages: &[Sequential<R>]) -> Result<()> {
                     let why = format!(
                         "stages {other} and {stage} share a parameter, `{first}` and `{name}`: give one a copy (`Param::duplicate`)"
                     );
-                    return Err(Error::argument("pipeline split", why));
+                    return Err(Error::state(name, why));
                 }
                 _ => _ = seen.insert(parameter.leaf().id(), (stage, name)),
             }

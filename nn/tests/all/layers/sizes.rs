@@ -68,8 +68,8 @@ fn sizes_that_do_not_fit_are_errors() {
     assert!(message(transposed.with_output_padding([1, 0])).contains("must be less than the stride"));
     assert!(message(GroupNorm::new(init, 3, 4)).contains("3 groups do not divide 4 channels"));
     assert!(message(MultiHeadAttention::new(init, 10, 4)).contains("4 heads do not divide a width of 10"));
-    assert!(message(Dropout::new(1.0)).contains("not in [0, 1)"));
-    assert!(message(Embedding::new(init, 3, 2).unwrap().with_padding_idx(3)).contains("padding index 3"));
+    assert!(message(Dropout::new(1.0)).contains("must be in [0, 1)"));
+    assert!(message(Embedding::new(init, 3, 2).unwrap().with_padding_idx(3)).contains("padding index is 3"));
     let gru = Gru::new(init, RecurrentConfig::new(3, 4)).unwrap();
     assert!(message(gru.forward(&uniform(&[2, 5, 4], 0))).contains("must be [B, T, 3]"));
     assert!(

@@ -106,13 +106,11 @@ pub trait ConvOps: Apply {
         const OP: &str = "conv_transpose";
         ranks::<N>(OP, self.spec().shape, weight.spec().shape)?;
         let ConvPadding::Symmetric(padding) = options.padding else {
-            return Err(Error::argument(
-                OP,
-                format!("padding {:?}; only a symmetric one has an adjoint", options.padding),
-            ));
+            let why = format!("padding {:?}; only a symmetric one has an adjoint", options.padding);
+            return Err(Error::config(OP, "padding", why));
         };
         if !options.mode.is_zero() {
-            return Err(Error::argument(OP, format!("padding with {:?}; only zeros are known", options.mode)));
+            return Err(Error::config(OP, "mode", format!("padding with {:?}; only zeros are known", options.mode)));
         }
         let plane = Plane::new(options, padding);
         let last = |i: usize| output_padding[N - i];
@@ -146,7 +144,7 @@ impl<const N: usize> ConvNd<N> {
             ConvPadding::Sides(sides) => sides,
             ConvPadding::Same if self.stride != [1; N] => {
                 let why = format!("`same` padding keeps sizes at strides of 1, not {:?}", self.stride);
-                return Err(Error::argument("conv", why));
+                return Err(Error::config("conv", "padding", why));
             }
             ConvPadding::Same => std::array::from_fn(|i| {
                 let total = self.dilation[i].saturating_mul(weight[i + 2].saturating_sub(1));
@@ -154,7 +152,7 @@ impl<const N: usize> ConvNd<N> {
             }),
         };
         if sides.iter().any(|s| s.0.max(s.1) > isize::MAX as usize / 4) {
-            return Err(Error::argument("conv", format!("padding {sides:?} is more than memory can hold")));
+            return Err(Error::config("conv", "padding", format!("padding {sides:?} is more than memory can hold")));
         }
         Ok(sides)
     }

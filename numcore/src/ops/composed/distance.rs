@@ -29,7 +29,7 @@ pub trait DistanceOps: Apply {
             return Err(Error::shape(OP, &[a, b], why));
         }
         if p.is_nan() || p < 0.0 {
-            return Err(Error::argument(OP, format!("p = {p} is no norm; 0, positive and infinite ones are")));
+            return Err(Error::range(OP, "p", p, "0, positive or infinite"));
         }
         let dtype = self.spec().dtype;
         widened(self, |x| distances(&x.unsqueeze(-2)?, &other.to_dtype(dtype.compute())?.unsqueeze(-3)?, p))

@@ -136,7 +136,7 @@ impl GridSample {
             Interpolation::Cubic if d == 2 => Ok(()),
             mode => {
                 let why = format!("{mode:?} of {d} axes; nearest and linear are known, and cubic of two");
-                Err(Error::argument("grid_sample", why))
+                Err(Error::config("grid_sample", "mode", why))
             }
         }
     }
@@ -166,7 +166,7 @@ impl GridSample {
                 None => read,
             });
         }
-        let sum = sum.ok_or_else(|| Error::argument("grid_sample", "an image without axes"))?;
+        let sum = sum.ok_or_else(|| Error::internal("grid_sample", "an image without axes"))?;
         sum.reshape([&[n, c], &to[1..to.rank() - 1]].concat())
     }
 

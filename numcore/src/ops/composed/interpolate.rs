@@ -138,7 +138,7 @@ impl Interpolate {
         let smooth = matches!(self.mode, Interpolation::Linear | Interpolation::Cubic);
         if !smooth && (self.align_corners || self.antialias) {
             let why = format!("{:?} has neither `align_corners` nor `antialias`; linear and cubic have", self.mode);
-            return Err(Error::argument(OP, why));
+            return Err(Error::config(OP, "mode", why));
         }
         let given = match to {
             Resize::Size(sizes) => sizes.len(),

@@ -63,7 +63,7 @@ pub(super) fn power<const N: usize, T: Apply>(x: &T, p: f64, options: &PoolOptio
     });
     float("lp_pool", x.spec())?;
     if !(p > 0.0 && p.is_finite()) {
-        return Err(Error::argument("lp_pool", format!("the power {p} must be positive and finite")));
+        return Err(Error::range("lp_pool", "power", p, "positive and finite"));
     }
     let axes = options.axes("lp_pool", x.spec().shape)?;
     widened(x, |x| {

@@ -94,7 +94,7 @@ pub trait RepeatOps: Apply {
     #[track_caller]
     fn roll_axes(&self, shifts: &[isize], axes: &[isize]) -> Result<Self> {
         if shifts.len() != axes.len() {
-            return Err(Error::argument("roll", format!("{} shifts for {} axes", shifts.len(), axes.len())));
+            return Err(Error::lengths("roll", &[shifts.len(), axes.len()], "each axis needs one shift"));
         }
         shifts.iter().zip(axes).try_fold(self.clone(), |x, (&shift, &axis)| x.roll(axis, shift))
     }

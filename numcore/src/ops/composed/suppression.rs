@@ -22,7 +22,7 @@ pub fn non_max_suppression<R: Runtime>(boxes: &Tensor<R>, scores: &Tensor<R>, th
         return Err(Error::shape(OP, &[*boxes.shape(), *scores.shape()], "needs boxes [N, 4] and scores [N]"));
     }
     if threshold.is_nan() {
-        return Err(Error::argument(OP, "the threshold is NaN"));
+        return Err(Error::range(OP, "threshold", threshold, "a number"));
     }
     let order = scores.argsort(0, true)?.to_vec::<i64>()?;
     let corners = boxes.to_f64s()?;

@@ -61,7 +61,7 @@ impl<R: Runtime> Tensor<R> {
         if n > 0 {
             let lowest = index.amin(&[], false)?.item()?;
             if lowest < 0.0 {
-                return Err(Error::argument(OP, format!("{lowest} is among the values; only 0 and above are counted")));
+                return Err(Error::range(OP, "lowest value", lowest, "at least 0 to be counted"));
             }
             length = length.max(index.amax(&[], false)?.item()? as usize + 1);
         }

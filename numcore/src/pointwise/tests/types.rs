@@ -106,7 +106,7 @@ fn scalars_are_checked() {
     assert!(check(DType::I32, &[2.0.into()]).is_ok() && check(DType::F32, &[2.5.into()]).is_ok());
     assert_eq!(
         check(DType::I32, &[2.5.into()]).unwrap_err().to_string(),
-        "scaled: scalar 0 is used as i32, which cannot hold 2.5"
+        "scaled: scalar is 2.5, and must be whole: scalar 0 is used as i32"
     );
     assert!(check(DType::F32, &[]).is_err());
 }

@@ -45,6 +45,6 @@ impl<R: Runtime> Checkpoints<R> {
             "{} has checkpoints of another run, the last of step {last}: go on from it with `Resume::IfThere`, or save in another folder",
             self.folder.path().display()
         );
-        Err(Error::argument("Checkpoints", why))
+        Err(Error::config("Checkpoints", "folder", why))
     }
 }

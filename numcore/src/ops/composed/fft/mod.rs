@@ -90,7 +90,7 @@ pub trait FftOps: Apply {
     #[doc(alias = "rfft2")]
     fn rfftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
         let shape = self.spec().shape;
-        let (last, others) = axes.split_last().ok_or_else(|| Error::argument("rfftn", "needs at least one axis"))?;
+        let (last, others) = axes.split_last().ok_or_else(|| no_axis("rfftn"))?;
         // The others as positive axes: the axis of pairs would shift axes that count from the end.
         let others = others.iter().map(|&a| shape.axis("rfftn", a)).collect::<Result<Vec<_>>>()?;
         let first = self.rfft(None, shape.axis("rfftn", *last)? as isize, norm)?;
@@ -99,7 +99,7 @@ pub trait FftOps: Apply {
     /// The inverse of [`rfftn`](FftOps::rfftn): real, `n` elements along the last of `axes`.
     #[doc(alias = "irfft2")]
     fn irfftn(&self, n: Option<usize>, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        let (last, others) = axes.split_last().ok_or_else(|| Error::argument("irfftn", "needs at least one axis"))?;
+        let (last, others) = axes.split_last().ok_or_else(|| no_axis("irfftn"))?;
         let whole = others.iter().try_fold(self.clone(), |x, &a| x.ifft(None, a, norm))?;
         whole.irfft(n, *last, norm)
     }
@@ -128,6 +128,10 @@ pub trait FftOps: Apply {
 }
 
 impl<T: Apply> FftOps for T {}
+
+fn no_axis(op: &'static str) -> Error {
+    Error::range(op, "number of axes", 0usize, "at least 1")
+}
 
 fn shifted<T: Apply>(x: &T, axes: &[isize], by: impl Fn(usize) -> isize) -> Result<T> {
     axes.iter().try_fold(x.clone(), |x, &a| {

@@ -38,7 +38,7 @@ impl Stft {
         if self.size > 0 && self.hop > 0 {
             return Ok(());
         }
-        Err(Error::argument(op, format!("size {} and hop {} must be at least 1", self.size, self.hop)))
+        Err(Error::range(op, if self.size == 0 { "size" } else { "hop" }, 0usize, "at least 1"))
     }
 
     fn norm(&self) -> FftNorm {
