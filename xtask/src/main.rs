@@ -1,7 +1,5 @@
 //! The workspace's own commands, `cargo xtask COMMAND`: run the checks, keep the sources tidy, refresh reference
 //! values.
-//!
-//! Built on the standard library alone, so that the first `cargo xtask` after a checkout takes seconds.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -24,17 +22,12 @@ mod watched;
 
 use std::process::ExitCode;
 
-use cli::Command;
+use clap::Parser;
+
+use cli::{Args, Command};
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    match cli::parse(&args) {
-        Ok(command) => exit_code(run(command)),
-        Err(misuse) => {
-            eprintln!("{misuse}\n\n{}", cli::usage());
-            ExitCode::from(2)
-        }
-    }
+    exit_code(run(Args::parse().command))
 }
 
 /// The generator of the AOT-compiled programs depends on runtimes and optimizers, on which this program must not
@@ -43,11 +36,11 @@ const HOT: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--test", "all", "h
 
 fn run(command: Command) -> Result<(), String> {
     match command {
-        Command::Help => {
-            println!("{}", cli::usage());
-            Ok(())
+        Command::Test { install, all, stages } if stages.is_empty() => {
+            stages::test(&stages::those(|stage| all || !stage.long), install)
         }
-        Command::Test { install, stages } => stages::test(&stages, install),
+        Command::Test { install, stages, .. } => stages::test(&stages, install),
+        Command::Fuzz { against } => stages::test(&stages::those(|stage| stage.name == against), false),
         Command::Tidy => tidy::run(),
         Command::Api => stages::document().and_then(|()| api::refresh()),
         Command::Hot => stages::run_cargo(HOT, &[("WEFTGRAD_WRITE_HOT", "1")]),

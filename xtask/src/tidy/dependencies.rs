@@ -31,7 +31,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("examples", &["*"]),
     ("bench", &["*"]),
     ("gpu-check", &["*"]),
-    ("xtask", &["*"]),
+    ("xtask", &[]),
 ];
 
 /// Dependencies the table does not allow, and members it does not list.
