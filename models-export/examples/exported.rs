@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use models::{Decoder, Pretrained, Vit};
-use models_export::{GgufOptions, GgufWeights, OnnxOptions, SaveGguf, SaveOnnx};
+use models_export::{GgufOptions, GgufWeights, OnnxOptions, save_gguf, save_onnx_decoder, save_onnx_vit};
 use nn::Init;
 use numcore::{Error, Result};
 use runtime_cpu::Cpu;
@@ -29,10 +29,10 @@ fn main() -> Result<()> {
         let model = Decoder::from_pretrained(references.join(name), &init)?;
         for (kind, weights) in [("f32", GgufWeights::F32), ("f16", GgufWeights::F16), ("bf16", GgufWeights::BF16)] {
             let options = GgufOptions { weights, context, ..GgufOptions::default() };
-            model.save_gguf(folder.join(format!("{name}-{kind}.gguf")), &options)?;
+            save_gguf(&model, folder.join(format!("{name}-{kind}.gguf")), &options)?;
         }
-        model.save_onnx(folder.join(format!("{name}.onnx")), &OnnxOptions::default())?;
+        save_onnx_decoder(&model, folder.join(format!("{name}.onnx")), &OnnxOptions::default())?;
     }
     let vit = Vit::from_pretrained(references.join("vit"), &init)?;
-    vit.save_onnx(folder.join("vit.onnx"), &OnnxOptions::default())
+    save_onnx_vit(&vit, folder.join("vit.onnx"), &OnnxOptions::default())
 }

@@ -8,7 +8,7 @@ use std::fs;
 
 use common::*;
 use models::{Decoder, DecoderConfig, Family, Lora, LoraConfig, Pretrained, Vit};
-use models_export::{GgufOptions, GgufWeights, OnnxOptions, SaveGguf, SaveOnnx};
+use models_export::{GgufOptions, GgufWeights, OnnxOptions, save_gguf, save_onnx_decoder, save_onnx_vit};
 use nn::{Activation, ModuleExt};
 use numcore::{DType, Tensor};
 
@@ -19,7 +19,7 @@ fn golden(name: &str) -> Vec<u8> {
 fn gguf(model: &Decoder<runtime_cpu::Cpu>, options: &GgufOptions) -> Result<Vec<u8>, String> {
     let folder = Scratch::new();
     let path = folder.0.join("model.gguf");
-    model.save_gguf(&path, options).map_err(|e| e.to_string())?;
+    save_gguf(model, &path, options).map_err(|e| e.to_string())?;
     Ok(fs::read(path).unwrap())
 }
 
@@ -130,14 +130,14 @@ fn adapters_have_no_place_in_exported_files() {
     let lora = Lora::new(&model, &init(), LoraConfig::default()).unwrap();
     let folder = Scratch::new();
     for error in [
-        model.save_gguf(folder.0.join("a.gguf"), &GgufOptions::default()).unwrap_err(),
-        model.save_onnx(folder.0.join("a.onnx"), &OnnxOptions::default()).unwrap_err(),
+        save_gguf(&model, folder.0.join("a.gguf"), &GgufOptions::default()).unwrap_err(),
+        save_onnx_decoder(&model, folder.0.join("a.onnx"), &OnnxOptions::default()).unwrap_err(),
     ] {
         assert!(error.to_string().contains("merge"), "{error}");
     }
     assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0);
     lora.remove().unwrap();
-    model.save_gguf(folder.0.join("a.gguf"), &GgufOptions::default()).unwrap();
+    save_gguf(&model, folder.0.join("a.gguf"), &GgufOptions::default()).unwrap();
 }
 
 /// The long stage `formats` computes these graphs; here their weights are found at the ends of what lies beside them.
@@ -146,7 +146,7 @@ fn a_graph_has_its_weights_beside_it() {
     let folder = Scratch::new();
     let path = folder.0.join("model.onnx");
     let model = decoder("qwen3");
-    model.save_onnx(&path, &OnnxOptions::default()).unwrap();
+    save_onnx_decoder(&model, &path, &OnnxOptions::default()).unwrap();
     let (graph, data) = (fs::read(&path).unwrap(), fs::read(folder.0.join("model.onnx.data")).unwrap());
     let has = |what: &str| graph.windows(what.len()).any(|part| part == what.as_bytes());
     assert!(has("model.onnx.data") && has("model.layers.1.self_attn.q_norm.weight") && has("Softmax"));
@@ -154,11 +154,11 @@ fn a_graph_has_its_weights_beside_it() {
     assert_eq!(data[..embedding.len()], embedding);
     // Weights of other ranks: all is gathered, nothing written.
     let nothing = folder.0.join("none.onnx");
-    model.save_onnx(&nothing, &OnnxOptions { writes: false }).unwrap();
+    save_onnx_decoder(&model, &nothing, &OnnxOptions { writes: false }).unwrap();
     assert!(!nothing.exists());
-    Vit::from_pretrained(reference("vit"), &init()).unwrap().save_onnx(&path, &OnnxOptions::default()).unwrap();
+    save_onnx_vit(&Vit::from_pretrained(reference("vit"), &init()).unwrap(), &path, &OnnxOptions::default()).unwrap();
     assert_ne!(fs::read(&path).unwrap(), graph);
-    let error = model.save_onnx(folder.0.join(".."), &OnnxOptions::default()).unwrap_err().to_string();
+    let error = save_onnx_decoder(&model, folder.0.join(".."), &OnnxOptions::default()).unwrap_err().to_string();
     assert!(error.contains("does not name a file"), "{error}");
 }
 
@@ -166,7 +166,7 @@ fn a_graph_has_its_weights_beside_it() {
 fn experts_are_not_exported() {
     let model = decoder("mixtral");
     let path = std::env::temp_dir().join(format!("weftgrad-never-{}", std::process::id()));
-    let gguf = model.save_gguf(&path, &Default::default()).map(drop).unwrap_err().to_string();
-    let onnx = model.save_onnx(&path, &Default::default()).map(drop).unwrap_err().to_string();
+    let gguf = save_gguf(&model, &path, &Default::default()).map(drop).unwrap_err().to_string();
+    let onnx = save_onnx_decoder(&model, &path, &Default::default()).map(drop).unwrap_err().to_string();
     assert!(gguf.contains("experts of `mixtral`") && onnx.contains("experts of `mixtral`"), "{gguf}\n{onnx}");
 }

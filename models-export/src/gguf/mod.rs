@@ -59,31 +59,23 @@ impl Default for GgufOptions {
     }
 }
 
-/// Export of a model as a GGUF file.
-pub trait SaveGguf {
-    /// Writes the model as a GGUF file (version 3), all or nothing. Beyond the model, one weight at a time is in
-    /// memory.
-    ///
-    /// # Errors
-    /// Fails if llama.cpp would compute something else, the tokenizer is of an unsupported kind, or a layer has an
-    /// adapter. Fails too if a value does not fit the element type, or the file cannot be written.
-    fn save_gguf(&self, path: impl AsRef<Path>, options: &GgufOptions) -> Result<()>;
-}
-
-impl<R: Runtime> SaveGguf for Decoder<R> {
-    fn save_gguf(&self, path: impl AsRef<Path>, options: &GgufOptions) -> Result<()> {
-        require_no_adapters(self)?;
-        let config = self.config();
-        let mut file = GgufFile::new(metadata(config, options)?);
-        if let Some(folder) = &options.tokenizer {
-            file.metadata.extend(tokenizer::tables(folder, config.vocab)?);
-        }
-        file.tensors.extend(metadata::rope_factors(config));
-        for (name, parameter) in self.named_parameters() {
-            file.tensors.push(tensor(config, options, &name, parameter)?);
-        }
-        if options.writes { file.write(path.as_ref()) } else { file.gather() }
+/// Writes a model as a GGUF file (version 3), all or nothing. Beyond the model, one weight at a time is in memory.
+///
+/// # Errors
+/// Fails if llama.cpp would compute something else, the tokenizer is of an unsupported kind, or a layer has an adapter.
+/// Fails too if a value does not fit the element type, or the file cannot be written.
+pub fn save_gguf<R: Runtime>(model: &Decoder<R>, path: impl AsRef<Path>, options: &GgufOptions) -> Result<()> {
+    require_no_adapters(model)?;
+    let config = model.config();
+    let mut file = GgufFile::new(metadata(config, options)?);
+    if let Some(folder) = &options.tokenizer {
+        file.metadata.extend(tokenizer::tables(folder, config.vocab)?);
     }
+    file.tensors.extend(metadata::rope_factors(config));
+    for (name, parameter) in model.named_parameters() {
+        file.tensors.push(tensor(config, options, &name, parameter)?);
+    }
+    if options.writes { file.write(path.as_ref()) } else { file.gather() }
 }
 
 /// A parameter as a tensor of the file.

@@ -1,30 +1,26 @@
 //! The names of a decoder's parts in GGUF files.
 
-use models::{Change, ConversionRule, ConversionTable};
-
-const fn keep(theirs: &'static str, ours: &'static str) -> ConversionRule {
-    ConversionRule { theirs, ours, change: Change::Keep }
-}
+use models::{ConversionRule as Rule, ConversionTable};
 
 /// The conversion table of decoders to llama.cpp's names, all families in one. Weights are `[O, I]` in both.
 pub const GGUF: ConversionTable = ConversionTable {
     rules: &[
-        keep("token_embd", "embed_tokens"),
-        keep("position_embd", "embed_positions"),
-        keep("blk.{}.attn_norm", "layers.{}.input_norm"),
-        keep("blk.{}.attn_qkv", "layers.{}.self_attn.qkv_proj"),
-        keep("blk.{}.attn_q", "layers.{}.self_attn.q_proj"),
-        keep("blk.{}.attn_k", "layers.{}.self_attn.k_proj"),
-        keep("blk.{}.attn_v", "layers.{}.self_attn.v_proj"),
-        keep("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm"),
-        keep("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm"),
-        keep("blk.{}.attn_output", "layers.{}.self_attn.o_proj"),
-        keep("blk.{}.ffn_norm", "layers.{}.mlp_norm"),
-        keep("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj"),
-        keep("blk.{}.ffn_up", "layers.{}.mlp.up_proj"),
-        keep("blk.{}.ffn_down", "layers.{}.mlp.down_proj"),
-        keep("output_norm", "norm"),
-        keep("output", "lm_head"),
+        Rule::keep("token_embd", "embed_tokens"),
+        Rule::keep("position_embd", "embed_positions"),
+        Rule::keep("blk.{}.attn_norm", "layers.{}.input_norm"),
+        Rule::keep("blk.{}.attn_qkv", "layers.{}.self_attn.qkv_proj"),
+        Rule::keep("blk.{}.attn_q", "layers.{}.self_attn.q_proj"),
+        Rule::keep("blk.{}.attn_k", "layers.{}.self_attn.k_proj"),
+        Rule::keep("blk.{}.attn_v", "layers.{}.self_attn.v_proj"),
+        Rule::keep("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm"),
+        Rule::keep("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm"),
+        Rule::keep("blk.{}.attn_output", "layers.{}.self_attn.o_proj"),
+        Rule::keep("blk.{}.ffn_norm", "layers.{}.mlp_norm"),
+        Rule::keep("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj"),
+        Rule::keep("blk.{}.ffn_up", "layers.{}.mlp.up_proj"),
+        Rule::keep("blk.{}.ffn_down", "layers.{}.mlp.down_proj"),
+        Rule::keep("output_norm", "norm"),
+        Rule::keep("output", "lm_head"),
     ],
     stacks: &[],
     prefix: "",

@@ -26,28 +26,22 @@ impl Default for OnnxOptions {
     }
 }
 
-/// Export of a model as an ONNX file.
-pub trait SaveOnnx {
-    /// Writes the model as an ONNX file, and its weights as `PATH.data` beside it. A [`Decoder`] has the input
-    /// `input_ids`, `[batch, sequence]` (`i64`), and the output `logits`, `[batch, sequence, V]`, without a cache of
-    /// keys and values. A [`Vit`] has the input `pixel_values`, `[batch, K, H, W]`, and the output `logits`, `[batch,
-    /// N]`.
-    ///
-    /// # Errors
-    /// Fails if a layer has an adapter, the model has mixtures of experts, or a file cannot be written.
-    fn save_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()>;
+/// Writes a decoder as an ONNX file, and its weights as `PATH.data` beside it. The graph has the input `input_ids`,
+/// `[batch, sequence]` (`i64`), and the output `logits`, `[batch, sequence, V]`, without a cache of keys and values.
+///
+/// # Errors
+/// Fails if a layer has an adapter, the model has mixtures of experts, or a file cannot be written.
+pub fn save_onnx_decoder<R: Runtime>(model: &Decoder<R>, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
+    require_no_adapters(model)?;
+    decoder::graph(model)?.save(path.as_ref(), options.writes)
 }
 
-impl<R: Runtime> SaveOnnx for Decoder<R> {
-    fn save_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
-        require_no_adapters(self)?;
-        decoder::graph(self)?.save(path.as_ref(), options.writes)
-    }
-}
-
-impl<R: Runtime> SaveOnnx for Vit<R> {
-    fn save_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
-        require_no_adapters(self)?;
-        vit::graph(self)?.save(path.as_ref(), options.writes)
-    }
+/// Writes a vision transformer as an ONNX file, and its weights as `PATH.data` beside it. The graph has the input
+/// `pixel_values`, `[batch, K, H, W]`, and the output `logits`, `[batch, N]`.
+///
+/// # Errors
+/// Fails if a layer has an adapter, or a file cannot be written.
+pub fn save_onnx_vit<R: Runtime>(model: &Vit<R>, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
+    require_no_adapters(model)?;
+    vit::graph(model)?.save(path.as_ref(), options.writes)
 }

@@ -29,6 +29,18 @@ pub struct ConversionRule {
     pub change: Change,
 }
 
+impl ConversionRule {
+    /// A module whose weight is equal in both.
+    pub const fn keep(theirs: &'static str, ours: &'static str) -> Self {
+        ConversionRule { theirs, ours, change: Change::Keep }
+    }
+
+    /// A module whose weight is `[I, O]` in files.
+    pub const fn transposed(theirs: &'static str, ours: &'static str) -> Self {
+        ConversionRule { theirs, ours, change: Change::Transpose }
+    }
+}
+
 /// The conversion table of a family of models.
 #[derive(Clone, Copy, Debug)]
 pub struct ConversionTable {

@@ -1,29 +1,20 @@
 //! The conversion tables of all families.
 
-use super::{Change, ConversionRule, ConversionTable, StackRule};
-
-const fn keep(theirs: &'static str, ours: &'static str) -> ConversionRule {
-    ConversionRule { theirs, ours, change: Change::Keep }
-}
-
-/// A module whose weight is `[I, O]` in files.
-const fn transposed(theirs: &'static str, ours: &'static str) -> ConversionRule {
-    ConversionRule { theirs, ours, change: Change::Transpose }
-}
+use super::{ConversionRule as Rule, ConversionTable, StackRule};
 
 /// GPT-2: fused projections, with weights of `[I, O]`.
 pub const GPT2: ConversionTable = ConversionTable {
     rules: &[
-        keep("transformer.wte", "embed_tokens"),
-        keep("transformer.wpe", "embed_positions"),
-        keep("transformer.h.{}.ln_1", "layers.{}.input_norm"),
-        transposed("transformer.h.{}.attn.c_attn", "layers.{}.self_attn.qkv_proj"),
-        transposed("transformer.h.{}.attn.c_proj", "layers.{}.self_attn.o_proj"),
-        keep("transformer.h.{}.ln_2", "layers.{}.mlp_norm"),
-        transposed("transformer.h.{}.mlp.c_fc", "layers.{}.mlp.up_proj"),
-        transposed("transformer.h.{}.mlp.c_proj", "layers.{}.mlp.down_proj"),
-        keep("transformer.ln_f", "norm"),
-        keep("lm_head", "lm_head"),
+        Rule::keep("transformer.wte", "embed_tokens"),
+        Rule::keep("transformer.wpe", "embed_positions"),
+        Rule::keep("transformer.h.{}.ln_1", "layers.{}.input_norm"),
+        Rule::transposed("transformer.h.{}.attn.c_attn", "layers.{}.self_attn.qkv_proj"),
+        Rule::transposed("transformer.h.{}.attn.c_proj", "layers.{}.self_attn.o_proj"),
+        Rule::keep("transformer.h.{}.ln_2", "layers.{}.mlp_norm"),
+        Rule::transposed("transformer.h.{}.mlp.c_fc", "layers.{}.mlp.up_proj"),
+        Rule::transposed("transformer.h.{}.mlp.c_proj", "layers.{}.mlp.down_proj"),
+        Rule::keep("transformer.ln_f", "norm"),
+        Rule::keep("lm_head", "lm_head"),
     ],
     stacks: &[],
     prefix: "transformer.",
@@ -34,22 +25,22 @@ pub const GPT2: ConversionTable = ConversionTable {
 };
 
 /// The rules that all families derived from Llama share.
-const OF_LLAMA: [ConversionRule; 11] = [
-    keep("model.embed_tokens", "embed_tokens"),
-    keep("model.layers.{}.input_layernorm", "layers.{}.input_norm"),
-    keep("model.layers.{}.self_attn.q_proj", "layers.{}.self_attn.q_proj"),
-    keep("model.layers.{}.self_attn.k_proj", "layers.{}.self_attn.k_proj"),
-    keep("model.layers.{}.self_attn.v_proj", "layers.{}.self_attn.v_proj"),
-    keep("model.layers.{}.self_attn.q_norm", "layers.{}.self_attn.q_norm"),
-    keep("model.layers.{}.self_attn.k_norm", "layers.{}.self_attn.k_norm"),
-    keep("model.layers.{}.self_attn.o_proj", "layers.{}.self_attn.o_proj"),
-    keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
-    keep("model.norm", "norm"),
-    keep("lm_head", "lm_head"),
+const OF_LLAMA: [Rule; 11] = [
+    Rule::keep("model.embed_tokens", "embed_tokens"),
+    Rule::keep("model.layers.{}.input_layernorm", "layers.{}.input_norm"),
+    Rule::keep("model.layers.{}.self_attn.q_proj", "layers.{}.self_attn.q_proj"),
+    Rule::keep("model.layers.{}.self_attn.k_proj", "layers.{}.self_attn.k_proj"),
+    Rule::keep("model.layers.{}.self_attn.v_proj", "layers.{}.self_attn.v_proj"),
+    Rule::keep("model.layers.{}.self_attn.q_norm", "layers.{}.self_attn.q_norm"),
+    Rule::keep("model.layers.{}.self_attn.k_norm", "layers.{}.self_attn.k_norm"),
+    Rule::keep("model.layers.{}.self_attn.o_proj", "layers.{}.self_attn.o_proj"),
+    Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+    Rule::keep("model.norm", "norm"),
+    Rule::keep("lm_head", "lm_head"),
 ];
 
 /// Appends rules to [`OF_LLAMA`].
-const fn with<const M: usize, const N: usize>(more: [ConversionRule; M]) -> [ConversionRule; N] {
+const fn with<const M: usize, const N: usize>(more: [Rule; M]) -> [Rule; N] {
     assert!(N == OF_LLAMA.len() + M);
     let (mut rules, mut at) = ([OF_LLAMA[0]; N], 0);
     while at < N {
@@ -62,14 +53,14 @@ const fn with<const M: usize, const N: usize>(more: [ConversionRule; M]) -> [Con
 /// Llama, Mistral, Qwen 2 and 3, and Qwen with mixtures, whose experts are one by one in files.
 pub const LLAMA: ConversionTable = ConversionTable {
     rules: &with::<8, 19>([
-        keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
-        keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
-        keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
-        keep("model.layers.{}.mlp.gate", "layers.{}.mlp.gate"),
-        keep("model.layers.{}.mlp.shared_expert.gate_proj", "layers.{}.mlp.shared_experts.gate_proj"),
-        keep("model.layers.{}.mlp.shared_expert.up_proj", "layers.{}.mlp.shared_experts.up_proj"),
-        keep("model.layers.{}.mlp.shared_expert.down_proj", "layers.{}.mlp.shared_experts.down_proj"),
-        keep("model.layers.{}.mlp.shared_expert_gate", "layers.{}.mlp.shared_expert_gate"),
+        Rule::keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
+        Rule::keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
+        Rule::keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
+        Rule::keep("model.layers.{}.mlp.gate", "layers.{}.mlp.gate"),
+        Rule::keep("model.layers.{}.mlp.shared_expert.gate_proj", "layers.{}.mlp.shared_experts.gate_proj"),
+        Rule::keep("model.layers.{}.mlp.shared_expert.up_proj", "layers.{}.mlp.shared_experts.up_proj"),
+        Rule::keep("model.layers.{}.mlp.shared_expert.down_proj", "layers.{}.mlp.shared_experts.down_proj"),
+        Rule::keep("model.layers.{}.mlp.shared_expert_gate", "layers.{}.mlp.shared_expert_gate"),
     ]),
     stacks: &[
         StackRule {
@@ -86,7 +77,7 @@ pub const LLAMA: ConversionTable = ConversionTable {
 
 /// Mixtral, whose files have their own names for experts.
 pub const MIXTRAL: ConversionTable = ConversionTable {
-    rules: &with::<1, 12>([keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate")]),
+    rules: &with::<1, 12>([Rule::keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate")]),
     stacks: &[
         StackRule {
             theirs: &[
@@ -106,25 +97,25 @@ pub const MIXTRAL: ConversionTable = ConversionTable {
 /// BERT and its heads.
 pub const BERT: ConversionTable = ConversionTable {
     rules: &[
-        keep("bert.embeddings.word_embeddings", "embed_tokens"),
-        keep("bert.embeddings.position_embeddings", "embed_positions"),
-        keep("bert.embeddings.token_type_embeddings", "embed_types"),
-        keep("bert.embeddings.LayerNorm", "embed_norm"),
-        keep("bert.encoder.layer.{}.attention.self.query", "layers.{}.query"),
-        keep("bert.encoder.layer.{}.attention.self.key", "layers.{}.key"),
-        keep("bert.encoder.layer.{}.attention.self.value", "layers.{}.value"),
-        keep("bert.encoder.layer.{}.attention.output.dense", "layers.{}.output"),
-        keep("bert.encoder.layer.{}.attention.output.LayerNorm", "layers.{}.norm1"),
-        keep("bert.encoder.layer.{}.intermediate.dense", "layers.{}.fc1"),
-        keep("bert.encoder.layer.{}.output.dense", "layers.{}.fc2"),
-        keep("bert.encoder.layer.{}.output.LayerNorm", "layers.{}.norm2"),
-        keep("bert.pooler.dense", "pooler"),
-        keep("cls.predictions.transform.dense", "head.transform"),
-        keep("cls.predictions.transform.LayerNorm", "head.norm"),
-        keep("cls.predictions.bias", "head.bias"),
+        Rule::keep("bert.embeddings.word_embeddings", "embed_tokens"),
+        Rule::keep("bert.embeddings.position_embeddings", "embed_positions"),
+        Rule::keep("bert.embeddings.token_type_embeddings", "embed_types"),
+        Rule::keep("bert.embeddings.LayerNorm", "embed_norm"),
+        Rule::keep("bert.encoder.layer.{}.attention.self.query", "layers.{}.query"),
+        Rule::keep("bert.encoder.layer.{}.attention.self.key", "layers.{}.key"),
+        Rule::keep("bert.encoder.layer.{}.attention.self.value", "layers.{}.value"),
+        Rule::keep("bert.encoder.layer.{}.attention.output.dense", "layers.{}.output"),
+        Rule::keep("bert.encoder.layer.{}.attention.output.LayerNorm", "layers.{}.norm1"),
+        Rule::keep("bert.encoder.layer.{}.intermediate.dense", "layers.{}.fc1"),
+        Rule::keep("bert.encoder.layer.{}.output.dense", "layers.{}.fc2"),
+        Rule::keep("bert.encoder.layer.{}.output.LayerNorm", "layers.{}.norm2"),
+        Rule::keep("bert.pooler.dense", "pooler"),
+        Rule::keep("cls.predictions.transform.dense", "head.transform"),
+        Rule::keep("cls.predictions.transform.LayerNorm", "head.norm"),
+        Rule::keep("cls.predictions.bias", "head.bias"),
         // Copies of the token embedding and of the bias above.
-        keep("cls.predictions.decoder", "head.decoder"),
-        keep("classifier", "head.classifier"),
+        Rule::keep("cls.predictions.decoder", "head.decoder"),
+        Rule::keep("classifier", "head.classifier"),
     ],
     stacks: &[],
     prefix: "bert.",
@@ -137,31 +128,31 @@ pub const BERT: ConversionTable = ConversionTable {
 /// ViT with its classifier.
 pub const VIT: ConversionTable = ConversionTable {
     rules: &[
-        keep("vit.embeddings.cls_token", "cls_token"),
-        keep("vit.embeddings.position_embeddings", "positions"),
-        keep("vit.embeddings.patch_embeddings.projection", "patches"),
-        keep("vit.encoder.layer.{}.layernorm_before", "layers.{}.norm1"),
-        keep("vit.encoder.layer.{}.attention.attention.query", "layers.{}.query"),
-        keep("vit.encoder.layer.{}.attention.attention.key", "layers.{}.key"),
-        keep("vit.encoder.layer.{}.attention.attention.value", "layers.{}.value"),
-        keep("vit.encoder.layer.{}.attention.output.dense", "layers.{}.output"),
-        keep("vit.encoder.layer.{}.layernorm_after", "layers.{}.norm2"),
-        keep("vit.encoder.layer.{}.intermediate.dense", "layers.{}.fc1"),
-        keep("vit.encoder.layer.{}.output.dense", "layers.{}.fc2"),
-        keep("vit.layernorm", "norm"),
-        keep("classifier", "classifier"),
+        Rule::keep("vit.embeddings.cls_token", "cls_token"),
+        Rule::keep("vit.embeddings.position_embeddings", "positions"),
+        Rule::keep("vit.embeddings.patch_embeddings.projection", "patches"),
+        Rule::keep("vit.encoder.layer.{}.layernorm_before", "layers.{}.norm1"),
+        Rule::keep("vit.encoder.layer.{}.attention.attention.query", "layers.{}.query"),
+        Rule::keep("vit.encoder.layer.{}.attention.attention.key", "layers.{}.key"),
+        Rule::keep("vit.encoder.layer.{}.attention.attention.value", "layers.{}.value"),
+        Rule::keep("vit.encoder.layer.{}.attention.output.dense", "layers.{}.output"),
+        Rule::keep("vit.encoder.layer.{}.layernorm_after", "layers.{}.norm2"),
+        Rule::keep("vit.encoder.layer.{}.intermediate.dense", "layers.{}.fc1"),
+        Rule::keep("vit.encoder.layer.{}.output.dense", "layers.{}.fc2"),
+        Rule::keep("vit.layernorm", "norm"),
+        Rule::keep("classifier", "classifier"),
     ],
     stacks: &[],
     prefix: "vit.",
     old_leaves: &[],
     ignored: &["vit.pooler.dense.weight", "vit.pooler.dense.bias"],
     modules: &[
-        keep("vit.layers.{}.attention.q_proj", "vit.encoder.layer.{}.attention.attention.query"),
-        keep("vit.layers.{}.attention.k_proj", "vit.encoder.layer.{}.attention.attention.key"),
-        keep("vit.layers.{}.attention.v_proj", "vit.encoder.layer.{}.attention.attention.value"),
-        keep("vit.layers.{}.attention.o_proj", "vit.encoder.layer.{}.attention.output.dense"),
-        keep("vit.layers.{}.mlp.fc1", "vit.encoder.layer.{}.intermediate.dense"),
-        keep("vit.layers.{}.mlp.fc2", "vit.encoder.layer.{}.output.dense"),
-        keep("vit.layers.{}", "vit.encoder.layer.{}"),
+        Rule::keep("vit.layers.{}.attention.q_proj", "vit.encoder.layer.{}.attention.attention.query"),
+        Rule::keep("vit.layers.{}.attention.k_proj", "vit.encoder.layer.{}.attention.attention.key"),
+        Rule::keep("vit.layers.{}.attention.v_proj", "vit.encoder.layer.{}.attention.attention.value"),
+        Rule::keep("vit.layers.{}.attention.o_proj", "vit.encoder.layer.{}.attention.output.dense"),
+        Rule::keep("vit.layers.{}.mlp.fc1", "vit.encoder.layer.{}.intermediate.dense"),
+        Rule::keep("vit.layers.{}.mlp.fc2", "vit.encoder.layer.{}.output.dense"),
+        Rule::keep("vit.layers.{}", "vit.encoder.layer.{}"),
     ],
 };
