@@ -105,7 +105,7 @@ pub(crate) fn check_gradient<R: Runtime>(gradient: &Var<R>, i: usize, node: &Arc
 }
 
 fn first_nan<'a, R: Runtime>(mut values: impl Iterator<Item = &'a Tensor<R>>) -> Result<Option<usize>> {
-    let has = |x: &Tensor<R>| Ok(x.dtype().is_float() && x.isnan()?.any(&[], false)?.item()? != 0.0);
+    let has = |x: &Tensor<R>| Ok(x.dtype().is_float() && x.isnan()?.any_all()?.item()? != 0.0);
     let mut error = None;
     let at = values.position(|x| match has(x) {
         Ok(has) => has,

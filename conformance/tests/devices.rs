@@ -82,7 +82,7 @@ fn values_and_gradients_of_leaves() {
     let leaf = x.as_leaf().unwrap();
     refused("a value", leaf.set(ones(&null)));
     refused("a gradient", Gradients::new().set(leaf, ones(&null)));
-    refused("a slot", Backward::of(&x.sum(&[], false).unwrap()).unwrap().run(&mut Elsewhere(null.clone())));
+    refused("a slot", Backward::of(&x.sum_all().unwrap()).unwrap().run(&mut Elsewhere(null.clone())));
     refused(
         "a seed",
         Backward::from(&x.mul(2.0).unwrap(), &Var::new(ones(&null))).and_then(|b| b.run(&mut Gradients::new())),

@@ -59,17 +59,17 @@ impl<R: Runtime> SyncBatchNorm<R> {
         let axes: Vec<isize> = (0..shape.rank() as isize).filter(|&axis| axis != 1).collect();
         let count = shape.numel() / channels.max(1);
         // A rank without examples has a mean of 0 that weighs nothing.
-        let mean = x.sum(&axes, true)?.div(count.max(1) as f64)?;
-        let deviations = x.sub(&mean)?.square()?.sum(&axes, false)?;
+        let mean = x.sum_keepdim(&axes)?.div(count.max(1) as f64)?;
+        let deviations = x.sub(&mean)?.square()?.sum(&axes)?;
         let count = Var::new(Tensor::full(&rt, [1], dtype, count as f64)?);
         let own = cat(&[&mean.reshape([channels])?, &deviations, &count], 0)?;
         let all = self.exchanged(Exchange::Gather, &own)?;
         let counts = all.narrow(1, 2 * channels, 1)?.detach();
-        let total = counts.sum(&[0], false)?;
+        let total = counts.sum(&[0])?;
         let means = all.narrow(1, 0, channels)?;
-        let mean = means.mul(&counts.div(&total)?)?.sum(&[0], false)?;
+        let mean = means.mul(&counts.div(&total)?)?.sum(&[0])?;
         let between = means.sub(&mean)?.square()?.mul(&counts)?;
-        let deviations = all.narrow(1, channels, channels)?.add(&between)?.sum(&[0], false)?;
+        let deviations = all.narrow(1, channels, channels)?.add(&between)?.sum(&[0])?;
         Ok([mean, deviations.div(&total)?, total])
     }
 

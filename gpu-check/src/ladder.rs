@@ -128,13 +128,8 @@ fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
         "reductions" => {
             for dtype in FLOATS {
                 let x = data(rt, &[37, 129, 5], dtype, 6)?;
-                all.extend([
-                    x.sum(&[1], false)?,
-                    x.amax(&[0], false)?,
-                    x.mean(&[0, 2], false)?,
-                    x.sum(&[0, 1, 2], false)?,
-                ]);
-                all.push(x.argmax(1, false)?);
+                all.extend([x.sum(&[1])?, x.amax(&[0])?, x.mean(&[0, 2])?, x.sum(&[0, 1, 2])?]);
+                all.push(x.argmax(1)?);
             }
         }
         "softmax" => {
@@ -153,7 +148,7 @@ fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
                     let (layer, rms) = (LayerNorm::new(&init, width)?, RmsNorm::new(&init, width)?);
                     for y in [layer.forward(&x)?, rms.forward(&x)?] {
                         all.push(y.value()?);
-                        let gradients = y.mul(&g)?.sum(&[0, 1, 2], false)?.backward()?;
+                        let gradients = y.mul(&g)?.sum(&[0, 1, 2])?.backward()?;
                         all.extend(gradients.of(&x).cloned());
                     }
                 }
@@ -174,7 +169,7 @@ fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
                     let (q, k, v) = (leaf(11)?, leaf(12)?, leaf(13)?);
                     let y = q.attention(&k, &v, None, true, None)?;
                     all.push(y.value()?);
-                    let gradients = y.sum(&[0, 1, 2, 3], false)?.backward()?;
+                    let gradients = y.sum(&[0, 1, 2, 3])?.backward()?;
                     for x in [&q, &k, &v] {
                         all.extend(gradients.of(x).cloned());
                     }
@@ -257,7 +252,7 @@ fn out_of_memory<R: Runtime>(rt: &R) -> Result<Found> {
         Ok(_) => vec!["128 TiB were given".to_string()],
         Err(_) => Vec::new(),
     };
-    let x = Tensor::full(rt, [1000], DType::F32, 2.0)?.add(1.0)?.sum(&[0], false)?.item()?;
+    let x = Tensor::full(rt, [1000], DType::F32, 2.0)?.add(1.0)?.sum(&[0])?.item()?;
     failures.extend((x != 3000.0).then(|| format!("afterwards a sum is {x} for 3000")));
     Ok(Found::checks(2, failures).with("error", refused.err().map(|e| e.to_string())))
 }

@@ -79,11 +79,11 @@ impl Shape {
         Err(Error::shape(op, &[*self], format!("axis {axis} of a tensor with {rank} dimensions"))).at_caller()
     }
 
-    /// The positions of several axes; a repeated axis is an error. An empty list means all axes. See [`Shape::axis`].
+    /// The positions of several axes; a repeated axis is an error, and so is an empty list. See [`Shape::axis`].
     #[track_caller]
     pub fn axes(&self, op: &'static str, axes: &[isize]) -> Result<AxisSet> {
         if axes.is_empty() {
-            return Ok(AxisSet::all(self.rank()));
+            return Err(self.names_no_axis(op)).at_caller();
         }
         let mut set = AxisSet::default();
         for &a in axes {
@@ -94,6 +94,11 @@ impl Shape {
             set.insert(at);
         }
         Ok(set)
+    }
+
+    /// The error of an empty list of axes, which stands for all axes in some libraries and for none in others.
+    pub(crate) fn names_no_axis(&self, op: &'static str) -> Error {
+        Error::shape(op, &[*self], "the list of axes is empty; name each axis")
     }
 
     /// This shape with one size replaced.
@@ -258,10 +263,10 @@ mod tests {
     }
 
     #[test]
-    fn axes_count_from_the_end_and_refuse_repeats() {
+    fn axes_count_from_the_end_and_refuse_repeats_and_none() {
         let s = Shape::from([2, 3, 4]);
         assert_eq!(s.axis("t", -1).unwrap(), 2);
-        assert!(s.axis("t", 3).is_err() && s.axes("t", &[0, -3]).is_err());
+        assert!(s.axis("t", 3).is_err() && s.axes("t", &[0, -3]).is_err() && s.axes("t", &[]).is_err());
         assert_eq!(s.reduced(s.axes("t", &[0, -1]).unwrap()), Shape::from([1, 3, 1]));
         assert_eq!(s.dropped(s.axes("t", &[1]).unwrap()), Shape::from([2, 4]));
     }

@@ -76,12 +76,12 @@ impl AdafactorConfig {
     /// The update `u` of a matrix: its second moments are the outer product of row and column means.
     fn of_matrix<R: Runtime>(&self, g: &Tensor<R>, w: f64, memory: &mut UpdateMemory<'_, R>) -> Result<Tensor<R>> {
         for (k, axis) in [(0, -1), (1, -2)] {
-            let mean = g.square()?.mean(&[axis], true)?;
+            let mean = g.square()?.mean_keepdim(&[axis])?;
             memory.update_states(k..k + 1, None, &LERP, &[&mean], &[w.into()])?;
         }
         let (row, column) = (memory.state(0)?, memory.state(1)?);
         let eps1 = self.eps1(g.dtype());
-        g.apply_program(&OF_MATRIX, &[&row, &column, &row.mean(&[-2], true)?], &[eps1.into(), (eps1 * eps1).into()])
+        g.apply_program(&OF_MATRIX, &[&row, &column, &row.mean_keepdim(&[-2])?], &[eps1.into(), (eps1 * eps1).into()])
     }
 
     fn of_vector<R: Runtime>(&self, g: &Tensor<R>, w: f64, memory: &mut UpdateMemory<'_, R>) -> Result<Tensor<R>> {

@@ -57,12 +57,12 @@ pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -
     }
     let of = |x: &Tensor<R>| match norm {
         NormOrder::L2 => sum_of_squares(x),
-        NormOrder::Inf => x.amax(&[], true)?.maximum(&x.amin(&[], true)?.neg()?),
+        NormOrder::Inf => x.amax_all()?.maximum(&x.amin_all()?.neg()?),
     };
     let all = joined(&pieces, dtype, of)?;
     let total = match norm {
         NormOrder::L2 => all.sum_all()?.sqrt()?,
-        NormOrder::Inf => all.amax(&[], false)?,
+        NormOrder::Inf => all.amax_all()?,
     };
     match gradients.pending() {
         Some(factor) => total.apply_program(&SCALED_NORM, &[factor], &[]),

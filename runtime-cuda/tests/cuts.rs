@@ -38,10 +38,10 @@ fn random<R: Runtime>(rt: &R, shape: &[usize], dtype: DType) -> Result<Tensor<R>
 #[test]
 fn long_sums_in_chunks() {
     same!(1e-6, |rt| random(rt, &[1 << 18], DType::F32)?.sum_all());
-    same!(1e-6, |rt| random(rt, &[3, 70_001], DType::F32)?.sum(&[1], false));
-    same!(1e-6, |rt| random(rt, &[20_001, 5], DType::F32)?.sum(&[0], false));
-    same!(4e-3, |rt| random(rt, &[4096, 40], DType::BF16)?.sum(&[0], false));
-    same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.amax(&[], false));
+    same!(1e-6, |rt| random(rt, &[3, 70_001], DType::F32)?.sum(&[1]));
+    same!(1e-6, |rt| random(rt, &[20_001, 5], DType::F32)?.sum(&[0]));
+    same!(4e-3, |rt| random(rt, &[4096, 40], DType::BF16)?.sum(&[0]));
+    same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.amax_all());
     same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.mul(1e6)?.to_dtype(DType::I64)?.sum_all());
 }
 
@@ -60,12 +60,12 @@ fn sums_of_aligned_columns_are_those_of_any() -> Result<()> {
         // The same numbers, one element further.
         let apart = cat(&[&x.narrow(1, 0, 1)?, &x], 1)?.narrow(1, 1, columns)?;
         let sums = |x: &Tensor<Cuda>| -> Result<Vec<Vec<f64>>> {
-            let squares = x.square()?.sum(&[0], false)?;
-            [x.sum(&[0], false)?, x.amax(&[0], false)?, squares].iter().map(Tensor::to_f64s).collect()
+            let squares = x.square()?.sum(&[0])?;
+            [x.sum(&[0])?, x.amax(&[0])?, squares].iter().map(Tensor::to_f64s).collect()
         };
         assert_eq!(sums(&x)?, sums(&apart)?, "{dtype} {rows} x {columns}");
         // Added to what is there, through blocks of rows.
-        let blocks = |x: &Tensor<Cuda>| x.reshape([rows, 2, columns / 2])?.sum(&[0], false)?.to_f64s();
+        let blocks = |x: &Tensor<Cuda>| x.reshape([rows, 2, columns / 2])?.sum(&[0])?.to_f64s();
         assert_eq!(blocks(&x)?, sums(&apart)?[0], "{dtype} in two blocks");
     }
     Ok(())
@@ -103,16 +103,16 @@ fn odd_extents_of_products() -> Result<()> {
 
 #[test]
 fn sums_over_axes_in_the_middle() {
-    same!(1e-6, |rt| random(rt, &[6, 500, 7], DType::F32)?.sum(&[1], false));
-    same!(1e-6, |rt| random(rt, &[6, 50, 7, 9], DType::F32)?.sum(&[0, 2], true));
-    same!(1e-6, |rt| random(rt, &[64, 96], DType::F32)?.t()?.sum(&[1], false));
+    same!(1e-6, |rt| random(rt, &[6, 500, 7], DType::F32)?.sum(&[1]));
+    same!(1e-6, |rt| random(rt, &[6, 50, 7, 9], DType::F32)?.sum_keepdim(&[0, 2]));
+    same!(1e-6, |rt| random(rt, &[64, 96], DType::F32)?.t()?.sum(&[1]));
 }
 
 #[test]
 fn extremes_of_long_lines() {
-    same!(0.0, |rt| random(rt, &[2, 50_000], DType::F32)?.argmax(1, false)?.to_dtype(DType::F64));
-    same!(0.0, |rt| random(rt, &[300, 100], DType::F32)?.argmin(1, false)?.to_dtype(DType::F64));
-    same!(0.0, |rt| random(rt, &[100, 300], DType::F32)?.argmax(0, false)?.to_dtype(DType::F64));
+    same!(0.0, |rt| random(rt, &[2, 50_000], DType::F32)?.argmax(1)?.to_dtype(DType::F64));
+    same!(0.0, |rt| random(rt, &[300, 100], DType::F32)?.argmin(1)?.to_dtype(DType::F64));
+    same!(0.0, |rt| random(rt, &[100, 300], DType::F32)?.argmax(0)?.to_dtype(DType::F64));
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn products_that_are_refused_at_first() -> Result<()> {
 fn a_lost_device_says_what_was_launched() -> Result<()> {
     let (cuda, order) = watched()?;
     let x = values(&cuda, &[100, 3], DType::F32, 1)?;
-    let sum = x.add(&x)?.sum(&[0], false)?;
+    let sum = x.add(&x)?.sum(&[0])?;
     sum.to_f64s()?;
     order.unplug();
     let first = x.mul(&x).unwrap_err().to_string();

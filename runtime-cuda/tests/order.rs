@@ -103,7 +103,7 @@ fn long_copies_and_kernels_that_take_memory() {
         }
         back = back.narrow(0, 0, 20_000)?.reshape([4, 5000])?;
         let (sorted, order) = back.sort(1, true)?;
-        let total = sorted.gather(1, &order)?.sum(&[0], false)?.cumsum(0)?;
+        let total = sorted.gather(1, &order)?.sum(&[0])?.cumsum(0)?;
         total.to_vec::<f32>()?;
         Ok(())
     });

@@ -22,7 +22,7 @@
 //! // A tensor carries its device; so does every result computed from it.
 //! let cpu = Cpu::new();
 //! let x = Tensor::uniform(&cpu, [256, 2], DType::F32, -1.0, 1.0, 7)?;
-//! let y = x.square()?.sum(&[1], true)?.sqrt()?;
+//! let y = x.square()?.sum_keepdim(&[1])?.sqrt()?;
 //! let (x, y) = (Var::new(x), Var::new(y));
 //!
 //! // Parameters move into one flat buffer; their gradients into another with the same layout.

@@ -214,5 +214,5 @@ fn an_op_without_derivative_gives_no_gradient_or_says_so() {
     // Step functions have the derivative 0 everywhere: no gradient arrives, and none is made up.
     assert!(grad(&[&x.floor().unwrap()], &[&x], false).unwrap()[0].is_none());
     // Indices are integers, and integer variables cannot require gradients.
-    assert!(!x.argmax(0, false).unwrap().requires_grad());
+    assert!(!x.argmax(0).unwrap().requires_grad());
 }

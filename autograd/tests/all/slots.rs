@@ -109,7 +109,7 @@ fn every_family_writes_through_views() {
     type Build = fn(&Var<Cpu>) -> Result<Var<Cpu>>;
     let families: &[(&str, Build)] = &[
         ("pointwise", |w| w.exp()?.mul(w)),
-        ("reduce", |w| w.mul(&w.sum(&[0], true)?)),
+        ("reduce", |w| w.mul(&w.sum_keepdim(&[0])?)),
         ("broadcast", |w| w.unsqueeze(0)?.broadcast_to([2, 4, 4])?.mul(3.0)),
         ("matmul left", |w| w.matmul(&w.detach_copy()?)),
         ("matmul right", |w| w.detach_copy()?.matmul(w)),
@@ -246,8 +246,8 @@ fn normed(fused: bool, [x, w, b]: [&Var<Cpu>; 3]) -> Result<Var<Cpu>> {
         if fused {
             return h.layer_norm(Some(w), Some(b), 1e-5);
         }
-        let centered = h.sub(&h.mean(&[-1], true)?)?;
-        let variance = centered.square()?.mean(&[-1], true)?;
+        let centered = h.sub(&h.mean_keepdim(&[-1])?)?;
+        let variance = centered.square()?.mean_keepdim(&[-1])?;
         centered.mul(&variance.add(1e-5)?.rsqrt()?)?.mul(w)?.add(b)
     };
     let h = x.mul(2.0)?;

@@ -66,7 +66,7 @@ pub fn sum<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
 /// The sums of columns: the gradient of a bias.
 pub fn column_sums<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let x = data::normal(rt, n, data::dtype_of(name), 1)?;
-    Ok(Case::new(move || x.sum(&[0], false).map(drop)))
+    Ok(Case::new(move || x.sum(&[0]).map(drop)))
 }
 
 pub fn embedding<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {

@@ -23,10 +23,10 @@ fn works<R: Runtime>() -> Vec<Work<R>> {
     use numcore::ops::ViewOps;
     vec![
         ("pointwise", |x| x.gelu()?.mul(x)),
-        ("sum of all", |x| x.sum(&[], false)),
-        ("sum of rows", |x| x.reshape([300, 1000])?.sum(&[1], false)),
-        ("sum of columns", |x| x.reshape([3000, 100])?.sum(&[0], false)),
-        ("sum of outer and inner axes", |x| x.reshape([50, 60, 100])?.sum(&[0, 2], false)),
+        ("sum of all", |x| x.sum_all()),
+        ("sum of rows", |x| x.reshape([300, 1000])?.sum(&[1])),
+        ("sum of columns", |x| x.reshape([3000, 100])?.sum(&[0])),
+        ("sum of outer and inner axes", |x| x.reshape([50, 60, 100])?.sum(&[0, 2])),
         ("a product", |x| {
             x.narrow(0, 0, 90_000)?.reshape([300, 300])?.matmul(&x.narrow(0, 9, 90_000)?.reshape([300, 300])?)
         }),
@@ -86,7 +86,7 @@ fn large<R: Runtime>(rt: &R, f: fn(&Var<R>) -> Result<Var<R>>) -> Result<Vec<Vec
     let x = Var::leaf("x", Tensor::uniform(rt, [N], DType::F32, -1.0, 1.0, 5)?)?;
     let y = f(&x)?;
     let weights = Var::new(Tensor::uniform(rt, numcore::ops::Apply::spec(&y).shape, DType::F32, 0.5, 1.5, 6)?);
-    let gradients = backward(&y.mul(&weights)?.sum(&[], false)?)?;
+    let gradients = backward(&y.mul(&weights)?.sum_all()?)?;
     let gradient = gradients.of(&x).map(|g| g.to_f64s()).transpose()?.unwrap_or_default();
     Ok(vec![y.value()?.to_f64s()?, gradient])
 }

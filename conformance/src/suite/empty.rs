@@ -33,16 +33,16 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
     vec![
         row("exp", &[0, 3], 0.0, |x, _| x.exp()),
         row("add broadcast", &[2, 0, 3], 0.0, |x, _| x.add(&ones(x, &[2, 1, 3])?)),
-        row("sum of all", &[], 0.0, |x, _| x.sum(&[], false)),
-        row("sum over nothing", &[3], 0.0, |x, _| x.sum(&[0], false)),
-        row("sum beside nothing", &[0], 0.0, |x, _| x.sum(&[1], false)),
-        row("prod over nothing", &[1, 3], 1.0, |x, _| x.prod(&[0], true)),
-        row("mean beside nothing", &[0, 1], 0.0, |x, _| x.mean(&[1], true)),
-        row("mean over nothing", &[3], f64::NAN, |x, _| x.mean(&[0], false)),
-        row("norm of nothing", &[], 0.0, |x, _| x.norm(&[], false)),
-        row("logsumexp over nothing", &[3], f64::NEG_INFINITY, |x, _| x.logsumexp(&[0], false)),
-        row("logsumexp beside nothing", &[0], 0.0, |x, _| x.logsumexp(&[1], false)),
-        row("amax beside nothing", &[0], 0.0, |x, _| x.amax(&[1], false)),
+        row("sum of all", &[], 0.0, |x, _| x.sum_all()),
+        row("sum over nothing", &[3], 0.0, |x, _| x.sum(&[0])),
+        row("sum beside nothing", &[0], 0.0, |x, _| x.sum(&[1])),
+        row("prod over nothing", &[1, 3], 1.0, |x, _| x.prod_keepdim(&[0])),
+        row("mean beside nothing", &[0, 1], 0.0, |x, _| x.mean_keepdim(&[1])),
+        row("mean over nothing", &[3], f64::NAN, |x, _| x.mean(&[0])),
+        row("norm of nothing", &[], 0.0, |x, _| x.norm_all()),
+        row("logsumexp over nothing", &[3], f64::NEG_INFINITY, |x, _| x.logsumexp(&[0])),
+        row("logsumexp beside nothing", &[0], 0.0, |x, _| x.logsumexp(&[1])),
+        row("amax beside nothing", &[0], 0.0, |x, _| x.amax(&[1])),
         row("cumsum", &[0, 3], 0.0, |x, _| x.cumsum(0)),
         row("cumprod", &[0, 3], 0.0, |x, _| x.cumprod(1)),
         row("sort", &[0, 3], 0.0, |x, _| Ok(x.sort(0, false)?.0)),
@@ -67,7 +67,7 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
         row("index_add of none", &[2, 3], 1.0, |x, i| ones(x, &[2, 3])?.index_add(0, i, x)),
         row("embedding of none", &[0, 3], 0.0, |x, i| cat(&[&ones(x, &[2, 3])?, x], 0)?.embedding(i)),
         row("asinh", &[0, 3], 0.0, |x, _| x.asinh()),
-        row("var over nothing", &[3], f64::NAN, |x, _| x.var(&[0], 1, false)),
+        row("var over nothing", &[3], f64::NAN, |x, _| x.var(&[0], 1)),
         row("prelu", &[0, 3], 0.0, |x, _| x.prelu(&ones(x, &[3])?)),
         row("glu", &[3, 0], 0.0, |x, _| cat(&[&x.t()?, &x.t()?], 0)?.glu(0)),
         row("rope", &[0, 3, 2], 0.0, |x, _| x.unsqueeze(2)?.broadcast_to([0, 3, 2])?.rope(10.0, 0)),
@@ -166,9 +166,9 @@ fn keys_without_queries<R: Runtime>(rt: &R) -> Result<Verdict> {
     for round in 0..3 {
         // Memory freed here may be reused for the gradients.
         drop(Tensor::full(rt, [1, 1, 5, 4], DType::F32, 7.0)?.to_bytes()?);
-        let sum = q.attention(&k, &v, None, false, None)?.sum(&[], false)?;
+        let sum = q.attention(&k, &v, None, false, None)?.sum_all()?;
         // Used twice: the second gradient is added to the first.
-        let loss = if round == 0 { sum } else { sum.add(&q.attention(&k, &v, None, true, None)?.sum(&[], false)?)? };
+        let loss = if round == 0 { sum } else { sum.add(&q.attention(&k, &v, None, true, None)?.sum_all()?)? };
         let gradients = backward(&loss)?;
         for leaf in [&k, &v] {
             let g = gradients.of(leaf).map(|g| g.to_f64s()).transpose()?;
@@ -202,7 +202,7 @@ fn check<R: Runtime>(rt: &R, row: &Row<R>) -> Result<Verdict> {
     if !y.requires_grad() {
         return Ok(forward);
     }
-    let gradients = backward(&y.sum(&[], false)?)?;
+    let gradients = backward(&y.sum_all()?)?;
     let shape = gradients.of(&x).map(|g| g.dims().to_vec());
     Ok(forward.and(Verdict::when(shape.as_ref().is_none_or(|s| s == &[0, 3]), || {
         format!("its gradient has the shape {shape:?}")

@@ -67,7 +67,7 @@ pub(crate) fn check<R: Runtime>(rt: &R, case: &OpCase<R>, twice: bool) -> Result
 /// The weighted sum of the output.
 fn of_output<R: Runtime>(rt: &R, case: &OpCase<R>, vars: &[Var<R>]) -> Result<Var<R>> {
     let out = (case.f)(vars)?;
-    out.mul(&weights(rt, &out, 1)?)?.sum(&[], false)
+    out.mul(&weights(rt, &out, 1)?)?.sum_all()
 }
 
 /// The weighted sum of the gradients.
@@ -75,7 +75,7 @@ fn of_gradient<R: Runtime>(rt: &R, case: &OpCase<R>, vars: &[Var<R>]) -> Result<
     let gradients = grad(&[&of_output(rt, case, vars)?], &case.leaves(vars), true)?;
     let mut sum = Var::new(Tensor::zeros(rt, [], DType::F64)?);
     for (i, g) in gradients.iter().flatten().enumerate() {
-        sum = sum.add(&g.mul(&weights(rt, g, 2 + i as u64)?)?.sum(&[], false)?)?;
+        sum = sum.add(&g.mul(&weights(rt, g, 2 + i as u64)?)?.sum_all()?)?;
     }
     Ok(sum)
 }

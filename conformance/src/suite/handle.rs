@@ -84,7 +84,7 @@ fn trimmed<R: Runtime>(rt: &R) -> Result<Verdict> {
     drop((block(&fork)?, block(&fork)?));
     fork.trim();
     let during = fork.memory();
-    let sum = y.sum(&[], false)?.item()?;
+    let sum = y.sum_all()?.item()?;
     drop((x, y));
     fork.trim();
     let after = fork.memory();
@@ -108,17 +108,17 @@ fn across<R: Runtime>(rt: &R) -> Result<Verdict> {
     let x = Tensor::uniform(rt, [300, 300], DType::F32, -1.0, 1.0, 3)?;
     let y = x.matmul(&x)?;
     fork.wait(&rt.record()?)?;
-    let there = Tensor::from_bytes(&fork, *y.shape(), y.dtype(), &y.to_bytes()?)?.sum(&[], false)?.to_f64s()?;
+    let there = Tensor::from_bytes(&fork, *y.shape(), y.dtype(), &y.to_bytes()?)?.sum_all()?.to_f64s()?;
     rt.synchronize()?;
     fork.synchronize()?;
-    Ok(Verdict::when(there == y.sum(&[], false)?.to_f64s()?, || "another sum"))
+    Ok(Verdict::when(there == y.sum_all()?.to_f64s()?, || "another sum"))
 }
 
 fn threads<R: Runtime>(rt: &R) -> Result<Verdict> {
     let work = |seed: u64| -> Result<Vec<f64>> {
         let mut x = Tensor::uniform(rt, [64, 64], DType::F32, -0.2, 0.2, seed)?;
         for _ in 0..20 {
-            x = x.matmul(&x)?.tanh()?.add(&x.sum(&[0], true)?)?;
+            x = x.matmul(&x)?.tanh()?.add(&x.sum_keepdim(&[0])?)?;
         }
         x.to_f64s()
     };
@@ -137,7 +137,7 @@ fn after_an_error<R: Runtime>(rt: &R) -> Result<Verdict> {
     let x = Tensor::arange(rt, 0.0, 1.0, 8, DType::F32)?;
     let wrong = Tensor::from_vec(rt, vec![3i64, 8])?;
     let failed = x.index_select(0, &wrong).and_then(|t| t.to_f64s());
-    let sum = x.sum(&[], false)?.item()?;
+    let sum = x.sum_all()?.item()?;
     Ok(Verdict::when(failed.is_err() && sum == 28.0, || format!("{failed:?}, then {sum}")))
 }
 

@@ -100,8 +100,7 @@ fn constants<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
         for n in COUNTS {
             let x = Tensor::full(rt, [3, n], dtype, level)?;
             for (axis, dense) in [(1, x.clone()), (0, x.t()?)] {
-                let values =
-                    [dense.var(&[axis], 0, false)?.to_f64s()?, dense.std(&[axis], 1, false)?.to_f64s()?].concat();
+                let values = [dense.var(&[axis], 0)?.to_f64s()?, dense.std(&[axis], 1)?.to_f64s()?].concat();
                 verdict = verdict.and(Verdict::when(values.iter().all(|&v| v == 0.0), || {
                     format!("variance and deviation of {n} times {level} are {values:?}")
                 }));
@@ -116,7 +115,7 @@ fn constants<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
 fn rounded_once<R: Runtime>(rt: &R) -> Result<Verdict> {
     let all = |x: &Tensor<R>, axis: isize| -> Result<[Vec<f64>; 2]> {
         let rounded = |y: Tensor<R>| y.to_dtype(DType::F32)?.to_f64s();
-        Ok([rounded(x.std(&[axis], 1, false)?)?, rounded(x.norm(&[axis], false)?)?])
+        Ok([rounded(x.std(&[axis], 1)?)?, rounded(x.norm(&[axis])?)?])
     };
     Verdict::all([(0.0, 1.0), (1e4, 1.0), (0.0, 1e-30), (1e30, 1e25)].into_iter().flat_map(|(mean, deviation)| {
         [0, 1].map(|axis| {
@@ -136,9 +135,9 @@ fn means_of_a_constant<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
             PoolOptions { stride: [1, 1], padding: [1, 1], count_include_pad: false, ..PoolOptions::new([3, 3]) };
         let area = Interpolate { mode: Interpolation::Area, ..Interpolate::default() };
         for (what, y) in [
-            ("mean", rows.mean(&[], false)?),
-            ("mean of rows", rows.mean(&[1], false)?),
-            ("mean of a transposed row", rows.t()?.mean(&[0], false)?),
+            ("mean", rows.mean_all()?),
+            ("mean of rows", rows.mean(&[1])?),
+            ("mean of a transposed row", rows.t()?.mean(&[0])?),
             ("avg_pool2d", image.avg_pool(&pool)?),
             ("adaptive_avg_pool2d", image.adaptive_avg_pool([5, 1])?),
             ("interpolate", image.interpolate(Resize::Size(&[3, 5]), area)?),
@@ -150,7 +149,7 @@ fn means_of_a_constant<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
         }
     }
     let x = Var::leaf("x", Tensor::ones(rt, [49], dtype)?)?;
-    let g = grad(&[&x.mean(&[], false)?.mul(49.0)?], &[&x], false)?.remove(0);
+    let g = grad(&[&x.mean_all()?.mul(49.0)?], &[&x], false)?.remove(0);
     let slopes = g.map_or(Ok(Vec::new()), |g| g.value()?.to_f64s())?;
     Ok(verdict.and(Verdict::when(slopes == [1.0; 49], || format!("slopes {slopes:?}"))))
 }
@@ -198,8 +197,8 @@ fn narrow_integers<R: Runtime>(rt: &R) -> Result<Verdict> {
         let (level, n) = if dtype == DType::Bool { (1i64, 300) } else { (200, 5) };
         let x = Tensor::full(rt, [n], dtype, level)?;
         let (sum, product) = (level * n as i64, level.pow(n as u32));
-        let all = [(x.sum(&[], false)?, sum), (x.cumsum(0)?.amax(&[], false)?, sum), (x.prod(&[], false)?, product)];
-        let all = all.into_iter().chain([(x.cumprod(0)?.amax(&[], false)?, product)]);
+        let all = [(x.sum_all()?, sum), (x.cumsum(0)?.amax_all()?, sum), (x.prod_all()?, product)];
+        let all = all.into_iter().chain([(x.cumprod(0)?.amax_all()?, product)]);
         Verdict::all(all.map(|(got, want)| {
             let got = got.to_vec::<i64>()?;
             Ok(Verdict::when(got == [want], || format!("{got:?} of {dtype}, due {want}")))
@@ -233,7 +232,7 @@ fn around_a_mean<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let (weight, bias) = (Tensor::ones(rt, [1], dtype)?, Tensor::zeros(rt, [1], dtype)?);
     let (weight, bias) = (Var::leaf("weight", weight)?, Var::leaf("bias", bias)?);
     let y = Var::new(x.clone()).batch_norm_train(Some(&weight), Some(&bias), 1e-5)?.0;
-    let sum = y.mul(&Var::new(g.clone()))?.sum(&[], false)?;
+    let sum = y.mul(&Var::new(g.clone()))?.sum_all()?;
     let got = match &grad(&[&sum], &[&weight], false)?[..] {
         [Some(g)] => g.value()?.item()?,
         _ => f64::NAN,
@@ -312,7 +311,7 @@ fn tail<R: Runtime>(rt: &R, dtype: DType, call: Call<R>, exact: Exact, slope: Ex
     let mut next = points.iter().copied();
     let x = Var::leaf("x", Tensor::from_f64_fn(rt, [points.len()], dtype, || next.next().unwrap_or(0.0))?)?;
     let y = call(&x)?;
-    let slopes = match &grad(&[&y.sum(&[], false)?], &[&x], false)?[..] {
+    let slopes = match &grad(&[&y.sum_all()?], &[&x], false)?[..] {
         [Some(g)] => g.value()?.to_f64s()?,
         _ => Vec::new(),
     };

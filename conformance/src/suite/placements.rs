@@ -126,7 +126,7 @@ fn summed<R: Runtime>(rt: &R, case: &OpCase<R>, last: bool, stored: &[Tensor<R>]
         let sum = if gradient.dims().is_empty() || gradient.shape().numel() == 0 {
             gradient.clone()
         } else {
-            gradient.sum(&[axis], true)?
+            gradient.sum_keepdim(&[axis])?
         };
         values.push(sum.to_f64s()?);
     }

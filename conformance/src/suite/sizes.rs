@@ -76,7 +76,7 @@ fn reduce<R: Runtime>(rt: &R, shape: &[usize], placement: Placement) -> Result<V
     let host = Host::new(shape, 3);
     let x = host.on(rt, placement)?;
     let all: f64 = host.values.iter().sum();
-    let mut verdict = near("the sum of all", &x.sum(&[], false)?.to_f64s()?, &[all], 0.0);
+    let mut verdict = near("the sum of all", &x.sum_all()?.to_f64s()?, &[all], 0.0);
     for axis in 0..shape.len() {
         let a = axis as isize;
         let sum = host.lines(axis, |l| vec![l.iter().sum()]);
@@ -84,9 +84,9 @@ fn reduce<R: Runtime>(rt: &R, shape: &[usize], placement: Placement) -> Result<V
         let first = |l: &[f64]| (1..l.len()).fold(0, |m, i| if l[i] > l[m] { i } else { m }) as f64;
         let at = host.lines(axis, |l| vec![first(l)]);
         verdict = verdict
-            .and(near(&format!("the sum over {axis}"), &x.sum(&[a], false)?.to_f64s()?, &sum, 0.0))
-            .and(near(&format!("the largest along {axis}"), &x.amax(&[a], true)?.to_f64s()?, &max, 0.0))
-            .and(near(&format!("its position along {axis}"), &x.argmax(a, false)?.to_f64s()?, &at, 0.0));
+            .and(near(&format!("the sum over {axis}"), &x.sum(&[a])?.to_f64s()?, &sum, 0.0))
+            .and(near(&format!("the largest along {axis}"), &x.amax_keepdim(&[a])?.to_f64s()?, &max, 0.0))
+            .and(near(&format!("its position along {axis}"), &x.argmax(a)?.to_f64s()?, &at, 0.0));
     }
     if shape.len() > 2 {
         // All axes but one, which is in the middle.
@@ -94,7 +94,7 @@ fn reduce<R: Runtime>(rt: &R, shape: &[usize], placement: Placement) -> Result<V
         let mut sums = vec![0.0; shape[1]];
         let inner: usize = shape[2..].iter().product();
         host.values.iter().enumerate().for_each(|(i, v)| sums[i / inner % shape[1]] += v);
-        verdict = verdict.and(near("the sum over all but 1", &x.sum(&others, false)?.to_f64s()?, &sums, 0.0));
+        verdict = verdict.and(near("the sum over all but 1", &x.sum(&others)?.to_f64s()?, &sums, 0.0));
     }
     Ok(verdict)
 }

@@ -68,7 +68,7 @@ fn adjoint<const N: usize>(x: &Array, w: &Array, like: &Array, o: &ConvNd<N>, p:
         std::array::from_fn(|i| (x.shape[i + 2] + 2 * p[i] - o.dilation[i] * (w.shape[i + 2] - 1) - 1) % o.stride[i]);
     let back = y.tensor().conv_transpose(&w.tensor(), None, o, rest).unwrap();
     assert_eq!(back.dims(), x.shape, "{o:?}");
-    let inner = |a: &T, b: &T| a.mul(b).unwrap().sum(&[], false).unwrap().item().unwrap();
+    let inner = |a: &T, b: &T| a.mul(b).unwrap().sum_all().unwrap().item().unwrap();
     let (left, right) = (inner(&like.tensor(), &y.tensor()), inner(&x.tensor(), &back));
     assert!((left - right).abs() < 1e-9, "{o:?}: {left} {right}");
     let bias = Array::random(&[x.shape[1]], 5);

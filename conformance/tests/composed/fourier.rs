@@ -69,7 +69,7 @@ fn norms_axes_and_lengths() {
     definition(&longer, -1.0, 1.0).is("longer", &x.tensor().fft(Some(7), 1, FftNorm::Backward).unwrap(), 1e-14);
     let shorter = Array::of(&[3, 3, 2], |at| x.at(at));
     definition(&shorter, -1.0, 1.0).is("shorter", &x.tensor().fft(Some(3), 1, FftNorm::Backward).unwrap(), 1e-14);
-    let planes = x.tensor().fftn(&[], FftNorm::Backward).unwrap();
+    let planes = x.tensor().fftn(&[0, 1], FftNorm::Backward).unwrap();
     let one = x.tensor().fft(None, 0, FftNorm::Backward).unwrap().fft(None, 1, FftNorm::Backward).unwrap();
     Array { shape: x.shape.clone(), v: one.to_f64s().unwrap() }.is("both axes", &planes, 0.0);
     holds(&row(&[0.0, 1.0, 2.0, 3.0, 4.0]).fftshift(&[0]).unwrap(), &[5], &[3.0, 4.0, 0.0, 1.0, 2.0]);

@@ -149,7 +149,7 @@ fn zeros_beside_infinities() {
             let y = x.grid_sample(&grid, GridSample { mode, outside: Zeros, align_corners: true }).unwrap();
             let got = y.value().unwrap().to_f64s().unwrap();
             assert_eq!(got[..2], [0.0, 0.0], "{mode:?} {strange}");
-            let g = y.narrow(3, 0, 2).unwrap().sum(&[], false).unwrap().backward().unwrap();
+            let g = y.narrow(3, 0, 2).unwrap().sum_all().unwrap().backward().unwrap();
             assert!(g.of(&x).is_none_or(|g| g.to_f64s().unwrap().iter().all(|&g| g == 0.0)), "{mode:?} {strange}");
             let of_grid = g.of(&grid).map(|g| g.to_f64s().unwrap());
             assert!(of_grid.is_none_or(|g| g[..4] == [0.0; 4]), "{mode:?} {strange}");

@@ -161,7 +161,7 @@ fn what_wins() {
     }
     let equal = Var::leaf("x", row(&[2.0, 2.0, 2.0, 1.0]).reshape([1, 4]).unwrap()).unwrap();
     let sum = equal.max_pool(&PoolOptions { dilation: [2], stride: [1], ..PoolOptions::new([2]) }).unwrap();
-    let g = sum.sum(&[], false).unwrap().backward().unwrap();
+    let g = sum.sum_all().unwrap().backward().unwrap();
     holds(g.of(&equal).unwrap(), &[1, 4], &[1.0, 1.0, 0.0, 0.0]);
 }
 
@@ -199,7 +199,7 @@ fn power_means_of_zeros_have_a_gradient() {
         let x = Var::leaf("x", row(&[0.0, 4.0, 0.0, 0.0]).reshape([1, 1, 4]).unwrap()).unwrap();
         let y = x.lp_pool(p, &PoolOptions::new([2])).unwrap();
         holds(&y.value().unwrap(), &[1, 1, 2], &[4.0, 0.0]);
-        let g = y.sum(&[], false).unwrap().backward().unwrap();
+        let g = y.sum_all().unwrap().backward().unwrap();
         holds(g.of(&x).unwrap(), &[1, 1, 4], &[0.0, 1.0, 0.0, 0.0]);
     }
 }

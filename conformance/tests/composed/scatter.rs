@@ -128,7 +128,7 @@ fn ties_share() {
         (false, [0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 1.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]),
     ] {
         let y = x.scatter_reduce(0, &index, &src, Amax, own).unwrap();
-        let g = y.sum(&[], false).unwrap().backward().unwrap();
+        let g = y.sum_all().unwrap().backward().unwrap();
         holds(g.of(&x).unwrap(), &[3], &of_x);
         holds(g.of(&src).unwrap(), &[7], &of_src);
     }
@@ -195,7 +195,7 @@ fn nan_keeps_its_gradient() {
             let x = Var::leaf("x", row(&x)).unwrap();
             let src = Var::leaf("src", row(&src)).unwrap();
             let y = x.scatter_reduce(0, &Var::new(ints(&[n], &index)), &src, how, own).unwrap();
-            let g = y.sum(&[], false).unwrap().backward().unwrap();
+            let g = y.sum_all().unwrap().backward().unwrap();
             Array { shape: vec![2], v: of_x.to_vec() }.is(&name, g.of(&x).unwrap(), 1e-12);
             Array { shape: vec![n], v: of_src }.is(&name, g.of(&src).unwrap(), 1e-12);
         }

@@ -65,7 +65,7 @@ fn masks() {
 fn what_a_mask_selects_has_a_gradient() {
     let x = Var::leaf("x", row(&[1.0, 2.0, 3.0])).unwrap();
     let mask = T::from_slice(&cpu(), [3], &[true, false, true]).unwrap();
-    let y = x.masked_select(&mask).unwrap().square().unwrap().sum(&[], false).unwrap();
+    let y = x.masked_select(&mask).unwrap().square().unwrap().sum_all().unwrap();
     holds(y.backward().unwrap().of(&x).unwrap(), &[3], &[2.0, 0.0, 6.0]);
 }
 

@@ -19,7 +19,7 @@ fn columns_of_an_image() {
     let y = Array::random(&want.shape, 2);
     let folded = y.tensor().col2im([5, 4], &o).unwrap();
     assert_eq!(folded.dims(), [2, 3, 5, 4]);
-    let inner = |a: &T, b: &T| a.mul(b).unwrap().sum(&[], false).unwrap().item().unwrap();
+    let inner = |a: &T, b: &T| a.mul(b).unwrap().sum_all().unwrap().item().unwrap();
     let (left, right) = (inner(&want.tensor(), &y.tensor()), inner(&x.tensor(), &folded));
     assert!((left - right).abs() < 1e-11, "{left} {right}");
 }

@@ -132,7 +132,7 @@ fn equal<R: Runtime>(comm: &Comm<R>, own: Tensor<R>) -> Result<Tensor<R>> {
 
 /// The sum and the weight of the losses of all ranks, on the device, from this rank's.
 fn totals<R: Runtime>(comm: &Comm<R>, own: &Tensor<R>) -> Result<Tensor<R>> {
-    let own = own.sum(&[1], false)?;
+    let own = own.sum(&[1])?;
     comm.all_reduce(memory(&own)?, ReduceOp::Sum)?.wait()?.freeze()
 }
 
@@ -141,7 +141,7 @@ fn totals_in_order<R: Runtime>(comm: &Comm<R>, own: &Tensor<R>, micro_batches: u
     let n = comm.size();
     let all = TensorMut::alloc(comm.runtime(), Shape::new(&[2 * n * micro_batches])?, own.dtype())?;
     let all = comm.all_gather(own, all)?.wait()?.freeze()?.reshape([n, 2, micro_batches])?;
-    all.permute(&[1, 2, 0])?.reshape([2, micro_batches * n])?.contiguous()?.sum(&[1], false)
+    all.permute(&[1, 2, 0])?.reshape([2, micro_batches * n])?.contiguous()?.sum(&[1])
 }
 
 /// Sums and weights of this rank's losses: `[2, count]`, padded with 0.

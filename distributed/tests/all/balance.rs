@@ -123,7 +123,7 @@ fn ranks_of_different_speeds_arrive_together_and_read_every_batch_once() {
                 use nn::Forward;
                 use numcore::ops::ReduceOps;
                 let x = autograd::Var::new(numcore::Tensor::full(rt, [1, 2], DType::F32, batch as f64 * 1e-3)?);
-                distributed::train::Loss::sum(model.forward(&x)?.sum(&[], false)?, 1.0)
+                distributed::train::Loss::sum(model.forward(&x)?.sum_all()?, 1.0)
             })?;
             if metrics.is_none() {
                 break;

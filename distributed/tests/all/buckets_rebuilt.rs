@@ -15,7 +15,7 @@ fn layers(rt: &Cpu) -> Result<Vec<Linear<Cpu>>> {
 fn loss(layers: &[Linear<Cpu>], rt: &Cpu, rank: usize, step: usize) -> Result<Loss<Cpu>> {
     let x = Var::new(Tensor::normal(rt, [2, 3], DType::F64, 0.0, 1.0, (10 * step + rank) as u64)?);
     let y = order(rank, step).iter().try_fold(x, |x, &k| layers[k].forward(&x)?.tanh())?;
-    Loss::sum(y.square()?.sum(&[], false)?, 2.0)
+    Loss::sum(y.square()?.sum_all()?, 2.0)
 }
 
 #[test]

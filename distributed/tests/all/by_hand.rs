@@ -9,7 +9,7 @@ fn a_parameter_that_no_rank_used_has_no_gradient() {
         let ddp = Ddp::new(&comm, &model)?;
         let x = Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
         let branch = if comm.rank() == 0 { &model.left } else { &model.right };
-        let mut gradients = backward(&branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?)?;
+        let mut gradients = backward(&branch.forward(&model.both.forward(&x)?)?.square()?.sum_all()?)?;
         let own = gradients.get(&model.left.weight.leaf()).map(|g| g.to_vec::<f64>()).transpose()?;
         ddp.all_reduce_gradients(&mut gradients)?;
         assert!(gradients.get(&model.never.weight.leaf()).is_none());
@@ -33,7 +33,7 @@ fn counts_that_differ_are_an_error_on_every_rank() {
             let model = Branches::new(comm.runtime())?;
             let ddp = Ddp::new(&comm, &model)?;
             let x = Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
-            let mut gradients = backward(&model.both.forward(&x)?.square()?.sum(&[], false)?)?;
+            let mut gradients = backward(&model.both.forward(&x)?.square()?.sum_all()?)?;
             let own = if comm.rank() == 2 { &counts[..] } else { &[1, 2, 3] };
             let error = ddp.weighted_all_reduce_gradients(&mut gradients, own).unwrap_err().to_string();
             let other = if comm.rank() == 2 { "those of rank 0" } else { "those of rank 2" };

@@ -48,7 +48,7 @@ fn branches(canonical: bool, unused: Unused) -> Trace {
         for _ in 0..3 {
             let metrics = trainer.step(|k| {
                 let branch = if k == 0 { &model.left } else { &model.right };
-                Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?))
+                Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum_all()?))
             })?;
             trace.norms.extend(metrics.grad_norm()?);
             trace.weights.push(weights(&model)?);

@@ -51,7 +51,7 @@ impl Task for Hollow<Cpu> {
 
     fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
         let (x, _) = self.mlp.batch(rt, step, examples)?;
-        let sum = |linear: &Linear<Cpu>| -> Result<Var<Cpu>> { linear.forward(&x)?.square()?.sum(&[], false) };
+        let sum = |linear: &Linear<Cpu>| -> Result<Var<Cpu>> { linear.forward(&x)?.square()?.sum_all() };
         let all = self.between.iter().chain([&self.none]).map(sum);
         let loss = self.mlp.loss(rt, step, examples)?;
         let total = all.into_iter().try_fold(loss.total().clone(), |total, sum| total.add(&sum?))?;

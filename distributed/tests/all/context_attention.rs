@@ -93,12 +93,12 @@ impl ContextCase {
         let [q, k, v, weights] = self.whole(rt)?.map(|x| part.take(&x, 2));
         let [q, k, v] = [Var::leaf("q", q?)?, Var::leaf("k", k?)?, Var::leaf("v", v?)?];
         let o = attention(&q, &k, &v)?;
-        let loss = o.mul(&Var::new(weights?))?.sum(&[], false)?;
+        let loss = o.mul(&Var::new(weights?))?.sum_all()?;
         let mut found = vec![o.detach()];
         let first = grad(&[&loss], &[&q, &k, &v], twice)?.into_iter().flatten().collect::<Vec<_>>();
         found.extend(first.iter().map(Var::detach));
         if twice {
-            let squares = first.iter().map(|g| g.square()?.sum(&[], false)).collect::<Result<Vec<_>>>()?;
+            let squares = first.iter().map(|g| g.square()?.sum_all()).collect::<Result<Vec<_>>>()?;
             let sum = squares[0].add(&squares[1])?.add(&squares[2])?;
             found.extend(grad(&[&sum], &[&q, &k, &v], false)?.into_iter().flatten());
         }

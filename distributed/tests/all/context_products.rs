@@ -68,7 +68,7 @@ fn an_overflow_on_one_rank_is_skipped_by_all() {
                 let loss = model.next_token_loss(&x, &y, &case.loss)?;
                 // The root of a zero, which has no finite gradient.
                 let weight = model.end()?.norm.weight.var();
-                let root = weight.sub(&weight.detach())?.sqrt()?.sum(&[], false)?;
+                let root = weight.sub(&weight.detach())?.sqrt()?.sum_all()?;
                 Loss::sum(if k == 1 && comm.rank() == 3 { loss.add(&root)? } else { loss }, 1.0)
             });
             metrics.unwrap().stepped()
@@ -91,7 +91,7 @@ fn kept(c: usize, exchange: ContextExchange) -> Vec<[usize; 2]> {
         let found = model.blocks.iter().try_fold(model.embed(&tokens)?, |x, block| block.forward(&x))?;
         let bytes = live() - before;
         rt.reset_peak();
-        backward(&found.sum(&[], false)?)?;
+        backward(&found.sum_all()?)?;
         Ok([bytes, rt.memory().of(MemoryCategory::Activations).peak - before])
     });
     kept.unwrap()
@@ -136,7 +136,7 @@ fn no_layer_keeps_a_mask_of_documents() {
             let before = rt.memory().of(MemoryCategory::Activations).live;
             let o = group.attention([&q, &k, &v], options, "attention")?;
             let after = rt.memory().of(MemoryCategory::Activations).live;
-            backward(&o.sum(&[], false)?)?;
+            backward(&o.sum_all()?)?;
             Ok(after - before)
         });
         for bytes in kept.unwrap() {

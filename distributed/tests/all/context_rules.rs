@@ -27,10 +27,10 @@ fn own_losses(mesh: &Mesh<Cpu>) -> Result<Vec<f64>> {
             let logits = model.forward(&x)?;
             let options = CrossEntropyOptions { reduction: Reduction::None, ..Default::default() };
             let rows = logits.cross_entropy_with(&model.context.take(&y, 1)?, None, options)?;
-            let penalty = logits.square()?.sum(&[], false)?.mul(1e-2)?;
-            let sum = model.context.of_whole(&rows.sum(&[], false)?.add(&penalty)?)?;
+            let penalty = logits.square()?.sum_all()?.mul(1e-2)?;
+            let sum = model.context.of_whole(&rows.sum_all()?.add(&penalty)?)?;
             let tokens = (own.len() * case.gpt.context) as f64;
-            let decay = model.end()?.norm.weight.var().square()?.sum(&[], false)?.mul(1e-2 * tokens)?;
+            let decay = model.end()?.norm.weight.var().square()?.sum_all()?.mul(1e-2 * tokens)?;
             Loss::sum(sum.add(&decay)?, tokens)
         })?;
         seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0), metrics.weight()?]);
@@ -174,7 +174,7 @@ fn gradients_of_keys_that_nobody_trains_do_not_travel() {
             let options =
                 ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
             let o = group.attention([&q, &k, &k], options, "a")?;
-            grad(&[&o.sum(&[], false)?], &[&q], false)?;
+            grad(&[&o.sum_all()?], &[&q], false)?;
             Ok(counting.total().sent / 8)
         });
         // Keys and values, of 32 elements each, once forward and once backward.

@@ -225,7 +225,7 @@ fn buckets_leave_while_the_sweep_goes_on() {
     trainer
         .step(|_| {
             let y = layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x)?.tanh())?;
-            let loss = y.sum(&[], false)?;
+            let loss = y.sum_all()?;
             forward = rt.launches();
             Ok(Loss::mean(loss))
         })

@@ -21,7 +21,7 @@ impl Branches<Cpu> {
     fn loss(&self, comm: &Comm<Cpu>) -> Result<Loss<Cpu>> {
         let x = Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
         let branch = if comm.rank() == 0 { &self.left } else { &self.right };
-        Ok(Loss::mean(branch.forward(&self.both.forward(&x)?)?.square()?.sum(&[], false)?))
+        Ok(Loss::mean(branch.forward(&self.both.forward(&x)?)?.square()?.sum_all()?))
     }
 }
 
@@ -36,7 +36,7 @@ pub fn branches_alone(steps: usize) -> Vec<f64> {
     for _ in 0..steps {
         let micro = |k| {
             let branch = if k == 0 { &model.left } else { &model.right };
-            Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?))
+            Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum_all()?))
         };
         trainer.step(micro).unwrap();
     }
@@ -216,7 +216,7 @@ fn a_gradient_that_is_not_finite_is_found_where_it_arises() {
         trainer.step(|_| {
             let mut loss = model.loss(comm.runtime(), 0, &own(&comm))?;
             if comm.rank() == 1 {
-                let spoiled = model.b.bias.as_ref().map(|b| b.var().mul(f64::NAN)?.sum(&[], false));
+                let spoiled = model.b.bias.as_ref().map(|b| b.var().mul(f64::NAN)?.sum_all());
                 loss = Loss::sum(
                     loss_sum(&model, &comm)?.add(&spoiled.transpose()?.unwrap_or(Var::new(Tensor::zeros(
                         comm.runtime(),
@@ -241,12 +241,12 @@ fn a_gradient_of_f64_may_be_larger_than_an_f32() {
         let plain = TrainingConfig { max_norm: None, ..config() };
         let mut trainer = bucketed(&comm, &model, plain, options)?;
         let x = Var::new(Tensor::full(comm.runtime(), [1, 1], DType::F64, 1e39)?);
-        trainer.step(|_| Ok(Loss::mean(model.forward(&x)?.sum(&[], false)?)))?;
+        trainer.step(|_| Ok(Loss::mean(model.forward(&x)?.sum_all()?)))?;
         Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
     });
 }
 
 fn loss_sum(model: &Mlp<Cpu>, comm: &Comm<Cpu>) -> Result<Var<Cpu>> {
     let x = Var::new(Tensor::normal(comm.runtime(), [4, 5], DType::F32, 0.0, 1.0, 1)?);
-    model.forward(&x)?.square()?.sum(&[], false)
+    model.forward(&x)?.square()?.sum_all()
 }

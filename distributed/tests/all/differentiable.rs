@@ -29,7 +29,7 @@ fn run(
         let x = Var::leaf("x", tensor(&comm, comm.rank(), dims))?;
         let y = exchange(&comm, &x)?;
         let weights = Var::new(tensor(&comm, comm.rank() + 20, &y.dims()));
-        let gradients = backward(&y.mul(&weights)?.sum(&[], false)?)?;
+        let gradients = backward(&y.mul(&weights)?.sum_all()?)?;
         let leaf = x.as_leaf().unwrap();
         Ok((y.value()?.to_vec::<f64>()?, gradients.get(leaf).unwrap().to_vec::<f64>()?))
     };
@@ -133,9 +133,9 @@ fn gradients_have_gradients() {
         let outcomes = Ranks::new(n).run(cpu, |comm: Comm<Cpu>| {
             let x = Var::leaf("x", tensor(&comm, comm.rank(), &[4]))?;
             let y = all_reduce(&comm, &x.mul(&x)?.mul(&x)?)?.mul((comm.rank() + 1) as f64)?;
-            let first = grad(&[&y.sum(&[], false)?], &[&x], true)?.remove(0).unwrap();
+            let first = grad(&[&y.sum_all()?], &[&x], true)?.remove(0).unwrap();
             // The second exchange, of the gradient's gradient, runs too.
-            let second = grad(&[&copy(&comm, &first)?.sum(&[], false)?], &[&x], false)?.remove(0).unwrap();
+            let second = grad(&[&copy(&comm, &first)?.sum_all()?], &[&x], false)?.remove(0).unwrap();
             Ok((first.value()?.to_vec::<f64>()?, second.value()?.to_vec::<f64>()?))
         });
         for (rank, (first, second)) in outcomes.unwrap().into_iter().enumerate() {
@@ -169,7 +169,7 @@ fn a_rank_without_a_gradient_takes_part_with_zeros() {
     let outcomes = Ranks::new(3).run(cpu, |comm: Comm<Cpu>| {
         let x = Var::leaf("x", tensor(&comm, comm.rank(), &[3]))?;
         let seen = apply_function(Arc::new(Gives(comm.rank() != 1)), &[&copy(&comm, &x)?])?.remove(0);
-        let gradients = backward(&seen.mul((comm.rank() + 1) as f64)?.sum(&[], false)?)?;
+        let gradients = backward(&seen.mul((comm.rank() + 1) as f64)?.sum_all()?)?;
         gradients.get(x.as_leaf().unwrap()).unwrap().to_vec::<f64>()
     });
     // 1 of rank 0, nothing of rank 1, 3 of rank 2.

@@ -73,7 +73,7 @@ impl LayerCase {
             let parts: [Var<Cpu>; 3] = checkpoint(&[&x], segment)?.try_into().unwrap_or_else(|_| panic!("three parts"));
             [y, balance, z] = parts;
         }
-        let loss = y.mul(&upstream)?.sum(&[], false)?.add(&balance.mul(0.3)?)?.add(&z.mul(0.1)?)?;
+        let loss = y.mul(&upstream)?.sum_all()?.add(&balance.mul(0.3)?)?.add(&z.mul(0.1)?)?;
         let gradients = backward(&loss)?;
         let each = self.config.experts / expert_ranks;
         let place = mesh.axis(Axis::Expert).rank();

@@ -46,7 +46,7 @@ fn micro(model: &Mlp<Cpu>, rt: &Cpu, k: usize, fault: Option<Fault>) -> Result<L
             let (x, _) = model.batch(rt, 0, &BATCH)?;
             let hidden = model.b.forward(&model.a.forward(&x)?.tanh()?)?;
             let broken = autograd::apply_function(Arc::new(Broken), &[&hidden])?;
-            Loss::sum(model.c.forward(&broken[0])?.square()?.sum(&[], false)?, 1.0)
+            Loss::sum(model.c.forward(&broken[0])?.square()?.sum_all()?, 1.0)
         }
         (Some(Fault::Weightless), _) => Loss::sum(model.loss(rt, 3, &BATCH[..1])?.total().clone(), 0.0),
         _ => model.loss(rt, k, &BATCH[2 * k..2 * k + 2]),
@@ -151,7 +151,7 @@ fn where_a_gradient_is_not_finite_and_its_bucket_has_left() {
             // The last layer's buckets are sent; that of the first layer is found wrong.
             let spoiled = |k| {
                 let loss = micro(model, rt, k, None)?;
-                let nan = model.a.weight.var().mul(f64::NAN)?.sum(&[], false)?;
+                let nan = model.a.weight.var().mul(f64::NAN)?.sum_all()?;
                 Loss::sum(loss.total().add(&nan)?, loss.weight())
             };
             let error = trainer.step(spoiled).map(|_| ()).unwrap_err().to_string();

@@ -113,7 +113,7 @@ fn gradients_can_be_looked_at_before_they_are_summed() {
         let x = |k: usize| Tensor::from_slice(&rt, [1, 2], &[1.0f32 + comm.rank() as f32, k as f32]);
         let sgd = SgdConfig { lr: 0.0, ..Default::default() };
         let builder = TrainStep::builder(&comm, &model).optimizer(sgd).accumulation(2).on_gradient(look(&seen));
-        let loss = |k: usize| Ok(Loss::mean(model.forward(&autograd::Var::new(x(k + 1)?))?.sum(&[0, 1], false)?));
+        let loss = |k: usize| Ok(Loss::mean(model.forward(&autograd::Var::new(x(k + 1)?))?.sum(&[0, 1])?));
         builder.zero(stage).build()?.step(loss)?;
         let seen = seen.lock().unwrap().clone();
         Ok(seen)
@@ -273,7 +273,7 @@ fn an_error_within_a_step_says_at_which_line_of_the_callers_it_was() {
     let (comm, layer) = (NoOpCommunicator::new(&rt), Linear::new(&Init::new(&rt, 0), 4, 1).unwrap());
     let step = || TrainStep::builder(&comm, &layer).optimizer(adamw()).build().unwrap();
     let ones = |width: usize| autograd::Var::new(Tensor::ones(&rt, [2, width], DType::F32).unwrap());
-    let loss = |width: usize, weight: f64| Loss::sum(layer.forward(&ones(width))?.sum(&[], false)?, weight);
+    let loss = |width: usize, weight: f64| Loss::sum(layer.forward(&ones(width))?.sum_all()?, weight);
     let inside = line!() - 1;
     let errors = [
         // In the closure, a layer; in the step itself, what the losses weigh.

@@ -21,7 +21,7 @@ fn data_parallelism_spends_nothing_on_them() {
                 counted.reset();
                 let x = Var::new(Tensor::normal(rt, [4, 64], DType::F32, 0.0, 1.0, 3)?);
                 let y = model.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
-                trainer.step(|_| Ok(Loss::mean(y.square()?.sum(&[], false)?)))?;
+                trainer.step(|_| Ok(Loss::mean(y.square()?.sum_all()?)))?;
                 // The loss and its weight come with the gradients.
                 assert_eq!(counted.of("all_reduce").payload, trained as u64 + 16);
             }

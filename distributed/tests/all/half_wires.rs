@@ -5,7 +5,7 @@ use crate::prelude::*;
 /// A loss over `examples`, each of which has the gradient 100.
 fn loss(model: &Linear<Cpu>, rt: &Cpu, examples: usize) -> Result<Loss<Cpu>> {
     let x = Var::new(Tensor::full(rt, [examples, 1], DType::F32, 100.0)?);
-    Loss::sum(model.forward(&x)?.sum(&[], false)?, examples as f64)
+    Loss::sum(model.forward(&x)?.sum_all()?, examples as f64)
 }
 
 /// Two steps of micro-batches of so many examples, the second of a few only.

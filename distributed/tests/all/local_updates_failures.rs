@@ -136,7 +136,7 @@ fn buffers_are_averaged_and_are_in_checkpoints_for_everybody() {
         for k in 0..2 {
             let x = Tensor::normal(comm.runtime(), [6, 2], DType::F64, 0.0, 1.0, (10 * k + comm.rank()) as u64)?;
             step.step(|_| {
-                Loss::sum(model.norm.forward(&model.a.forward(&Var::new(x.clone()))?)?.square()?.sum(&[], false)?, 6.0)
+                Loss::sum(model.norm.forward(&model.a.forward(&Var::new(x.clone()))?)?.square()?.sum_all()?, 6.0)
             })?;
         }
         step.save(&folder, &Default::default())?;

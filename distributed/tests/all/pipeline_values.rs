@@ -32,7 +32,7 @@ impl Stage<Cpu> for Part<Cpu> {
         match (self.number, inputs) {
             (0, [tokens, features]) => {
                 let hidden = self.table.forward(tokens)?.add(&self.linear.forward(features)?)?;
-                let (mask, level) = (hidden.gt(0.0)?, hidden.sum(&[-1], false)?);
+                let (mask, level) = (hidden.gt(0.0)?, hidden.sum(&[-1])?);
                 let empty = Var::new(Tensor::zeros(hidden.runtime(), [0, 2], DType::U8)?);
                 Ok(vec![hidden.clone(), tokens.clone(), mask, level, hidden.mul(2.0)?, empty])
             }
@@ -53,8 +53,8 @@ impl Stage<Cpu> for Part<Cpu> {
 }
 
 fn part_loss(outputs: &[Var<Cpu>], targets: &[Var<Cpu>]) -> Result<Loss<Cpu>> {
-    let difference = outputs[0].sub(&targets[0])?.square()?.sum(&[], false)?;
-    Loss::sum(difference.add(&outputs[1].sum(&[], false)?)?, 1.0)
+    let difference = outputs[0].sub(&targets[0])?.square()?.sum_all()?;
+    Loss::sum(difference.add(&outputs[1].sum_all()?)?, 1.0)
 }
 
 fn part_batch(rt: &Cpu, m: usize) -> MicroBatches<Cpu> {

@@ -17,7 +17,7 @@ fn known(model: &Mlp<Cpu>, rank: usize, step: usize, weight: f64, leave_out: &st
     for (name, p) in model.named_parameters().into_iter().filter(|(name, _)| name != leave_out) {
         let (spec, value) = (p.leaf().spec(), p.var());
         let grad = Tensor::normal(&Cpu::with_threads(1), spec.shape, DType::F64, 0.0, 1.0, seed(&name, rank, step))?;
-        let term = value.mul(&Var::new(grad.to_dtype(spec.dtype)?))?.sum(&[], false)?;
+        let term = value.mul(&Var::new(grad.to_dtype(spec.dtype)?))?.sum_all()?;
         sum = Some(sum.map_or(Ok(term.clone()), |sum| sum.add(&term))?);
     }
     Loss::sum(sum.unwrap_or(Var::new(Tensor::zeros(&Cpu::with_threads(1), [], DType::F64)?)), weight)

@@ -53,7 +53,7 @@ fn two_batches(
         let x = Var::leaf("x", part(seed)?)?;
         let y = layer.forward(&x)?;
         outputs.extend(wide(&y.value()?)?);
-        let loss = y.square()?.mul(&Var::new(part(seed + 10)?.mul(0.02)?))?.sum(&[], false)?;
+        let loss = y.square()?.mul(&Var::new(part(seed + 10)?.mul(0.02)?))?.sum_all()?;
         let (weight, bias) = (norm.weight.var(), norm.bias.as_ref().unwrap().var());
         let gradients = gradients(&loss, &[&x, &weight, &bias], false)?;
         inputs.extend(wide(&gradients[0].value()?)?);
@@ -111,10 +111,10 @@ fn ranks_with_parts_of_a_batch_are_one_with_all_of_it() {
 fn the_second_derivative_goes_through_all_ranks_too() {
     let second = |layer: &dyn Forward<Cpu>, rt: &Cpu, at: std::ops::Range<usize>| -> Result<Vec<f64>> {
         let x = Var::leaf("x", data(rt, 2, DType::F64, 5)?.narrow(0, at.start, at.len())?)?;
-        let loss = layer.forward(&x)?.tanh()?.square()?.sum(&[], false)?;
+        let loss = layer.forward(&x)?.tanh()?.square()?.sum_all()?;
         let first = gradients(&loss, &[&x], true)?.remove(0);
         let weights = Var::new(data(rt, 2, DType::F64, 9)?.narrow(0, at.start, at.len())?);
-        gradients(&first.mul(&weights)?.sum(&[], false)?, &[&x], false)?.remove(0).value()?.to_vec::<f64>()
+        gradients(&first.mul(&weights)?.sum_all()?, &[&x], false)?.remove(0).value()?.to_vec::<f64>()
     };
     let rt = cpu(0).unwrap();
     let one = second(&norm(&rt, DType::F64).unwrap(), &rt, 0..EXAMPLES).unwrap();
@@ -142,7 +142,7 @@ fn model(rt: &Cpu, comm: Option<&Comm<Cpu>>) -> Result<Sequential<Cpu>> {
 
 fn loss(model: &Sequential<Cpu>, rt: &Cpu, step: usize, at: std::ops::Range<usize>) -> Result<Loss<Cpu>> {
     let x = Var::new(data(rt, 2, DType::F64, step as u64)?.narrow(0, at.start, at.len())?);
-    Loss::sum(model.forward(&x)?.square()?.sum(&[], false)?, at.len() as f64)
+    Loss::sum(model.forward(&x)?.square()?.sum_all()?, at.len() as f64)
 }
 
 /// The same with a row that only fills the batch up, and is not even finite after the layer.
@@ -152,8 +152,8 @@ fn padded(model: &Sequential<Cpu>, rt: &Cpu, step: usize, at: std::ops::Range<us
     set_counted_rows(Some(CountedRows { count: at.len(), rows: at.len() + 1 }));
     let y = model.forward(&Var::new(x))?;
     match at.len() {
-        0 => Loss::sum(y.square()?.sum(&[], false)?, 1.0)?.weightless(),
-        rows => Loss::sum(y.narrow(0, 0, rows)?.square()?.sum(&[], false)?, rows as f64),
+        0 => Loss::sum(y.square()?.sum_all()?, 1.0)?.weightless(),
+        rows => Loss::sum(y.narrow(0, 0, rows)?.square()?.sum_all()?, rows as f64),
     }
 }
 
@@ -218,7 +218,7 @@ fn what_does_not_fit_is_an_error_and_evaluation_asks_nobody() {
             Var::leaf("x", Tensor::uniform(comm.runtime(), [4, CHANNELS], DType::F32, 0.0, 1.0, comm.rank() as u64)?)?;
         let y = layer.forward(&x)?;
         let y = if comm.rank() == 0 { y } else { x.mul(2.0)? };
-        y.sum(&[], false)?.backward()
+        y.sum_all()?.backward()
     });
     let errors: Vec<String> = outcomes.unwrap().into_iter().filter_map(|o| o.err().map(|e| e.to_string())).collect();
     assert!(!errors.is_empty() && errors.iter().all(|e| e.contains("batch norm")), "{errors:?}");

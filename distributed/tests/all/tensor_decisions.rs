@@ -131,7 +131,7 @@ fn an_overflow_on_one_rank_is_skipped_by_all() {
                 let (x, y) = case.batch(comm.runtime(), step, &own)?;
                 let loss = model.next_token_loss(&x, &y, &case.loss)?;
                 let piece = model.blocks[0].fc1.weight.var();
-                let root = piece.sub(&piece.detach())?.sqrt()?.sum(&[], false)?;
+                let root = piece.sub(&piece.detach())?.sqrt()?.sum_all()?;
                 Loss::sum(if overflows(step) { loss.add(&root)? } else { loss }, own.len() as f64)
             };
             let mut step = builder.zero(zero.unwrap_or(ZeroStage::None)).build()?;

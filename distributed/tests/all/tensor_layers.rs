@@ -18,7 +18,7 @@ fn same<M: Module<Cpu>>(
         mesh.parallelize(&model, plan)?;
         let y = forward(&model, rt)?;
         let weights = Var::new(Tensor::normal(rt, y.dims(), DType::F64, 0.0, 1.0, 8)?);
-        let gradients = backward(&y.mul(&weights)?.sum(&[], false)?)?;
+        let gradients = backward(&y.mul(&weights)?.sum_all()?)?;
         let mut all = vec![("output".to_string(), None, false, y.value()?.to_vec::<f64>()?)];
         for (name, p) in model.named_parameters() {
             let gradient = gradients.get(&p.leaf()).unwrap().contiguous()?.to_vec::<f64>()?;
@@ -178,7 +178,7 @@ fn the_vocabulary_loss_is_the_fused_cross_entropy() {
             let own = VocabularyLoss { cross_entropy: options, z_loss: 0.0 }.of(&logits, &targets, None).unwrap();
             let z = VocabularyLoss { cross_entropy: options, z_loss: 0.5 }.of(&logits, &targets, None).unwrap();
             let values = |v: &Var<Cpu>| v.value().unwrap().to_vec::<f64>().unwrap();
-            let lse = logits.logsumexp(&[-1], false).unwrap().square().unwrap().mul(0.5).unwrap();
+            let lse = logits.logsumexp(&[-1]).unwrap().square().unwrap().mul(0.5).unwrap();
             let lse: Vec<f64> =
                 values(&lse).into_iter().zip([1., 1., 0., 1., 1., 0., 1.]).map(|(l, k)| l * k).collect();
             let extra = match reduction {
@@ -191,7 +191,7 @@ fn the_vocabulary_loss_is_the_fused_cross_entropy() {
                 assert!((z - b - extra).abs() <= 1e-12 * z.abs().max(1.0), "{reduction:?}: {z} is not {b} + {extra}");
             }
             let gradient = |v: &Var<Cpu>| {
-                let g = backward(&v.sum(&[], false).unwrap()).unwrap();
+                let g = backward(&v.sum_all().unwrap()).unwrap();
                 g.get(logits.as_leaf().unwrap()).unwrap().to_vec::<f64>().unwrap()
             };
             assert_eq!(values(&whole), values(&own), "without a z-loss it is the fused operation itself");

@@ -126,7 +126,7 @@ fn mixed_precision_gathers_halves_and_keeps_its_part() {
             // The output, and a cast copy of the weight.
             let cast = if mixed { 32 * 64 * 2 } else { 0 };
             let kept = rt.memory().of(MemoryCategory::Activations).live - before - 512 * 32 * y.dtype().size() - cast;
-            let loss = y.to_dtype(DType::F32)?.square()?.sum(&[], false)?;
+            let loss = y.to_dtype(DType::F32)?.square()?.sum_all()?;
             let gradients = backward(&loss)?;
             let of = |v: &Var<Cpu>| gradients.get(v.as_leaf().unwrap()).unwrap().to_f64s();
             let sent = ["all_gather", "reduce_scatter"].map(|kind| counting.of(kind).sent);

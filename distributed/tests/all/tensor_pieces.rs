@@ -57,7 +57,7 @@ fn as_many_bytes_travel_in_more_calls_and_as_much_is_kept() {
                 let y = model.forward(x)?;
                 let kept = live() - before;
                 let forward = ["all_gather", "reduce_scatter"].map(|kind| counting.of(kind));
-                backward(&y.square()?.sum(&[], false)?)?;
+                backward(&y.square()?.sum_all()?)?;
                 let all = ["all_gather", "reduce_scatter"].map(|kind| counting.of(kind).sent);
                 Ok((kept, forward.map(|t| t.sent), all, forward.map(|t| t.calls)))
             })
@@ -73,11 +73,10 @@ fn as_many_bytes_travel_in_more_calls_and_as_much_is_kept() {
 fn gradients_have_gradients_and_mixed_precision_its_types() {
     let second = |pieces| {
         pair(2, DType::F64, pieces, |model, x, _| {
-            let loss = model.forward(x)?.square()?.sum(&[], false)?;
+            let loss = model.forward(x)?.square()?.sum_all()?;
             let weight = model.up.weight.var();
             let first = grad(&[&loss], &[x, &weight], true)?;
-            let penalty =
-                first.into_iter().flatten().try_fold(loss, |sum, g| sum.add(&g.square()?.sum(&[], false)?))?;
+            let penalty = first.into_iter().flatten().try_fold(loss, |sum, g| sum.add(&g.square()?.sum_all()?))?;
             let all = grad(&[&penalty], &[x, &weight, &model.down.weight.var()], false)?;
             all.into_iter().map(|g| g.unwrap().value()?.to_vec::<f64>()).collect::<Result<Vec<_>>>()
         })
@@ -89,7 +88,7 @@ fn gradients_have_gradients_and_mixed_precision_its_types() {
     let mixed = |pieces| {
         pair(2, DType::F32, pieces, |model, x, counting| {
             let y = autocast(DType::BF16, || model.forward(x))?;
-            let gradients = backward(&y.to_dtype(DType::F32)?.square()?.sum(&[], false)?)?;
+            let gradients = backward(&y.to_dtype(DType::F32)?.square()?.sum_all()?)?;
             let of = |v: &Var<Cpu>| gradients.get(v.as_leaf().unwrap()).unwrap().to_f64s();
             let sent = counting.total().sent;
             Ok((y.dtype(), y.value()?.to_f64s()?, of(x)?, of(&model.up.weight.var())?, sent))
@@ -104,7 +103,7 @@ fn a_rank_whose_output_is_in_no_loss_takes_part() {
         pair(2, DType::F64, pieces, |model, x, counting| {
             let y = model.forward(x)?;
             let loss = if counting.rank() == 0 { y.square()? } else { y.mul(0.0)? };
-            backward(&loss.sum(&[], false)?)?.get(x.as_leaf().unwrap()).unwrap().to_vec::<f64>()
+            backward(&loss.sum_all()?)?.get(x.as_leaf().unwrap()).unwrap().to_vec::<f64>()
         })
     };
     assert_eq!(with(1), with(2));

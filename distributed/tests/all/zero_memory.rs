@@ -13,7 +13,7 @@ pub fn layers(rt: &Cpu, count: usize, dtype: DType) -> Result<Vec<Linear<Cpu>>> 
 pub fn loss(layers: &[Linear<Cpu>], rt: &Cpu, dtype: DType) -> Result<Loss<Cpu>> {
     let x = autograd::Var::new(Tensor::normal(rt, [4, 128], dtype, 0.0, 1.0, 1)?);
     let y = layers.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
-    Loss::sum(y.to_dtype(DType::F32)?.square()?.sum(&[], false)?, 4.0)
+    Loss::sum(y.to_dtype(DType::F32)?.square()?.sum_all()?, 4.0)
 }
 
 #[test]
@@ -80,7 +80,7 @@ impl Rooted<Cpu> {
         let x = autograd::Var::new(Tensor::normal(rt, [4, 64], DType::F32, 0.0, 1.0, 1)?);
         let x = self.inwards.forward(&x)?;
         let y = self.blocks.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
-        Loss::sum(self.outwards.forward(&y)?.square()?.sum(&[], false)?, 4.0)
+        Loss::sum(self.outwards.forward(&y)?.square()?.sum_all()?, 4.0)
     }
 }
 

@@ -100,7 +100,7 @@ fn summed(mut trainer: TrainStep<Cpu>, model: &Linear<Cpu>, rt: &Cpu) -> Result<
     trainer.step(|k| {
         let x = Tensor::full(rt, [1, 1], DType::BF16, if k == 0 { 256.0 } else { 1.0 })?;
         let y = nn::Forward::forward(model, &autograd::Var::new(x))?;
-        Loss::sum(y.to_dtype(DType::F32)?.sum(&[], false)?, 1.0 / 65.0)
+        Loss::sum(y.to_dtype(DType::F32)?.sum_all()?, 1.0 / 65.0)
     })?;
     Ok(())
 }
@@ -170,7 +170,7 @@ fn main_gradients_of_buckets_train_as_those_of_zero() {
                     let bias = model.b.bias.as_ref().unwrap().var().to_dtype(DType::F32)?;
                     let h = numcore::ops::MatmulOps::linear(&h, &model.b.weight.var(), Some(&bias))?;
                     let y = nn::Forward::forward(&model.c, &h.to_dtype(DType::BF16)?)?;
-                    Loss::sum(y.to_dtype(DType::F32)?.square()?.sum(&[], false)?, 1.0)
+                    Loss::sum(y.to_dtype(DType::F32)?.square()?.sum_all()?, 1.0)
                 };
                 let mut trace = Trace::default();
                 macro_rules! steps {

@@ -24,7 +24,7 @@ fn frozen_and_trained_parameters_of_a_layer_travel_once() {
             trainer.step(|_| {
                 let x = Var::new(Tensor::normal(rt, [4, 128], DType::F32, 0.0, 1.0, 1)?);
                 let y = model.iter().flatten().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
-                let loss = Loss::mean(y.square()?.sum(&[], false)?);
+                let loss = Loss::mean(y.square()?.sum_all()?);
                 forward = counted.of("all_gather").calls;
                 Ok(loss)
             })?;
@@ -71,7 +71,7 @@ fn units_are_sent_in_the_order_in_which_they_become_ready() {
                     let x = Var::new(Tensor::normal(rt, [4, 64], DType::F32, 0.0, 1.0, 1)?);
                     let x = model.inwards.forward(&x)?;
                     let y = model.blocks.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
-                    let loss = model.outwards.forward(&y)?.square()?.sum(&[], false)?;
+                    let loss = model.outwards.forward(&y)?.square()?.sum_all()?;
                     rt.reset_peak();
                     sharded.begin(0, BackwardPass::Last(None))?;
                     autograd::backward_with_hooks(&loss, &mut sharded)?;
@@ -162,7 +162,7 @@ fn second_forward(skip: bool, ended: bool) -> Vec<String> {
                 y = y.detach();
             }
         }
-        y.square().unwrap().sum(&[], false).unwrap()
+        y.square().unwrap().sum_all().unwrap()
     };
     let (mut second, passes) = (Vec::new(), [BackwardPass::Earlier, BackwardPass::Last(None)]);
     for _ in 0..2 {
@@ -204,7 +204,7 @@ fn what_an_evaluation_reads_is_not_the_order_of_the_next_step() {
     let x = Tensor::normal(&rt, [4, 128], DType::F32, 0.0, 1.0, 1).unwrap();
     let forward = |order: [usize; 4]| -> Result<Loss<Cpu>> {
         let y = order.iter().try_fold(Var::new(x.clone()), |y, &k| model[k].forward(&y)?.tanh())?;
-        Ok(Loss::mean(y.square()?.sum(&[], false)?))
+        Ok(Loss::mean(y.square()?.sum_all()?))
     };
     for _ in 0..2 {
         trainer.step(|_| forward([0, 1, 2, 3])).unwrap();

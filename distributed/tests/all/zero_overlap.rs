@@ -34,7 +34,7 @@ impl Step {
                     y = layer.forward(&y)?.tanh()?;
                 }
                 starts.push(rt.launches());
-                Ok(Loss::mean(y.sum(&[], false)?))
+                Ok(Loss::mean(y.sum_all()?))
             };
             trainer.step(forward).unwrap();
         }

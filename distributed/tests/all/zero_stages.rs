@@ -54,7 +54,7 @@ fn parameters_unused_here_or_everywhere() {
                 for _ in 0..2 {
                     trainer.step(|_| {
                         let branch = if comm.rank() == 0 { &model.left } else { &model.right };
-                        Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?))
+                        Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum_all()?))
                     })?;
                 }
                 let _scope = trainer.gather_full_params()?;
@@ -144,7 +144,7 @@ fn layers_unused_in_some_micro_batches_of_some_ranks() {
         let skips = rank < 2 && rank != micro;
         let used = model.iter().enumerate().filter(|(k, _)| *k != 1 || !skips).map(|(_, layer)| layer);
         let y = used.into_iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
-        Loss::sum(y.square()?.sum(&[], false)?, 2.0)
+        Loss::sum(y.square()?.sum_all()?, 2.0)
     };
     let model =
         |rt: &Cpu| (1..4).map(|s| Linear::new(&Init::new(rt, s).dtype(DType::F64), 3, 3)).collect::<Result<Vec<_>>>();
@@ -182,7 +182,7 @@ fn ranks_that_read_units_in_different_orders_disagree() {
             model.reverse();
         }
         let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F32, 0.0, 1.0, 9)?);
-        let y = |_| Ok(Loss::mean(model[1].forward(&model[0].forward(&x)?)?.square()?.sum(&[], false)?));
+        let y = |_| Ok(Loss::mean(model[1].forward(&model[0].forward(&x)?)?.square()?.sum_all()?));
         trainer.step(y).map(|_| ())
     });
     refused(outcomes.unwrap(), &["all_gather", "unit `0`", "unit `1`"]);
@@ -196,7 +196,7 @@ fn an_unused_unit_is_named_where_parameters_are_sharded() {
             let options = options(ZeroStage::Parameters, UnitOf::children());
             let mut trainer = sharded(&comm, &model, config(), options)?;
             let x = autograd::Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
-            let loss = |_| Ok(Loss::mean(model.left.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?));
+            let loss = |_| Ok(Loss::mean(model.left.forward(&model.both.forward(&x)?)?.square()?.sum_all()?));
             trainer.step(loss).map(|_| ())
         })
         .unwrap()

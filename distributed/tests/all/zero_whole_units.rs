@@ -14,9 +14,9 @@ fn loss_of_uneven(model: &[Linear<Cpu>], rt: &Cpu) -> Result<Loss<Cpu>> {
     let x = autograd::Var::new(Tensor::normal(rt, [4, 128], DType::F32, 0.0, 1.0, 1)?);
     let layer = |x: autograd::Var<Cpu>, layer: &Linear<Cpu>| match layer.weight.shape()[1] {
         128 => layer.forward(&x)?.tanh(),
-        narrow => x.add(&layer.forward(&x.narrow(1, 0, narrow)?)?.tanh()?.mean(&[1], true)?),
+        narrow => x.add(&layer.forward(&x.narrow(1, 0, narrow)?)?.tanh()?.mean_keepdim(&[1])?),
     };
-    Loss::sum(model.iter().try_fold(x, layer)?.square()?.sum(&[], false)?, 4.0)
+    Loss::sum(model.iter().try_fold(x, layer)?.square()?.sum_all()?, 4.0)
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn spirals(rt: &AnyRuntime, n: usize, seed: u64) -> Result<(Var<AnyRuntime>, Var
 }
 
 fn accuracy(model: &Mlp<AnyRuntime>, x: &Var<AnyRuntime>, y: &Var<AnyRuntime>) -> Result<f64> {
-    let hits = no_grad(|| model.forward(x)?.argmax(-1, false)?.eq(y))?;
+    let hits = no_grad(|| model.forward(x)?.argmax(-1)?.eq(y))?;
     hits.to_dtype(DType::F32)?.mean_all()?.item()
 }
 

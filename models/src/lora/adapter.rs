@@ -187,7 +187,7 @@ fn is_row<R: Runtime>(placed: &Placed<R>) -> bool {
 /// The Euclidean norm of each row of `value`, which has the layout of the parameter `of`. Where that is cut along its
 /// inputs, each rank has a part of every row, and squares are summed over ranks.
 pub(super) fn row_norms<R: Runtime>(of: &Param<R>, value: &Tensor<R>) -> Result<Tensor<R>> {
-    let squares = value.square()?.sum(&[1], false)?.flatten(0, -1)?;
+    let squares = value.square()?.sum(&[1])?.flatten(0, -1)?;
     match of.placed().filter(|placed| is_row(placed)) {
         Some(placed) => no_grad(|| placed.exchange(Exchange::AllReduce, &Var::new(squares))?.value())?.sqrt(),
         None => squares.sqrt(),

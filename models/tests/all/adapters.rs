@@ -255,7 +255,7 @@ fn magnitudes_have_the_precision_of_the_adapter() {
     for (name, magnitude) in lora.named_parameters().iter().filter(|(name, _)| name.ends_with("magnitude_vector")) {
         let of = name.replace("lora_magnitude_vector", "weight");
         let weight = model.named_parameters().into_iter().find(|(n, _)| *n == of).unwrap().1.value().unwrap();
-        let norms = weight.to_dtype(DType::F32).unwrap().square().unwrap().sum(&[1], false).unwrap().sqrt().unwrap();
+        let norms = weight.to_dtype(DType::F32).unwrap().square().unwrap().sum(&[1]).unwrap().sqrt().unwrap();
         close(name, &magnitude.value().unwrap(), &norms, 1e-6);
     }
 }

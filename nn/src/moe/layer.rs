@@ -107,7 +107,7 @@ impl<R: Runtime> MixtureOfExperts<R> {
         }
         let by_choice = outputs.index_select(0, &index(order.row_of_choice())?)?;
         let weights = routing.weights.to_dtype(x.dtype())?.unsqueeze(-1)?;
-        by_choice.reshape([tokens, self.config.top_k, width])?.mul(&weights)?.sum(&[1], false)
+        by_choice.reshape([tokens, self.config.top_k, width])?.mul(&weights)?.sum(&[1])
     }
 
     /// Moves the bias that experts are picked with towards those that had too few tokens: `biasᵢ += rate · sign(mean load − loadᵢ)`

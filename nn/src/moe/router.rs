@@ -87,7 +87,7 @@ impl<R: Runtime> Router<R> {
     fn weights(&self, picked: &Var<R>) -> Result<Var<R>> {
         let weights = if self.config.normalize_weights {
             // As in DeepSeek-V3's: scores that are all 0 weigh nothing.
-            picked.div(&picked.sum(&[-1], true)?.add(1e-20)?)?
+            picked.div(&picked.sum_keepdim(&[-1])?.add(1e-20)?)?
         } else {
             picked.clone()
         };

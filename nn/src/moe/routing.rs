@@ -70,17 +70,17 @@ impl<R: Runtime> Routing<R> {
         let mut next = scaled.into_iter();
         let shares =
             Tensor::from_f64_fn(self.scores.runtime(), shape, self.scores.dtype(), || next.next().unwrap_or(0.0))?;
-        self.loads.of_counted(&self.probabilities()?)?.sum(&[0], false)?.mul(&Var::new(shares))?.sum_all()
+        self.loads.of_counted(&self.probabilities()?)?.sum(&[0])?.mul(&Var::new(shares))?.sum_all()
     }
 
     /// The z-loss `logsumexp(logits)²`, summed over tokens: it keeps logits small (Zoph et al. 2022).
     pub fn z_loss(&self) -> Result<Var<R>> {
-        self.loads.of_counted(&self.logits)?.logsumexp(&[-1], false)?.square()?.sum_all()
+        self.loads.of_counted(&self.logits)?.logsumexp(&[-1])?.square()?.sum_all()
     }
 
     /// Scores that add up to 1 for each token, `[T, E]`: sigmoids divided by their sum.
     fn probabilities(&self) -> Result<Var<R>> {
-        self.scores.div(&self.scores.sum(&[-1], true)?)
+        self.scores.div(&self.scores.sum_keepdim(&[-1])?)
     }
 }
 

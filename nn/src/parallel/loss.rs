@@ -117,7 +117,7 @@ fn top_of<R: Runtime>(logits: &Tensor<R>, placed: Option<&Placed<R>>) -> Result<
     if shape.numel() == 0 {
         return Tensor::zeros(logits.runtime(), Shape::new(&[shape[0], 1])?, logits.dtype());
     }
-    let own = logits.amax(&[1], true)?;
+    let own = logits.amax_keepdim(&[1])?;
     placed.map_or(Ok(own.clone()), |placed| placed.max(&own))?.apply_program(&FINITE, &[], &[])
 }
 

@@ -50,7 +50,7 @@ fn dense(layer: &MixtureOfExperts<Cpu>, x: &V, stays: impl Fn(usize, usize) -> b
     let logits = x.matmul(&layer.gate.weight.var().t()?)?;
     let scores = if scores == RouterScores::Softmax {
         let e = logits.exp()?;
-        e.div(&e.sum(&[-1], true)?)?
+        e.div(&e.sum_keepdim(&[-1])?)?
     } else {
         logits.sigmoid()?
     };
@@ -70,11 +70,11 @@ fn dense(layer: &MixtureOfExperts<Cpu>, x: &V, stays: impl Fn(usize, usize) -> b
     };
     let mut weights = scores.mul(&mask(&|t, e| picked[t * count + e])?)?;
     if normalize_weights {
-        weights = weights.div(&weights.sum(&[-1], true)?)?;
+        weights = weights.div(&weights.sum_keepdim(&[-1])?)?;
     }
     let weights = weights.mul(weight_scale)?.mul(&mask(&|t, e| f64::from(stays(t, e)))?)?;
     let outputs: Vec<V> = (0..count).map(|e| expert(layer, x, e)).collect::<Result<_>>()?;
-    let y = stack(&outputs.iter().collect::<Vec<_>>(), 1)?.mul(&weights.unsqueeze(-1)?)?.sum(&[1], false)?;
+    let y = stack(&outputs.iter().collect::<Vec<_>>(), 1)?.mul(&weights.unsqueeze(-1)?)?.sum(&[1])?;
     match &layer.shared_experts {
         None => Ok(y),
         Some(shared) => {

@@ -240,7 +240,7 @@ impl Fused for Attention {
         let (scores, _) = self.scores(q, k, ins.get(Attention::MASK).copied())?;
         let p = self.probabilities(&scores)?;
         let o = sizes.ungrouped(&T::apply1(Matmul, &[&sizes.grouped(&p)?, v])?)?;
-        let lse = scores.detach().logsumexp(&[-1], false)?.to_dtype(q.spec().dtype.compute())?;
+        let lse = scores.detach().logsumexp(&[-1])?.to_dtype(q.spec().dtype.compute())?;
         Ok(smallvec![o, lse])
     }
 
@@ -338,7 +338,7 @@ impl Fused for AttentionGrad {
             false => p.mul(&dp)?,
             true => ins[AttentionGrad::GRAD].mul(ins[AttentionGrad::OUTPUT])?,
         };
-        let mut ds = p.mul(&dp.sub(&weighed.sum(&[-1], true)?)?)?.mul(self.0.scale)?;
+        let mut ds = p.mul(&dp.sub(&weighed.sum_keepdim(&[-1])?)?)?.mul(self.0.scale)?;
         if let Some(slope) = &slope {
             ds = ds.mul(slope)?;
         }

@@ -94,7 +94,7 @@ impl Conv {
         let columns = self.columns(x, kernel, [ys[2], ys[3]])?;
         let flat = y.reshape([ys[0], self.groups, ys[1] / self.groups, ys[2] * ys[3]])?;
         let products = T::apply1(Matmul, &[&flat, &columns.t()?])?;
-        products.sum(&[0], false)?.reshape([ys[1], xs[1] / self.groups, kernel[0], kernel[1]])
+        products.sum(&[0])?.reshape([ys[1], xs[1] / self.groups, kernel[0], kernel[1]])
     }
 
     /// The height and width of `y`.

@@ -102,7 +102,7 @@ impl Fused for CrossEntropy {
         let (shape, row) = (x.spec().shape, target.spec().shape);
         let top = finite_top(x, shape.with(1, 1))?;
         let shifted = x.sub(&top)?;
-        let log_sum = shifted.exp()?.sum(&[-1], false)?.log()?;
+        let log_sum = shifted.exp()?.sum(&[-1])?.log()?;
         let picked = shifted.gather(1, &rows.safe.unsqueeze(1)?)?.squeeze(1)?;
         let mut loss = log_sum.sub(&picked)?;
         if let Some(w) = &rows.weight_of_target {
@@ -110,7 +110,7 @@ impl Fused for CrossEntropy {
         }
         if self.label_smoothing != 0.0 {
             let weighted = weight.map_or(Ok(shifted.clone()), |w| shifted.mul(w))?;
-            let spread = log_sum.mul(&self.joint(x, weight)?)?.sub(&weighted.sum(&[-1], false)?)?;
+            let spread = log_sum.mul(&self.joint(x, weight)?)?.sub(&weighted.sum(&[-1])?)?;
             let share = self.label_smoothing / shape[1] as f64;
             loss = loss.mul(1.0 - self.label_smoothing)?.add(&spread.mul(share)?)?;
         }

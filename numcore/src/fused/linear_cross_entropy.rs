@@ -88,7 +88,7 @@ impl LinearCrossEntropy {
         let of = |i| match i {
             LinearCrossEntropy::X => d.matmul(&wide(LinearCrossEntropy::WEIGHT)?),
             LinearCrossEntropy::WEIGHT => d.t()?.matmul(&wide(LinearCrossEntropy::X)?),
-            _ => d.sum(&[0], false),
+            _ => d.sum(&[0]),
         };
         self.learned(self.gradients).map(of).collect()
     }

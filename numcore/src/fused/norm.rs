@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{Fused, as_forward};
 use crate::{
-    Error, Result, Shape,
+    AxisSet, Error, Result, Shape,
     ops::{
         Apply, Backprop, Bits, Outs, PointwiseOps, Reduce, ReduceOps, Saves, Spec, Specs, ViewOps, mean_of, moments,
     },
@@ -61,7 +61,7 @@ impl Norm {
         let rows = rows(x.spec().shape);
         let (mean, variance) = match self.kind {
             NormKind::Layer => {
-                let (mean, variance) = moments(x, &[-1], 0)?;
+                let (mean, variance) = moments(x, AxisSet::one(x.spec().shape.axis("norm", -1)?), 0)?;
                 (Some(mean), variance)
             }
             NormKind::Rms => (None, mean_of(&SQUARES, &[x], rows, last(x.spec().shape))?),
@@ -212,7 +212,7 @@ impl Fused for NormGrad {
         let along = mean_of(&DOT, &[&h, &hat], rows(x.spec().shape), last(x.spec().shape))?;
         let mut d = h.sub(&hat.mul(&along)?)?;
         if mean.is_some() {
-            d = d.sub(&h.mean(&[-1], true)?)?;
+            d = d.sub(&h.mean_keepdim(&[-1])?)?;
         }
         let mut outs: Outs<T> = smallvec![d.mul(&rstd)?];
         let parameter = Shape::new(&[last(x.spec().shape)])?;

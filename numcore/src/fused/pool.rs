@@ -67,7 +67,7 @@ impl Fused for MaxPool {
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let windows = self.windows(ins[0], f64::NEG_INFINITY)?;
-        let at = windows.detach().argmax(-1, true)?;
+        let at = windows.detach().argmax_keepdim(-1)?;
         Ok(smallvec![windows.gather(-1, &at)?.squeeze(-1)?])
     }
 
@@ -107,7 +107,7 @@ impl Fused for MaxPoolGrad {
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let (x, g, pool) = (ins[0], ins[1], &self.0);
         let windows = pool.windows(&x.detach(), f64::NEG_INFINITY)?;
-        let at = windows.argmax(-1, true)?;
+        let at = windows.argmax_keepdim(-1)?;
         let shape = windows.spec().shape;
         let zeros = T::constant(Tensor::zeros(x.runtime(), shape, g.spec().dtype)?);
         let spread = zeros.scatter_add(-1, &at, &g.unsqueeze(-1)?)?;

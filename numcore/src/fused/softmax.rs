@@ -91,7 +91,7 @@ impl Fused for SoftmaxGrad {
             LazyLock::new(|| Program::new("log_softmax_grad", |[y, g, d], []| [g - y.exp() * d]));
         let (y, g) = (ins[0], ins[1]);
         if self.log {
-            return Ok(smallvec![y.apply_program(&LOG, &[g, &g.sum(&[-1], true)?], &[])?]);
+            return Ok(smallvec![y.apply_program(&LOG, &[g, &g.sum_keepdim(&[-1])?], &[])?]);
         }
         let dot = T::apply1(Reduce::sum_of(DOT.clone(), ScalarList::new(), last_one(y.spec().shape)), &[y, g])?;
         Ok(smallvec![y.apply_program(&BACK, &[g, &dot], &[])?])

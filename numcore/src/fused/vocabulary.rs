@@ -9,7 +9,7 @@ use super::{
     SdpaOptions, Softmax, attention, conv::transposed, cross_entropy, linear_cross_entropy, rope,
 };
 use crate::{
-    DType, Error, Result, Scalar, Shape, Tensor,
+    AxisSet, DType, Error, Result, Scalar, Shape, Tensor,
     ops::{
         Apply, JoinOps, PointwiseOps, PoolOptions, ViewOps,
         composed::{extreme_pool, mean_pool},
@@ -123,8 +123,9 @@ pub trait NnOps: Apply {
             let (y, mean, variance) = wide(self)?.batch_norm_train(weight.as_ref(), bias.as_ref(), eps)?;
             return Ok((y.to_dtype(dtype)?, mean.to_dtype(dtype)?, variance.to_dtype(dtype)?));
         }
-        let axes: Vec<isize> = (0..shape.rank() as isize).filter(|&a| a != 1).collect();
-        let (mean, variance) = moments(self, &axes, 0)?;
+        let mut axes = AxisSet::default();
+        (0..shape.rank()).filter(|&a| a != 1).for_each(|a| axes.insert(a));
+        let (mean, variance) = moments(self, axes, 0)?;
         let count = shape.numel() / shape[1].max(1);
         let unbiased = variance.detach().mul(count as f64 / count.saturating_sub(1).max(1) as f64)?;
         let y = affine(&standardized(self, &mean, &variance, eps)?, weight, bias)?;

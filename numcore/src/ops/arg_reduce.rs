@@ -4,8 +4,8 @@ use std::ops::RangeInclusive;
 
 use smallvec::smallvec;
 
-use super::{Apply, Backprop, Bits, Rule, Saves, Spec, Specs, ViewOps, rule::no_gradient};
-use crate::{ArgOp, AxisSet, DType, Error, Out, Result, Runtime, Tensor};
+use super::{Apply, Backprop, Bits, Rule, Saves, Spec, Specs, rule::no_gradient};
+use crate::{ArgOp, DType, Error, Out, Result, Runtime, Tensor};
 
 /// The position of an extreme along an axis, as `i64`; that axis keeps size 1.
 #[derive(Clone, Debug)]
@@ -49,11 +49,10 @@ impl Rule for ArgReduce {
     }
 }
 
-/// `argmax` and `argmin`, with the axis removed unless it is kept.
+/// `argmax` and `argmin`; the axis stays, with size 1.
 #[track_caller]
-pub(super) fn arg<T: Apply>(x: &T, op: ArgOp, axis: isize, keepdim: bool) -> Result<T> {
+pub(super) fn arg<T: Apply>(x: &T, op: ArgOp, axis: isize) -> Result<T> {
     let rule = ArgReduce { op, axis: 0 };
     let axis = x.spec().shape.axis(rule.name(), axis)?;
-    let kept = T::apply1(ArgReduce { axis, ..rule }, &[x])?;
-    if keepdim { Ok(kept) } else { kept.reshape(x.spec().shape.dropped(AxisSet::one(axis))) }
+    T::apply1(ArgReduce { axis, ..rule }, &[x])
 }

@@ -94,7 +94,7 @@ impl<T: Apply> Labelled<T> {
             return Ok(self);
         }
         let labels = self.labels.iter().copied().filter(|l| wanted.contains(l)).collect();
-        Ok(Labelled { labels, value: self.value.sum(&gone, false)? })
+        Ok(Labelled { labels, value: self.value.sum(&gone)? })
     }
 
     fn arranged(self, order: &[u8]) -> Result<T> {

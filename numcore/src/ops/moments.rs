@@ -6,21 +6,22 @@ use smallvec::SmallVec;
 
 use super::{
     Apply, PointwiseOps, ScalarList,
-    reduce::{Reduce, mean_by, mean_of, sum_of, target},
+    reduce::{Reduce, mean_by, mean_of, sum_of},
+    reductions::target,
     rule::float,
 };
 use crate::{
-    DType, ReduceKind, Result, Runtime, Shape, Tensor,
+    AxisSet, DType, ReduceKind, Result, Runtime, Shape, Tensor,
     pointwise::{Program, Widened},
 };
 
 /// The mean and variance over `axes`, which stay with size 1; `f32` for half-precision inputs.
 #[track_caller]
-pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<(T, T)> {
+pub(crate) fn moments<T: Apply>(x: &T, axes: AxisSet, correction: usize) -> Result<(T, T)> {
     static SQUARES: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("var", |[x, m], []| [(wide.of(x) - m) * (wide.of(x) - m)])));
     let mean = exact_mean(x, axes)?;
-    let (to, count) = target("var", x.spec().shape, axes)?;
+    let (to, count) = target(x.spec().shape, axes);
     let variance = mean_of(&SQUARES, &[x, &mean], to, count.saturating_sub(correction))?;
     Ok((mean, variance))
 }
@@ -30,13 +31,13 @@ pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Res
 ///
 /// Terms are multiplied by a power of two that keeps their sum within the dtype's range.
 #[track_caller]
-fn exact_mean<T: Apply>(x: &T, axes: &[isize]) -> Result<T> {
+fn exact_mean<T: Apply>(x: &T, axes: AxisSet) -> Result<T> {
     static VALUE: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x], [by]| [wide.of(x) * by])));
     static LEFT: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x, m], [by]| [(wide.of(x) - m) * by])));
     float("var", x.spec())?;
-    let (to, count) = target("var", x.spec().shape, axes)?;
+    let (to, count) = target(x.spec().shape, axes);
     let by = 1.0 / count.max(1).next_power_of_two() as f64;
     let mean = |program, ins: &[&T]| mean_by(program, ins, [by.into()].into_iter().collect(), to, count as f64 * by);
     let rounded = mean(&VALUE, &[x])?;
@@ -89,12 +90,12 @@ fn deviation_by_f64<T: Apply>(x: &T, to: Shape, [count, divisor]: [usize; 2]) ->
 
 /// The standard deviation; `f32` for half-precision inputs. Where it is 0, its gradients are 0.
 #[track_caller]
-pub(super) fn deviation<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<T> {
+pub(super) fn deviation<T: Apply>(x: &T, axes: AxisSet, correction: usize) -> Result<T> {
     static APART: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("std", |[x, m], []| [(wide.of(x) - m).abs()])));
     static SQUARES: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("std", |[x, m, s], []| [((wide.of(x) - m) / s).square()])));
-    let (to, count) = target("std", x.spec().shape, axes)?;
+    let (to, count) = target(x.spec().shape, axes);
     let divisor = count.saturating_sub(correction);
     if squares_in_f64(x) {
         return deviation_by_f64(x, to, [count, divisor]);
@@ -107,13 +108,13 @@ pub(super) fn deviation<T: Apply>(x: &T, axes: &[isize], correction: usize) -> R
 
 /// The Euclidean norm; `f32` for half-precision inputs. Where it is 0, its gradients are 0.
 #[track_caller]
-pub(super) fn norm<T: Apply>(x: &T, axes: &[isize]) -> Result<T> {
+pub(super) fn norm<T: Apply>(x: &T, axes: AxisSet) -> Result<T> {
     static SIZE: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x], []| [wide.of(x).abs()])));
     static SQUARES: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x, s], []| [(wide.of(x) / s).square()])));
     static IN_F64: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x], []| [x.cast(DType::F64).square()]));
-    let (to, _) = target("norm", x.spec().shape, axes)?;
+    let to = x.spec().shape.reduced(axes);
     if squares_in_f64(x) {
         return root(&sum_in_f64(&IN_F64, &[x], to)?)?.to_dtype(DType::F32);
     }

@@ -5,13 +5,11 @@ use std::{ops::RangeInclusive, sync::LazyLock};
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps,
-    arg_reduce::arg,
-    launch, moments,
+    Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps, launch,
     pointwise::{chain, rooms},
 };
 use crate::{
-    ArgOp, DType, Error, Out, ProgramOperand, ReduceKind, Result, Runtime, Shape, Tensor, TensorMut,
+    DType, Error, Out, ProgramOperand, ReduceKind, Result, Runtime, Shape, Tensor, TensorMut,
     pointwise::{Program, Widened},
 };
 
@@ -219,106 +217,6 @@ pub(crate) fn finite_top<T: Apply>(x: &T, to: Shape) -> Result<T> {
     T::apply1(Reduce::new(op, to), &[&x.detach()])?.apply_program(&FINITE, &[], &[])
 }
 
-/// Reductions. Axes may be negative; an empty list means all axes. With `keepdim` reduced axes stay, with size 1.
-pub trait ReduceOps: Apply {
-    /// The sum over `axes`; `bool` and narrow integers are summed in `i64`.
-    #[track_caller]
-    fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        reduce(&countable(self)?, ReduceKind::Sum, axes, keepdim)
-    }
-    /// The sum of all elements, a scalar; dtypes are those of [`sum`](ReduceOps::sum).
-    #[track_caller]
-    fn sum_all(&self) -> Result<Self> {
-        self.sum(&[], false)
-    }
-    /// The mean of all elements of a floating tensor, a scalar.
-    #[track_caller]
-    fn mean_all(&self) -> Result<Self> {
-        self.mean(&[], false)
-    }
-    /// The product over `axes` (empty: over all); dtypes are those of [`sum`](ReduceOps::sum).
-    #[track_caller]
-    fn prod(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        reduce(&countable(self)?, ReduceKind::Prod, axes, keepdim)
-    }
-    /// The largest element over `axes`; ties share the gradient evenly. A reduction over no elements is an error,
-    /// unless the result is empty too.
-    #[track_caller]
-    fn amax(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        reduce(self, ReduceKind::Max, axes, keepdim)
-    }
-    /// The smallest element over `axes`; ties share the gradient evenly. A reduction over no elements is an error,
-    /// unless the result is empty too.
-    #[track_caller]
-    fn amin(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        reduce(self, ReduceKind::Min, axes, keepdim)
-    }
-    /// The arithmetic mean over `axes`; floating dtypes only.
-    #[track_caller]
-    fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        static VALUE: LazyLock<Widened> =
-            LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x], []| [wide.of(x)])));
-        super::rule::float("mean", self.spec())?;
-        let (to, count) = target("mean", self.spec().shape, axes)?;
-        let mean = Reduce::mean_of(&VALUE, self.spec().dtype, ScalarList::new(), to, count);
-        drop_axes(Self::apply1(mean, &[self])?, self.spec().shape, axes, keepdim)
-    }
-    /// The logarithm of the sum of exponentials, `ln Σ eˣ`, without overflow.
-    #[track_caller]
-    fn logsumexp(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        static SHIFTED: LazyLock<Widened> = LazyLock::new(|| {
-            Widened::new(|wide| Program::new("logsumexp", |[x, m], []| [(wide.of(x) - wide.of(m)).exp()]))
-        });
-        static BACK: LazyLock<Program> =
-            LazyLock::new(|| Program::new("logsumexp", |[s, m], []| [(s.log() + m.cast_like(s)).cast_like(m)]));
-        let (to, _) = target("logsumexp", self.spec().shape, axes)?;
-        let top = finite_top(self, to)?;
-        let sum = Self::apply1(sum_of(&SHIFTED, self, ScalarList::new(), to), &[self, &top])?;
-        drop_axes(sum.apply_program(&BACK, &[&top], &[])?, self.spec().shape, axes, keepdim)
-    }
-    /// The variance: the mean squared distance from the mean, with `correction` subtracted from the count (1:
-    /// unbiased).
-    #[track_caller]
-    fn var(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
-        let kept = moments::moments(self, axes, correction)?.1.to_dtype(self.spec().dtype)?;
-        drop_axes(kept, self.spec().shape, axes, keepdim)
-    }
-    /// The standard deviation, the root of [`var`](ReduceOps::var); where it is 0, its gradient is 0.
-    #[track_caller]
-    fn std(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
-        let kept = moments::deviation(self, axes, correction)?.to_dtype(self.spec().dtype)?;
-        drop_axes(kept, self.spec().shape, axes, keepdim)
-    }
-    /// The Euclidean norm; where it is 0, its gradients are 0.
-    #[track_caller]
-    fn norm(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        let kept = moments::norm(self, axes)?.to_dtype(self.spec().dtype)?;
-        drop_axes(kept, self.spec().shape, axes, keepdim)
-    }
-    /// Tests whether any element over `axes` is true, for `bool`.
-    #[track_caller]
-    fn any(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        truth("any", self, ReduceKind::Max, axes, keepdim)
-    }
-    /// Tests whether all elements over `axes` are true, for `bool`.
-    #[track_caller]
-    fn all(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        truth("all", self, ReduceKind::Min, axes, keepdim)
-    }
-    /// The position of the first largest element along `axis`, as `i64`.
-    #[track_caller]
-    fn argmax(&self, axis: isize, keepdim: bool) -> Result<Self> {
-        arg(self, ArgOp::Max, axis, keepdim)
-    }
-    /// The position of the first smallest element along `axis`, as `i64`.
-    #[track_caller]
-    fn argmin(&self, axis: isize, keepdim: bool) -> Result<Self> {
-        arg(self, ArgOp::Min, axis, keepdim)
-    }
-}
-
-impl<T: Apply> ReduceOps for T {}
-
 /// The sum of a program's values, down to `to`.
 pub(super) fn sum_of<T: Apply>(program: &Widened, x: &T, scalars: ScalarList, to: Shape) -> Reduce {
     Reduce::sum_of(program.of(x.spec().dtype).clone(), scalars, to)
@@ -341,48 +239,4 @@ pub(super) fn mean_by<T: Apply>(
 ) -> Result<T> {
     let sum = sum_of(program, ins[0], scalars, to);
     T::apply1(Reduce { mean: Some(Mean { summed: sum.program.clone(), divisor }), ..sum }, ins)
-}
-
-/// `x`, with `bool` and narrow integers cast to `i64`, in which they are summed and multiplied.
-#[track_caller]
-pub(super) fn countable<T: Apply>(x: &T) -> Result<T> {
-    match x.spec().dtype {
-        DType::Bool | DType::U8 | DType::I32 | DType::U32 => x.to_dtype(DType::I64),
-        _ => Ok(x.clone()),
-    }
-}
-
-/// The shape with `axes` of size 1, and the number of elements combined into each element of it.
-#[track_caller]
-pub(super) fn target(op: &'static str, shape: Shape, axes: &[isize]) -> Result<(Shape, usize)> {
-    let set = shape.axes(op, axes)?;
-    Ok((shape.reduced(set), set.iter().filter(|&i| i < shape.rank()).map(|i| shape[i]).product()))
-}
-
-#[track_caller]
-fn drop_axes<T: Apply>(kept: T, shape: Shape, axes: &[isize], keepdim: bool) -> Result<T> {
-    if keepdim {
-        return Ok(kept);
-    }
-    kept.reshape(shape.dropped(shape.axes("reduce", axes)?))
-}
-
-#[track_caller]
-fn reduce<T: Apply>(x: &T, op: ReduceKind, axes: &[isize], keepdim: bool) -> Result<T> {
-    let rule = |to| Reduce::new(op, to);
-    let (to, _) = target(rule(Shape::SCALAR).name(), x.spec().shape, axes)?;
-    drop_axes(T::apply1(rule(to), &[x])?, x.spec().shape, axes, keepdim)
-}
-
-#[track_caller]
-fn truth<T: Apply>(name: &'static str, x: &T, op: ReduceKind, axes: &[isize], keepdim: bool) -> Result<T> {
-    if x.spec().dtype != DType::Bool {
-        return Err(Error::dtype(name, &[x.spec().dtype], "needs bool; compare first"));
-    }
-    if x.spec().shape.numel() == 0 {
-        let (to, _) = target(name, x.spec().shape, axes)?;
-        let none = Tensor::full(x.runtime(), to, DType::Bool, op == ReduceKind::Min)?;
-        return drop_axes(T::constant(none), x.spec().shape, axes, keepdim);
-    }
-    reduce(x, op, axes, keepdim)
 }

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 
 use super::{
     Apply, Backprop, Bits, JoinOps, PointwiseOps, Rule, Saves, Spec, Specs, ViewOps,
-    reduce::countable,
+    reductions::countable,
     rule::{float, same_dtype},
 };
 use crate::{Error, Out, Result, Runtime, ScanOp, Tensor};

@@ -124,7 +124,7 @@ fn a_rate_that_is_no_number_is_an_error() {
         Sgd::in_groups(SgdConfig::default()).group(std::slice::from_ref(&leaf), |_| {}).unwrap().scheduled(broken);
     let ones = || {
         let x = leaf.var();
-        numcore::ops::ReduceOps::sum(&x, &[], false).unwrap().backward().unwrap()
+        numcore::ops::ReduceOps::sum_all(&x).unwrap().backward().unwrap()
     };
     sgd.step_with(&ones()).unwrap();
     let before = leaf.value().unwrap().to_vec::<f32>().unwrap();
@@ -148,7 +148,7 @@ fn a_rate_that_is_no_number_stops_optimizers_that_step_together() {
     let mut both = Combined::new(both).unwrap();
     let ones = || {
         let sum = numcore::ops::PointwiseOps::add(&leaves[0].var(), &leaves[1].var()).unwrap();
-        numcore::ops::ReduceOps::sum(&sum, &[], false).unwrap().backward().unwrap()
+        numcore::ops::ReduceOps::sum_all(&sum).unwrap().backward().unwrap()
     };
     both.step_with(&ones()).unwrap();
     let values = || leaves.each_ref().map(|leaf| leaf.value().unwrap().to_vec::<f32>().unwrap());

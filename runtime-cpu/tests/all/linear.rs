@@ -13,7 +13,7 @@ fn layouts(x: &T) -> Vec<T> {
     let (rank, last) = (x.dims().len() as isize, *x.dims().last().unwrap());
     let back: Vec<isize> = (0..rank).rev().collect();
     let turned = x.permute(&back).unwrap().copy().unwrap().permute(&back).unwrap();
-    let backwards = x.flip(&[]).unwrap().copy().unwrap().flip(&[]).unwrap();
+    let backwards = x.flip(&back).unwrap().copy().unwrap().flip(&back).unwrap();
     let spread = x.embed(-1, 2 * last + 1, 1, 2).unwrap().slice(-1, 1, last, 2).unwrap();
     let repeated = x.narrow(0, 0, 1).unwrap().broadcast_to(x.dims()).unwrap();
     vec![x.clone(), turned, backwards, spread, repeated]

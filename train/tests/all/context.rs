@@ -32,7 +32,7 @@ fn loss(model: &Gpt<Cpu>, batch: &Batch<Rows>) -> Result<Loss<Cpu>> {
 
 /// The share of tokens here whose likeliest successor is right, and how many tokens there are.
 fn right(model: &Gpt<Cpu>, batch: &Batch<Rows>) -> Result<(f64, f64)> {
-    let best = model.forward(&tokens(batch, 0)?)?.value()?.argmax(-1, false)?;
+    let best = model.forward(&tokens(batch, 0)?)?.value()?.argmax(-1)?;
     let due = model.context.take(&tokens(batch, 1)?.value()?, 1)?;
     let hits: Tensor<Cpu> = best.eq(&due)?.to_dtype(DType::F64)?;
     Ok((hits.sum_all()?.item()?, hits.shape().numel() as f64))

@@ -39,9 +39,9 @@ fn tensors() -> Result<()> {
     is(ops::einsum("ij,kj->ik", &[&x, &x]), &[5.0, 14.0, 14.0, 50.0]);
     is(x.where_cond(&x.gt(2.0)?, &(-&x)?), &[-0.0, -1.0, -2.0, 3.0, 4.0, 5.0]);
     assert_eq!((x.sum_all()?.item()?, x.mean_all()?.item()?), (15.0, 2.5));
-    is(x.sum(&[1], true), &[3.0, 12.0]);
-    is(x.amax(&[-1], false), &[2.0, 5.0]);
-    assert_eq!(x.argmax(-1, false)?.to_vec::<i64>()?, [2, 2]);
+    is(x.sum_keepdim(&[1]), &[3.0, 12.0]);
+    is(x.amax(&[-1]), &[2.0, 5.0]);
+    assert_eq!(x.argmax(-1)?.to_vec::<i64>()?, [2, 2]);
     is(x.topk(1, -1).map(|(values, _)| values), &[2.0, 5.0]);
     is(x.sort(-1, true).map(|(values, _)| values), &[2.0, 1.0, 0.0, 5.0, 4.0, 3.0]);
     is(x.cumsum(0), &[0.0, 1.0, 2.0, 3.0, 5.0, 7.0]);

@@ -261,7 +261,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "numcore/src/ops/moments.rs", from: "matches!(x.spec().dtype, DType::F32 | DType::BF16)", to: "matches!(x.spec().dtype, DType::BF16)", test: NUMERICS },
     Mutant { file: "numcore/src/safetensors.rs", from: "if stated > rest || stated > MAX_HEADER {", to: "if first == b'{' || stated > rest || stated > MAX_HEADER {", test: NN },
     Mutant { file: "numcore/src/ops/scan.rs", from: "&[&countable(x)?]", to: "&[x]", test: NUMERICS },
-    Mutant { file: "numcore/src/ops/reduce.rs", from: "reduce(&countable(self)?, ReduceKind::Prod", to: "reduce(self, ReduceKind::Prod", test: NUMERICS },
+    Mutant { file: "numcore/src/ops/reductions.rs", from: "reduce(&countable(x)?, ReduceKind::Prod", to: "reduce(x, ReduceKind::Prod", test: NUMERICS },
     Mutant { file: "numcore/src/ops/moments.rs", from: "[far.select(m, 1.0)]", to: "[far.select(1.0, 1.0)]", test: ENDS },
     Mutant { file: "numcore/src/ops/moments.rs", from: "[zero.select(0.0, zero.select(1.0, x).sqrt())]", to: "[zero.select(x, zero.select(1.0, x).sqrt())]", test: ENDS },
     Mutant { file: "runtime-cpu/src/scan/running.rs", from: "type Running = f64;", to: "type Running = f32;", test: NUMERICS },

@@ -127,8 +127,8 @@ fn norms_and_deviations_are_exact_where_squares_are_not() {
     for (dtype, size) in narrow.into_iter().chain(wide) {
         let x = leaf_of(dtype, &[3.0 * size, 4.0 * size]);
         let rows: [(V, f64, [f64; 2]); 2] = [
-            (x.norm(&[], false).unwrap(), 5.0, [0.6, 0.8]),
-            (x.std(&[], 1, false).unwrap(), 0.5f64.sqrt(), [-0.5f64.sqrt(), 0.5f64.sqrt()]),
+            (x.norm_all().unwrap(), 5.0, [0.6, 0.8]),
+            (x.std_all(1).unwrap(), 0.5f64.sqrt(), [-0.5f64.sqrt(), 0.5f64.sqrt()]),
         ];
         for (y, value, slopes) in rows {
             let got = values(&grad(&[&y], &[&x], false).unwrap().remove(0).unwrap());
@@ -138,7 +138,7 @@ fn norms_and_deviations_are_exact_where_squares_are_not() {
         }
     }
     let x = leaf(&[0.0, 0.0]);
-    let first = grad(&[&x.norm(&[], false).unwrap()], &[&x], true).unwrap().remove(0).unwrap();
+    let first = grad(&[&x.norm_all().unwrap()], &[&x], true).unwrap().remove(0).unwrap();
     let second = first.requires_grad().then(|| grad(&[&first.sum_all().unwrap()], &[&x], false).unwrap().remove(0));
     let second = second.flatten().map_or(vec![0.0; 2], |second| values(&second));
     assert_eq!((values(&first), second), (vec![0.0; 2], vec![0.0; 2]));
@@ -148,12 +148,12 @@ fn norms_and_deviations_are_exact_where_squares_are_not() {
 fn equal_numbers_have_no_variance() {
     for (x, n) in [(3e38, 2), (-3e38, 3), (f64::from(f32::MAX), 5), (1e-35, 4), (0.1, 7), (0.0, 3)] {
         let x = leaf(&vec![x; n]);
-        for y in [x.var(&[], 1, false), x.var(&[], 0, false), x.std(&[], 1, false)] {
+        for y in [x.var_all(1), x.var_all(0), x.std_all(1)] {
             assert_eq!(values(&y.unwrap()), [0.0], "{n} of {:?}", values(&x)[0]);
         }
     }
     let far = leaf(&[3e38, -3e38, 3e38, -3e38]);
-    let std = values(&far.std(&[], 0, false).unwrap())[0];
+    let std = values(&far.std_all(0).unwrap())[0];
     assert!((std / 3e38 - 1.0).abs() < 1e-6, "{std}");
 }
 

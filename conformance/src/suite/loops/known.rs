@@ -79,8 +79,9 @@ impl InMemory {
             InMemory::EverySecond => sliced(2),
             InMemory::Part => sliced(1),
             InMemory::RepeatedRows | InMemory::RepeatedColumns | InMemory::OneValue => memory.broadcast_to(shape),
-            InMemory::Flipped => memory.flip(&[]),
-            InMemory::LastFlipped => memory.flip(if rank > 0 { &[-1] } else { &[] }),
+            InMemory::Flipped | InMemory::LastFlipped if rank == 0 => Ok(memory.clone()),
+            InMemory::Flipped => memory.flip(&(0..rank).collect::<Vec<_>>()),
+            InMemory::LastFlipped => memory.flip(&[-1]),
         }
     }
 }

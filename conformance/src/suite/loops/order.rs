@@ -151,8 +151,8 @@ fn extremes<R: Runtime>(rt: &R, dtype: DType, shape: &[usize]) -> Result<Verdict
     along_axes(rt, dtype, shape, 5, |x, axis| {
         let most = rows(shape, axis, &x.values, |row| first(row, f64::max));
         let least = rows(shape, axis, &x.values, |row| first(row, f64::min));
-        let largest = x.expect(&format!("argmax along {axis}"), &x.tensor.argmax(axis as isize, false)?, &most, 0.0)?;
-        let smallest = x.tensor.argmin(axis as isize, false)?;
+        let largest = x.expect(&format!("argmax along {axis}"), &x.tensor.argmax(axis as isize)?, &most, 0.0)?;
+        let smallest = x.tensor.argmin(axis as isize)?;
         Ok(largest.and(x.expect(&format!("argmin along {axis}"), &smallest, &least, 0.0)?))
     })
 }
@@ -163,9 +163,9 @@ fn nan_is_extreme<R: Runtime>(rt: &R) -> Result<Verdict> {
     let x = Tensor::from_slice(rt, [200], &values)?;
     let columns = x.reshape([200, 1])?.broadcast_to([200, 3])?;
     Verdict::all([
-        close("argmax", &x.argmax(0, false)?, &[150.0], 0.0),
-        close("argmin", &x.argmin(0, false)?, &[150.0], 0.0),
-        close("argmax of columns", &columns.argmax(0, false)?, &[150.0; 3], 0.0),
-        close("argmin of columns", &columns.argmin(0, false)?, &[150.0; 3], 0.0),
+        close("argmax", &x.argmax(0)?, &[150.0], 0.0),
+        close("argmin", &x.argmin(0)?, &[150.0], 0.0),
+        close("argmax of columns", &columns.argmax(0)?, &[150.0; 3], 0.0),
+        close("argmin of columns", &columns.argmin(0)?, &[150.0; 3], 0.0),
     ])
 }

@@ -82,7 +82,7 @@ fn sums<R: Runtime>(rt: &R, shape: &[usize]) -> Result<Verdict> {
         |(x, (set, axes))| {
             let want = naive(shape, set, &x.values, 0.0, |a, b| a + b);
             let size = naive(shape, set, &x.values, 0.0, |a, b| a + b.abs()).into_iter().fold(1.0, f64::max);
-            x.expect(&format!("sum over {axes:?}"), &x.tensor.sum(&axes, false)?, &want, 3e-7 * size)
+            x.expect(&format!("sum over {axes:?}"), &x.tensor.sum(&axes)?, &want, 3e-7 * size)
         },
     ))
 }
@@ -93,8 +93,8 @@ fn extremes<R: Runtime>(rt: &R, dtype: DType, shape: &[usize]) -> Result<Verdict
         |(x, (set, axes))| {
             let most = naive(shape, set, &x.values, f64::NEG_INFINITY, f64::max);
             let least = naive(shape, set, &x.values, f64::INFINITY, f64::min);
-            let largest = x.expect(&format!("amax over {axes:?}"), &x.tensor.amax(&axes, true)?, &most, 0.0)?;
-            Ok(largest.and(x.expect(&format!("amin over {axes:?}"), &x.tensor.amin(&axes, true)?, &least, 0.0)?))
+            let largest = x.expect(&format!("amax over {axes:?}"), &x.tensor.amax_keepdim(&axes)?, &most, 0.0)?;
+            Ok(largest.and(x.expect(&format!("amin over {axes:?}"), &x.tensor.amin_keepdim(&axes)?, &least, 0.0)?))
         },
     ))
 }
@@ -105,7 +105,7 @@ fn sums_of_type<R: Runtime>(rt: &R, dtype: DType, shape: &[usize]) -> Result<Ver
         let want = naive(shape, set, &x.values, 0.0, |a, b| a + b);
         let size = want.iter().fold(100.0, |a: f64, b| a.max(b.abs()));
         let bound = if dtype.is_float() { tolerance(dtype) * size } else { 0.0 };
-        x.expect(&format!("sum over {axes:?}"), &x.tensor.sum(&axes, false)?, &want, bound)
+        x.expect(&format!("sum over {axes:?}"), &x.tensor.sum(&axes)?, &want, bound)
     }))
 }
 
@@ -114,12 +114,12 @@ fn products<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let x = Known::dense(rt, dtype, &[20, 30], &values)?;
     Verdict::all([0, 1].into_iter().map(|axis| {
         let want = naive(&[20, 30], 1 << axis, &x.values, 1.0, |a, b| a * b);
-        x.expect(&format!("prod over {axis}"), &x.tensor.prod(&[axis], false)?, &want, 1e-6)
+        x.expect(&format!("prod over {axis}"), &x.tensor.prod(&[axis])?, &want, 1e-6)
     }))
 }
 
 fn wrapping<R: Runtime>(rt: &R) -> Result<Verdict> {
-    let sum = Tensor::full(rt, [100], DType::I64, i64::MAX)?.sum(&[], false)?.to_vec::<i64>()?;
+    let sum = Tensor::full(rt, [100], DType::I64, i64::MAX)?.sum_all()?.to_vec::<i64>()?;
     Ok(Verdict::when(sum == [i64::MAX.wrapping_mul(100)], || format!("{sum:?}")))
 }
 
@@ -172,10 +172,10 @@ fn long_sums<R: Runtime>(rt: &R) -> Result<Verdict> {
     };
     let ones = Tensor::full(rt, [1 << 20], DType::BF16, 1.0)?;
     Verdict::all([
-        accurate("all", x.sum(&[], false)?),
-        accurate("two columns", x.reshape([N / 2, 2])?.sum(&[0], false)?),
-        accurate("a thousand columns", x.reshape([N / 1000, 1000])?.sum(&[0], false)?),
-        close("the sum of 2²⁰ ones in bf16", &ones.sum(&[], false)?, &[f64::from(1 << 20)], 0.0),
+        accurate("all", x.sum_all()?),
+        accurate("two columns", x.reshape([N / 2, 2])?.sum(&[0])?),
+        accurate("a thousand columns", x.reshape([N / 1000, 1000])?.sum(&[0])?),
+        close("the sum of 2²⁰ ones in bf16", &ones.sum_all()?, &[f64::from(1 << 20)], 0.0),
     ])
 }
 
@@ -186,8 +186,8 @@ fn nan_wins<R: Runtime>(rt: &R) -> Result<Verdict> {
         let x = Tensor::from_vec(rt, values)?;
         let tall = x.reshape([50, 100])?;
         let count = |t: Tensor<R>| t.to_f64s().map(|values| values.iter().filter(|x| x.is_nan()).count());
-        let all = [count(x.amax(&[], false)?)?, count(x.amin(&[], false)?)?];
-        let lines = [count(tall.amax(&[0], false)?)?, count(tall.amin(&[1], false)?)?];
+        let all = [count(x.amax_all()?)?, count(x.amin_all()?)?];
+        let lines = [count(tall.amax(&[0])?)?, count(tall.amin(&[1])?)?];
         Ok(Verdict::when((all, lines) == ([1; 2], [1; 2]), || format!("NaN at {at} is in {all:?} and {lines:?}")))
     }))
 }
@@ -197,8 +197,8 @@ fn identities<R: Runtime>(rt: &R) -> Result<Verdict> {
     for (shape, axis) in [([0, 3], 0), ([0, 3], 1), ([3, 0], 0), ([3, 0], 1)] {
         let none = Tensor::ones(rt, shape, DType::F32)?;
         let n = if shape[axis] == 0 { shape[1 - axis] } else { 0 };
-        let sums = none.sum(&[axis as isize], false)?;
-        let products = none.prod(&[axis as isize], false)?;
+        let sums = none.sum(&[axis as isize])?;
+        let products = none.prod(&[axis as isize])?;
         verdict = verdict.and(close("the sum of no elements", &sums, &vec![0.0; n], 0.0)?).and(close(
             "the product of no elements",
             &products,
@@ -222,9 +222,9 @@ fn composed<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let any = |r: &[f64]| f64::from(r.iter().any(|&x| x > 1.0));
     let each = |f: &dyn Fn(&[f64]) -> f64| x.values.chunks(300).map(f).collect::<Vec<f64>>();
     Verdict::all([
-        x.expect("mean", &x.tensor.mean(&[1], false)?, &each(&mean), 1e-12),
-        x.expect("var", &x.tensor.var(&[1], 1, false)?, &each(&var), 1e-12),
-        x.expect("logsumexp", &x.tensor.logsumexp(&[1], false)?, &each(&log_sum), 1e-12),
-        x.expect("any", &x.tensor.gt(1.0)?.any(&[1], false)?, &each(&any), 0.0),
+        x.expect("mean", &x.tensor.mean(&[1])?, &each(&mean), 1e-12),
+        x.expect("var", &x.tensor.var(&[1], 1)?, &each(&var), 1e-12),
+        x.expect("logsumexp", &x.tensor.logsumexp(&[1])?, &each(&log_sum), 1e-12),
+        x.expect("any", &x.tensor.gt(1.0)?.any(&[1])?, &each(&any), 0.0),
     ])
 }

@@ -95,7 +95,7 @@ fn seen<R: Runtime>(x: &Tensor<R>, call: usize, axis: isize, n: [usize; 6]) -> R
         9 => x.roll(axis, n[0] as isize),
         10 => x.tril(n[0] as isize),
         11 => Ok(x.topk(n[0], axis)?.0),
-        12 => x.argmax(axis, false)?.one_hot(n[0] % 1000),
+        12 => x.argmax(axis)?.one_hot(n[0] % 1000),
         13 => x.unsqueeze(axis)?.squeeze(axis),
         14 => x.flatten(axis, n[0] as isize),
         15 => view(ViewOp::Permute(n[..2].into())),

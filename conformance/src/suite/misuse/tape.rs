@@ -56,7 +56,7 @@ fn read_by<R: Runtime>(draw: &mut Draw, y: &Var<R>) -> Result<Var<R>> {
 }
 
 fn gradient<R: Runtime>(x: &Var<R>, y: &Var<R>) -> Result<Spec> {
-    let gradients = y.sum(&[], false)?.backward()?;
+    let gradients = y.sum_all()?.backward()?;
     let gradient = gradients.of(x).ok_or_else(|| numcore::Error::argument("misuse", "no gradient"))?;
     gradient.to_bytes()?;
     Ok(Spec::new(*gradient.shape(), gradient.dtype()))
@@ -168,7 +168,7 @@ impl<R: Runtime> BackwardHook<R> for Slots<R> {
 
 fn slot<R: Runtime>(rt: &R, draw: &mut Draw, x: &Var<R>, given: Spec) -> Result<Spec> {
     let mut slots = Slots(Some(TensorMut::alloc(rt, given.shape, given.dtype)?), None);
-    Backward::of(&read_by(draw, x)?.sum(&[], false)?)?.run(&mut slots)?;
+    Backward::of(&read_by(draw, x)?.sum_all()?)?.run(&mut slots)?;
     slots.1.ok_or_else(|| numcore::Error::argument("misuse", "no gradient in the slot"))
 }
 

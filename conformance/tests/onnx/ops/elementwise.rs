@@ -194,5 +194,5 @@ fn determinant(x: &T) -> numcore::Result<T> {
         let sign = if j % 2 == 0 { 1.0 } else { -1.0 };
         terms.push(x.select(-2, 0)?.select(-1, j)?.mul(&determinant(&rest)?)?.mul(sign)?);
     }
-    numcore::ops::stack(&terms.iter().collect::<Vec<_>>(), 0)?.sum(&[0], false)
+    numcore::ops::stack(&terms.iter().collect::<Vec<_>>(), 0)?.sum(&[0])
 }

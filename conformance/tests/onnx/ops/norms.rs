@@ -49,8 +49,8 @@ fn layer(c: &Call<'_>) -> Answer<Option<Vec<T>>> {
     let y = rows.layer_norm(weight.as_ref(), bias.as_ref(), eps)?.reshape(x.dims())?;
     let axes: Vec<isize> = (axis as isize..x.dims().len() as isize).collect();
     let wide = x.to_dtype(DType::F32)?;
-    let deviation = wide.var(&axes, 0, true)?.add(eps)?.rsqrt()?;
-    Ok(Some(vec![y, wide.mean(&axes, true)?, deviation]))
+    let deviation = wide.var_keepdim(&axes, 0)?.add(eps)?.rsqrt()?;
+    Ok(Some(vec![y, wide.mean_keepdim(&axes)?, deviation]))
 }
 
 fn batch(c: &Call<'_>) -> Answer<Option<Vec<T>>> {
@@ -64,7 +64,7 @@ fn batch(c: &Call<'_>) -> Answer<Option<Vec<T>>> {
     // The framework's variance, for running statistics, divides by one less than the count.
     let count = (x.shape().numel() / x.dims()[1]) as f64;
     let axes: Vec<isize> = (0..x.dims().len() as isize).filter(|&a| a != 1).collect();
-    let population = x.var(&axes, 0, false)?;
+    let population = x.var(&axes, 0)?;
     assert!(variance.dims() == population.dims() && count > 1.0);
     Ok(Some(vec![y, running(c.x(3)?, &mean)?, running(c.x(4)?, &population)?]))
 }
@@ -74,7 +74,7 @@ fn across(c: &Call<'_>) -> Answer<Option<Vec<T>>> {
     let (x, size) = (c.x(0)?, c.int("size", 1) as usize);
     let mut pads = vec![(0, 0); x.dims().len()];
     pads[1] = (((size - 1) / 2) as isize, (size - 1 - (size - 1) / 2) as isize);
-    let sums = x.square()?.pad_with(&pads, PadMode::Constant(0.0))?.unfold(1, size, 1, 1)?.sum(&[-1], false)?;
+    let sums = x.square()?.pad_with(&pads, PadMode::Constant(0.0))?.unfold(1, size, 1, 1)?.sum(&[-1])?;
     let scaled = sums.mul(c.float("alpha", 1e-4) / size as f64)?.add(c.float("bias", 1.0))?;
     one(x.div(&scaled.pow(c.float("beta", 0.75))?))
 }

@@ -17,8 +17,8 @@ pub fn run(c: &Call<'_>) -> Answer<Option<Vec<T>>> {
         "MaxPool" => by_axes(c, largest::<1>, largest::<2>, largest::<3>),
         "AveragePool" => by_axes(c, mean::<1>, mean::<2>, mean::<3>),
         "LpPool" => by_axes(c, norm::<1>, norm::<2>, norm::<3>),
-        "GlobalAveragePool" => one(c.x(0)?.mean(&(2..c.x(0)?.dims().len() as isize).collect::<Vec<_>>(), true)),
-        "GlobalMaxPool" => one(c.x(0)?.amax(&(2..c.x(0)?.dims().len() as isize).collect::<Vec<_>>(), true)),
+        "GlobalAveragePool" => one(c.x(0)?.mean_keepdim(&(2..c.x(0)?.dims().len() as isize).collect::<Vec<_>>())),
+        "GlobalMaxPool" => one(c.x(0)?.amax_keepdim(&(2..c.x(0)?.dims().len() as isize).collect::<Vec<_>>())),
         "MaxUnpool" => unpool(c),
         _ => Ok(None),
     }

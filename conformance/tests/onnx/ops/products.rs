@@ -43,7 +43,7 @@ pub fn product(a: &T, b: &T) -> numcore::Result<T> {
     }
     let row = if a.dims().len() == 1 { a.unsqueeze(0)? } else { a.clone() };
     let column = if b.dims().len() == 1 { b.unsqueeze(1)? } else { b.clone() };
-    let y = row.unsqueeze(-1)?.mul(&column.unsqueeze(-3)?)?.sum(&[-2], false)?;
+    let y = row.unsqueeze(-1)?.mul(&column.unsqueeze(-3)?)?.sum(&[-2])?;
     let y = if a.dims().len() == 1 { y.squeeze(-2)? } else { y };
     if b.dims().len() == 1 { y.squeeze(-1) } else { Ok(y) }
 }

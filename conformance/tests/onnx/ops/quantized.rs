@@ -102,7 +102,7 @@ fn real(c: &Call<'_>, x: &T, scale: &T, zero: Option<&T>) -> Answer<T> {
 fn dynamic(c: &Call<'_>) -> Answer<Option<Vec<T>>> {
     let x = c.x(0)?;
     let flat = x.reshape([x.shape().numel()])?;
-    let (low, high) = (flat.amin(&[0], false)?.minimum(0.0)?, flat.amax(&[0], false)?.maximum(0.0)?);
+    let (low, high) = (flat.amin(&[0])?.minimum(0.0)?, flat.amax(&[0])?.maximum(0.0)?);
     let scale = high.sub(&low)?.div(255.0)?;
     let zero = low.neg()?.div(&scale)?.round()?.clamp(0.0, 255.0)?;
     let y = x.div(&scale)?.round()?.add(&zero)?.clamp(0.0, 255.0)?.to_dtype(DType::U8)?;

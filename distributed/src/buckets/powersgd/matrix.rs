@@ -85,7 +85,7 @@ impl<R: Runtime> LowRankGrad<R> {
         };
         self.error = Some(sum.freeze()?);
         let drawn = Tensor::uniform(self.q.runtime(), [self.n, self.rank], self.dtype(), 0.0, 1.0, self.seed)?;
-        self.q = self.q.apply_program(&ALIVE, &[&self.q.square()?.sum(&[0], true)?, &drawn], &[])?;
+        self.q = self.q.apply_program(&ALIVE, &[&self.q.square()?.sum_keepdim(&[0])?, &drawn], &[])?;
         product(p, [self.m, self.rank], &self.matrix()?, &self.q)
     }
 

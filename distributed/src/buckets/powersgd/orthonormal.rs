@@ -30,7 +30,7 @@ fn gram_schmidt<R: Runtime>(p: &Tensor<R>) -> Result<Tensor<R>> {
     let (mut rest, mut units) = (p.clone(), Vec::new());
     for left in (0..p.dims()[1]).rev() {
         let x = rest.narrow(1, 0, 1)?;
-        let unit = x.apply_program(&UNIT, &[&x.square()?.sum(&[0], true)?], &[(EPSILON * EPSILON).into()])?;
+        let unit = x.apply_program(&UNIT, &[&x.square()?.sum_keepdim(&[0])?], &[(EPSILON * EPSILON).into()])?;
         if left > 0 {
             let others = rest.narrow(1, 1, left)?;
             let along = unit.t()?.matmul(&others)?;

@@ -101,7 +101,7 @@ fn activations_apply_the_method_of_their_name() {
 /// Weights and biases start within the bounds that PyTorch's have, and no closer to zero than chance allows.
 #[test]
 fn first_values_have_their_bounds() {
-    let reach = |p: &Param<Cpu>| p.value().unwrap().abs().unwrap().amax(&[], false).unwrap().item().unwrap();
+    let reach = |p: &Param<Cpu>| p.value().unwrap().abs().unwrap().amax_all().unwrap().item().unwrap();
     let within =
         |p: &Param<Cpu>, bound: f64| assert!(reach(p) <= bound && reach(p) > 0.9 * bound, "{}, not {bound}", reach(p));
     let init = &init();

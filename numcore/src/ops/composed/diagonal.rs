@@ -43,7 +43,7 @@ pub trait DiagonalOps: Apply {
     /// The sum of the main diagonal of the last two axes of `self: [.., N, M]`.
     #[track_caller]
     fn trace(&self) -> Result<Self> {
-        self.diagonal(0)?.sum(&[-1], false)
+        self.diagonal(0)?.sum(&[-1])
     }
     /// The outer product of `self: [N]` and `other: [M]`, `[N, M]`.
     #[doc(alias = "ger")]

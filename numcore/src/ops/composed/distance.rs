@@ -67,8 +67,8 @@ fn distances<T: Apply>(a: &T, b: &T, p: f64) -> Result<T> {
         0.0 => sum(&DIFFER, ScalarList::new()),
         1.0 => sum(&ONE, ScalarList::new()),
         2.0 => sum(&TWO, ScalarList::new())?.apply_program(&ROOT, &[], &[0.5.into()]),
-        f64::INFINITY if full.numel() == 0 => a.sub(b)?.sum(&[-1], false),
-        f64::INFINITY => a.sub(b)?.abs()?.amax(&[-1], false),
+        f64::INFINITY if full.numel() == 0 => a.sub(b)?.sum(&[-1]),
+        f64::INFINITY => a.sub(b)?.abs()?.amax(&[-1]),
         p => {
             let powers = sum(&POWER, ScalarList::from_slice(&[p.into()]))?;
             powers.apply_program(&ROOT, &[], &[(1.0 / p).into()])

@@ -60,11 +60,11 @@ impl<const N: usize> PoolWindows<N> {
         });
         let windows = self.windows(x, outside)?;
         if !matches!(self, PoolWindows::Sliding(axes) if axes.iter().any(|a| (a.before, a.after) != (0, 0))) {
-            return windows.argmax(-1, true);
+            return windows.argmax_keepdim(-1);
         }
         let inside = Tensor::full(x.runtime(), x.spec().shape.with(0, 1), DType::Bool, true)?;
         let inside = T::constant(self.windows(&inside, 0.0)?);
-        windows.apply_program(&TOP, &[&windows.amax(&[-1], true)?, &inside], &[])?.argmax(-1, true)
+        windows.apply_program(&TOP, &[&windows.amax_keepdim(&[-1])?, &inside], &[])?.argmax_keepdim(-1)
     }
 }
 

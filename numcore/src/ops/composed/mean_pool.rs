@@ -24,7 +24,7 @@ fn sums<const N: usize, T: Apply>(x: &T, axes: &[WindowAxis; N]) -> Result<T> {
             pads[axis] = (a.before, a.after);
             x = x.pad(&pads, 0.0)?;
         }
-        x = x.unfold(axis as isize, a.kernel, a.step, a.dilation)?.sum(&[-1], false)?;
+        x = x.unfold(axis as isize, a.kernel, a.step, a.dilation)?.sum(&[-1])?;
     }
     Ok(x)
 }
@@ -81,7 +81,7 @@ pub(crate) fn adaptive<const N: usize, T: Apply>(op: &'static str, x: &T, size: 
             let len = x.spec().shape[rank - N + i];
             if len.is_multiple_of(size[i]) {
                 let each = len / size[i];
-                return x.unfold((rank - N + i) as isize, each, each, 1)?.mean(&[-1], false);
+                return x.unfold((rank - N + i) as isize, each, each, 1)?.mean(&[-1]);
             }
             let row = |r: usize| (of_axis[r].0..of_axis[r].1).map(|k| (k, 1.0)).collect();
             Taps::new(op, of_axis.len(), row)?.averaged().apply(op, &x, rank - N + i)

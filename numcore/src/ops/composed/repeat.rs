@@ -2,7 +2,7 @@
 
 use super::{positions, room};
 use crate::{
-    Error, Result, Shape,
+    Error, Result, Shape, Within,
     ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ViewOps},
 };
 
@@ -87,7 +87,7 @@ pub trait RepeatOps: Apply {
         let n = shape[at].saturating_sub(1);
         let first = usize::from(shape[at] > 0);
         let pairs = self.narrow(axis, first, n)?.add(&self.narrow(axis, 0, n)?)?;
-        pairs.sum(&[at as isize], false)?.mul(step / 2.0)
+        pairs.sum(&[at as isize])?.mul(step / 2.0)
     }
     /// Rolls elements by `shifts[i]` along `axes[i]`, wrapping around.
     #[doc(alias = "roll")]
@@ -95,6 +95,9 @@ pub trait RepeatOps: Apply {
     fn roll_axes(&self, shifts: &[isize], axes: &[isize]) -> Result<Self> {
         if shifts.len() != axes.len() {
             return Err(Error::lengths("roll", &[shifts.len(), axes.len()], "each axis needs one shift"));
+        }
+        if axes.is_empty() {
+            return Err(self.spec().shape.names_no_axis("roll")).at_caller();
         }
         shifts.iter().zip(axes).try_fold(self.clone(), |x, (&shift, &axis)| x.roll(axis, shift))
     }

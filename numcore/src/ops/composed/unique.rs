@@ -59,11 +59,11 @@ impl<R: Runtime> Tensor<R> {
         let index = self.reshape([n])?.to_dtype(DType::I64)?;
         let mut length = minlength;
         if n > 0 {
-            let lowest = index.amin(&[], false)?.item()?;
+            let lowest = index.amin_all()?.item()?;
             if lowest < 0.0 {
                 return Err(Error::range(OP, "lowest value", lowest, "at least 0 to be counted"));
             }
-            length = length.max(index.amax(&[], false)?.item()? as usize + 1);
+            length = length.max(index.amax_all()?.item()? as usize + 1);
         }
         let ones = || Tensor::ones(self.runtime(), [1], DType::I64)?.broadcast_to([n]);
         let src = weights.map_or_else(ones, |w| w.reshape([n]))?;
@@ -92,7 +92,7 @@ fn distinct<R: Runtime>(x: &Tensor<R>) -> Result<Unique<R>> {
         cat(&[&first, &Tensor::full(rt, [n - 1], DType::Bool, false)?], 0)?
     } else {
         let differs = sorted.narrow(0, 1, n - 1)?.ne(&sorted.narrow(0, 0, n - 1)?)?;
-        let differs = if n == 1 { differs.reshape([0])? } else { differs.any(&[1], false)? };
+        let differs = if n == 1 { differs.reshape([0])? } else { differs.any(&[1])? };
         cat(&[&first, &differs], 0)?
     };
     let group = starts.to_dtype(DType::I64)?.cumsum(0)?.sub(1.0)?;

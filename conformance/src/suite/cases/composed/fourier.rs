@@ -25,7 +25,7 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         ("fft cut", &[2, 6, 2], |x| x[0].fft(Some(4), 1, PLAIN)?.square()),
         ("fft lengthened", &[2, 3, 2], |x| x[0].fft(Some(7), 1, FftNorm::Forward)?.square()),
         ("ifft", &[2, 6, 2], |x| x[0].ifft(None, -1, PLAIN)?.square()),
-        ("fftn", &[3, 4, 2], |x| x[0].fftn(&[], FftNorm::Ortho)?.square()),
+        ("fftn", &[3, 4, 2], |x| x[0].fftn(&[0, 1], FftNorm::Ortho)?.square()),
         ("ifftn", &[2, 3, 4, 2], |x| x[0].ifftn(&[-2, -1], PLAIN)?.square()),
         ("fftshift", &[3, 4, 2], |x| x[0].fftshift(&[0, 1])?.square()),
     ];

@@ -64,7 +64,7 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
         case("compress", [spread(&[3, 4], -2.0, 2.0), truth(&[4])], |x| {
             let kept = x[0].compress(&x[1].value()?, 1)?;
             let rest = x[0].index_select(1, &Apply::constant(x[1].value()?.logical_not()?.nonzero()?.select(1, 0)?))?;
-            kept.sum(&[1], false)?.mul(&rest.sum(&[1], false)?)
+            kept.sum(&[1])?.mul(&rest.sum(&[1])?)
         }),
     ]);
     cases

@@ -74,23 +74,22 @@ pub trait FftOps: Apply {
         let whole = cat(&[&half, &conjugate], axis)?;
         complex(OP, &whole, Some(n), axis, norm, true)?.select(-1, 0)
     }
-    /// The Fourier transform along each of `axes`, or along all axes if none is named; see [`fft`](FftOps::fft).
+    /// The Fourier transform along each of `axes`; see [`fft`](FftOps::fft).
     #[doc(alias = "fft2")]
     fn fftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        all(self, "fftn", axes)?.into_iter().try_fold(self.clone(), |x, a| x.fft(None, a, norm))
+        named("fftn", self, axes)?.iter().try_fold(self.clone(), |x, &a| x.fft(None, a, norm))
     }
-    /// The inverse Fourier transform along each of `axes`, or along all axes if none is named; see
-    /// [`ifft`](FftOps::ifft).
+    /// The inverse Fourier transform along each of `axes`; see [`ifft`](FftOps::ifft).
     #[doc(alias = "ifft2")]
     fn ifftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        all(self, "ifftn", axes)?.into_iter().try_fold(self.clone(), |x, a| x.ifft(None, a, norm))
+        named("ifftn", self, axes)?.iter().try_fold(self.clone(), |x, &a| x.ifft(None, a, norm))
     }
     /// The Fourier transform of real `self`: [`rfft`](FftOps::rfft) along the last of `axes`, [`fft`](FftOps::fft)
     /// along the others.
     #[doc(alias = "rfft2")]
     fn rfftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
         let shape = self.spec().shape;
-        let (last, others) = axes.split_last().ok_or_else(|| no_axis("rfftn"))?;
+        let (last, others) = axes.split_last().ok_or_else(|| shape.names_no_axis("rfftn"))?;
         // The others as positive axes: the axis of pairs would shift axes that count from the end.
         let others = others.iter().map(|&a| shape.axis("rfftn", a)).collect::<Result<Vec<_>>>()?;
         let first = self.rfft(None, shape.axis("rfftn", *last)? as isize, norm)?;
@@ -99,7 +98,7 @@ pub trait FftOps: Apply {
     /// The inverse of [`rfftn`](FftOps::rfftn): real, `n` elements along the last of `axes`.
     #[doc(alias = "irfft2")]
     fn irfftn(&self, n: Option<usize>, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        let (last, others) = axes.split_last().ok_or_else(|| no_axis("irfftn"))?;
+        let (last, others) = axes.split_last().ok_or_else(|| self.spec().shape.names_no_axis("irfftn"))?;
         let whole = others.iter().try_fold(self.clone(), |x, &a| x.ifft(None, a, norm))?;
         whole.irfft(n, *last, norm)
     }
@@ -129,12 +128,8 @@ pub trait FftOps: Apply {
 
 impl<T: Apply> FftOps for T {}
 
-fn no_axis(op: &'static str) -> Error {
-    Error::range(op, "number of axes", 0usize, "at least 1")
-}
-
 fn shifted<T: Apply>(x: &T, axes: &[isize], by: impl Fn(usize) -> isize) -> Result<T> {
-    axes.iter().try_fold(x.clone(), |x, &a| {
+    named("fftshift", x, axes)?.iter().try_fold(x.clone(), |x, &a| {
         let at = x.spec().shape.axis("fftshift", a)?;
         x.roll(at as isize, by(x.spec().shape[at]))
     })
@@ -150,12 +145,9 @@ fn complex_axis<T: Apply>(op: &'static str, x: &T, axis: isize) -> Result<usize>
     shape.remove(shape.rank() - 1).axis(op, axis)
 }
 
-fn all<T: Apply>(x: &T, op: &'static str, axes: &[isize]) -> Result<Vec<isize>> {
-    if !axes.is_empty() {
-        return axes.iter().map(|&a| complex_axis(op, x, a).map(|a| a as isize)).collect();
-    }
-    complex_axis(op, x, 0)?;
-    Ok((0..x.spec().shape.rank() as isize - 1).collect())
+/// A list of axes, which must not be empty.
+fn named<'a, T: Apply>(op: &'static str, x: &T, axes: &'a [isize]) -> Result<&'a [isize]> {
+    if axes.is_empty() { Err(x.spec().shape.names_no_axis(op)) } else { Ok(axes) }
 }
 
 /// `x` truncated, or padded with zeros, to `n` along an axis.
