@@ -55,7 +55,7 @@ fn main() -> Result<()> {
             .until(Length::Steps(STEPS))
             .with(EarlyStop::on("validation/loss"))
             .with(Throughput::new())
-            .with(Checkpoints::in_folder(&folder).every(Interval::Never).at_end(false))
+            .with(Checkpoints::in_folder(&folder).every(Interval::Never).skip_end())
             .run(loss)?;
         let full = micros(begun);
         println!(

@@ -258,7 +258,7 @@ impl RunState {
         let never = |name: &&String| !self.evaluated.contains_key(*name) && is_to_come(name);
         let Some(name) = self.monitored.iter().find(never) else { return Ok(()) };
         let why = format!(
-            "the run is over, and no evaluation that gives `{name}` has run: evaluate more often (`Evaluate::every`), or at the end (`Evaluate::at_end`)"
+            "the run is over, and no evaluation that gives `{name}` has run: evaluate more often (`Evaluate::every`), or at the end (without `Evaluate::skip_end`)"
         );
         Err(Error::config("Monitor", "name", why))
     }

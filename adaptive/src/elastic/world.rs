@@ -89,8 +89,7 @@ impl<R: Runtime> ElasticWorld<R> {
     }
 
     fn membership(&self) -> Result<&Membership<R>> {
-        let none =
-            || Error::usage("ElasticWorld", "there is no world yet: `Elastic::run` passes a program its world");
+        let none = || Error::usage("ElasticWorld", "there is no world yet: `Elastic::run` passes a program its world");
         self.now.as_ref().ok_or_else(none)
     }
 

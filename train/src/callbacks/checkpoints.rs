@@ -112,23 +112,23 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Enables or disables the checkpoint at the end of the run; at first enabled.
-    pub fn at_end(mut self, yes: bool) -> Self {
-        self.at_end = yes;
+    /// Saves no checkpoint at the end of the run.
+    pub fn skip_end(mut self) -> Self {
+        self.at_end = false;
         self
     }
 
-    /// Enables or disables saving a checkpoint, and ending the run, on SIGTERM and Ctrl-C; at first enabled.
-    pub fn on_signal(mut self, yes: bool) -> Self {
-        self.on_signal = yes;
+    /// Leaves SIGTERM and Ctrl-C alone. Otherwise a checkpoint is saved on them, and the run ends.
+    pub fn ignore_signals(mut self) -> Self {
+        self.on_signal = false;
         self
     }
 
-    /// Enables or disables the checkpoint of a failed run; at first enabled. After a step that ends by an error or a
-    /// panic on any rank, it saves the state before that step. The run can be resumed from there once the cause is
-    /// removed. The communicator is aborted then, so rank 0 waits some seconds for the files of the others.
-    pub fn on_failure(mut self, yes: bool) -> Self {
-        self.on_failure = yes;
+    /// Saves no checkpoint of a failed run. Otherwise the state before a step that ends by an error or a panic on any
+    /// rank is saved. The run can be resumed from there once the cause is removed. The communicator is aborted then, so
+    /// rank 0 waits some seconds for the files of the others.
+    pub fn skip_failure(mut self) -> Self {
+        self.on_failure = false;
         self
     }
 
@@ -147,15 +147,15 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Sets whether the model gets the weights of the [best](Checkpoints::best) checkpoint when the run is over; at
-    /// first it does not. The run may end by early stopping or at its full length. An interrupted run keeps the last
-    /// weights. So does a run without a best checkpoint, as each value was NaN; it records the text `checkpoint/best`.
-    /// Buffers are restored with the parameters. The optimizer is not: the last checkpoint, from which a run can go on,
-    /// stays the last one. Where [averages](crate::WeightAveraging) were evaluated, the model has the best of those.
+    /// Gives the model the weights of the [best](Checkpoints::best) checkpoint when the run is over. The run may end by
+    /// early stopping or at its full length. An interrupted run keeps the last weights. So does a run without a best
+    /// checkpoint, as each value was NaN; it records the text `checkpoint/best`. Buffers are restored with the
+    /// parameters. The optimizer is not: the last checkpoint, from which a run can go on, stays the last one. Where
+    /// [averages](crate::WeightAveraging) were evaluated, the model has the best of those.
     #[doc(alias("load_best_model_at_end"))]
     #[doc(alias("restore_best_weights"))]
-    pub fn restore_best(mut self, yes: bool) -> Self {
-        self.restore_best = yes;
+    pub fn restore_best(mut self) -> Self {
+        self.restore_best = true;
         self
     }
 

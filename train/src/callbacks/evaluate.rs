@@ -142,15 +142,15 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         self
     }
 
-    /// Enables or disables the evaluation before the first step; at first disabled.
-    pub fn at_start(mut self, yes: bool) -> Self {
-        self.at_start = yes;
+    /// Evaluates before the first step too.
+    pub fn at_start(mut self) -> Self {
+        self.at_start = true;
         self
     }
 
-    /// Enables or disables the evaluation when the run ends, unless it has just run; at first enabled.
-    pub fn at_end(mut self, yes: bool) -> Self {
-        self.at_end = yes;
+    /// Leaves out the evaluation when the run ends. Otherwise there is one then, unless it has just run.
+    pub fn skip_end(mut self) -> Self {
+        self.at_end = false;
         self
     }
 

@@ -47,7 +47,7 @@ impl SignalListener {
         let installed = HANDLER.get_or_init(install);
         if let Err(e) = installed {
             let why = format!(
-                "no handler of signals can be installed: {e}; leave `StopOnSignal` out, and give `Checkpoints::on_signal(false)`"
+                "no handler of signals can be installed: {e}; leave `StopOnSignal` out, and call `Checkpoints::ignore_signals`"
             );
             return Err(Error::unsupported("Trainer::run", why));
         }

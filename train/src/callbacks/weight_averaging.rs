@@ -31,7 +31,7 @@ static BLEND: LazyLock<Program> =
 ///
 /// A limit: parameters may be sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards or a tensor
 /// axis. An evaluation then holds all parameters that a rank computes with in its memory, and putting weights of half
-/// precision back rounds their `f32` masters. Leave [`evaluate`](WeightAveraging::evaluate) off there.
+/// precision back rounds their `f32` masters. [`skip_evaluations`](WeightAveraging::skip_evaluations) avoids both.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct WeightAveraging<R: Runtime> {
@@ -123,7 +123,7 @@ impl<R: Runtime> WeightAveraging<R> {
 
     /// Averages nothing, and drops those of a checkpoint: for a run that goes on without averaging.
     pub fn dropped() -> Self {
-        WeightAveraging { on_mismatch: OnMismatch::Dropped, ..WeightAveraging::new(0.0).evaluate(false) }
+        WeightAveraging { on_mismatch: OnMismatch::Dropped, ..WeightAveraging::new(0.0).skip_evaluations() }
     }
 
     /// Lets averages begin with the weights of a checkpoint that has none, which is an error otherwise.
@@ -147,15 +147,15 @@ impl<R: Runtime> WeightAveraging<R> {
         self
     }
 
-    /// Enables or disables evaluations with the averages; at first enabled.
-    pub fn evaluate(mut self, yes: bool) -> Self {
-        self.evaluate = yes;
+    /// Leaves evaluations to the weights. Otherwise the averages are evaluated.
+    pub fn skip_evaluations(mut self) -> Self {
+        self.evaluate = false;
         self
     }
 
-    /// Sets whether the averages become the model's weights when the run is over; at first they do not.
-    pub fn use_at_end(mut self, yes: bool) -> Self {
-        self.use_at_end = yes;
+    /// Makes the averages the model's weights when the run is over.
+    pub fn use_at_end(mut self) -> Self {
+        self.use_at_end = true;
         self
     }
 

@@ -33,7 +33,7 @@ fn it_is_the_formula_and_what_evaluations_see() {
     Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()))
         .until(Length::Steps(6))
         .with(Weights(seen.clone()))
-        .with(WeightAveraging::new(0.7).use_at_end(true))
+        .with(WeightAveraging::new(0.7).use_at_end())
         .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never))
         .sink(memory.clone())
         .run(loss)
@@ -106,7 +106,7 @@ fn a_run_may_go_on_with_averages_that_a_checkpoint_lacks_and_without_those_it_ha
         let model = Mlp::new(comm.runtime(), 0.0).unwrap();
         let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
         let trainer = trainer.until(Length::Steps(steps)).resume(Resume::IfThere).with(Weights(seen.clone()));
-        let trainer = trainer.with(Checkpoints::in_folder(&scratch.0).on_signal(false));
+        let trainer = trainer.with(Checkpoints::in_folder(&scratch.0).ignore_signals());
         let trainer = averaging.into_iter().fold(trainer, Trainer::with);
         trainer.run(loss).map(|_| weights(&model).unwrap())
     };
@@ -115,7 +115,7 @@ fn a_run_may_go_on_with_averages_that_a_checkpoint_lacks_and_without_those_it_ha
     assert!(error.contains("is missing") && error.contains("WeightAveraging::begin_anew"), "{error}");
     seen.borrow_mut().clear();
     // They are in the checkpoint of step 4, and begin with the weights of step 2.
-    let left = to(4, Some(WeightAveraging::new(0.7).begin_anew().use_at_end(true))).unwrap();
+    let left = to(4, Some(WeightAveraging::new(0.7).begin_anew().use_at_end())).unwrap();
     let next =
         |average: Vec<f64>, weights: &Vec<f64>| average.iter().zip(weights).map(|(a, w)| a + (w - a) * 0.3).collect();
     let average: Vec<f64> = seen.borrow().iter().fold(before, next);
@@ -150,13 +150,14 @@ fn the_best_weights_are_the_averages_that_were_evaluated() {
                     Ok((if (5..9).contains(&calls.get()) { 1.0 } else { 2.0 }, 1.0))
                 };
                 let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1));
+                let averages = WeightAveraging::new(0.7);
                 let mut trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                     .until(Length::Steps(steps))
-                    .with(WeightAveraging::new(0.7).use_at_end(!restores))
+                    .with(if restores { averages } else { averages.use_at_end() })
                     .with(evaluate.measure("value", value).without_loss());
                 if restores {
-                    let checkpoints = Checkpoints::in_folder(&scratch.0).best("validation/value").on_signal(false);
-                    trainer = trainer.with(checkpoints.restore_best(true));
+                    let checkpoints = Checkpoints::in_folder(&scratch.0).best("validation/value").ignore_signals();
+                    trainer = trainer.with(checkpoints.restore_best());
                 }
                 trainer.run(loss)?;
                 weights(&model)

@@ -51,7 +51,7 @@ fn every_example_is_read_once_in_each_epoch_and_where_a_run_goes_on() {
             let report = Trainer::new(&model, step, batches(comm.runtime()))
                 .until(length)
                 .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Epochs(1.0)))
-                .with(Checkpoints::in_folder(&folder.0).on_signal(false))
+                .with(Checkpoints::in_folder(&folder.0).ignore_signals())
                 .resume(Resume::IfThere)
                 .run(|model, batch| {
                     tick();

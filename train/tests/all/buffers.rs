@@ -40,7 +40,7 @@ fn trained(folder: &Scratch, fails: bool) -> Result<Vec<f64>> {
     let mut calls = 0;
     Trainer::new(&model, step, loader(comm.runtime()))
         .until(Length::Steps(6))
-        .with(Checkpoints::in_folder(&folder.0).every(Interval::Steps(2)).on_signal(false))
+        .with(Checkpoints::in_folder(&folder.0).every(Interval::Steps(2)).ignore_signals())
         .resume(Resume::IfThere)
         .run(|model: &Normed<Cpu>, batch| {
             calls += 1;

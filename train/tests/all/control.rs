@@ -42,7 +42,7 @@ fn asked(ranks: usize, ask: fn(TestRun<'_, '_>)) -> Vec<String> {
         Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
             .until(Length::Steps(8))
             .with(callback)
-            .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never).at_end(false))
+            .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never).skip_end())
             .run(loss)?;
         let events = events.borrow().clone();
         Ok(events)

@@ -206,7 +206,7 @@ impl<'a> With<'a, Vec<u8>> for ElasticRun<'a, '_> {
         }
         let policy = Checkpoints::at(folder).every(Interval::Steps(plan.save)).in_thread(plan.in_thread);
         let report = set_up(trainer, plan, world.comm()?.runtime(), LENGTH)
-            .with(policy.best("validation/loss").on_signal(false))
+            .with(policy.best("validation/loss").ignore_signals())
             .with(Tell(story))
             .sink(Losses(story, generation))
             .elastic(world, Interval::Steps(plan.commit))
@@ -229,7 +229,7 @@ struct FreshRun<'a> {
 impl<'a> With<'a, Vec<u8>> for FreshRun<'a> {
     fn with<S: Step<Cpu>>(self, trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>) -> Result<Vec<u8>> {
         let trainer = set_up(trainer, self.plan, &self.rt, self.until)
-            .with(Checkpoints::in_folder(self.into).on_signal(false).in_thread(false).at_end(false))
+            .with(Checkpoints::in_folder(self.into).ignore_signals().in_thread(false).skip_end())
             .with(SaveAt(self.saves))
             .sink(self.memory)
             .resume(self.from.map_or(Resume::No, Resume::From));

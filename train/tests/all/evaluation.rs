@@ -11,7 +11,7 @@ fn counted(_: &(), batch: &Batch<Rows>) -> Result<(f64, f64)> {
 fn evaluated(ranks: usize) -> Vec<f64> {
     on_ranks(ranks, |comm| {
         let model = Mlp::new(comm.runtime(), 0.5)?;
-        let evaluate = Evaluate::on(held_out(comm.runtime())).at_start(true).at_end(false).measure("target", counted);
+        let evaluate = Evaluate::on(held_out(comm.runtime())).at_start().skip_end().measure("target", counted);
         let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(0));
         let report = trainer.with(evaluate).run(loss)?;
         Ok(vec![report.evaluated["validation/loss"], report.evaluated["validation/target"]])
@@ -141,7 +141,7 @@ fn metrics_are_counted_over_all_ranks_to_the_bit() {
             };
             // Nothing that a batch is padded with counts.
             let data = held_out(comm.runtime()).last(data::Last::Pad);
-            let evaluate = Evaluate::on(data).at_start(true).at_end(false).without_loss().predict(rows);
+            let evaluate = Evaluate::on(data).at_start().skip_end().without_loss().predict(rows);
             let evaluate = evaluate.metric("auroc", Auroc::new(), auroc).metric("mean", Mean::new(), mean);
             let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(0));
             let report = trainer.with(evaluate.metric("nothing", Mean::new(), |_, _, _| Ok(()))).run(loss)?;
@@ -165,7 +165,7 @@ fn what_is_evaluated_rarely_can_be_monitored() {
     let run = |name: &str| {
         let comm = one();
         let model = Mlp::new(comm.runtime(), 0.0)?;
-        let rare = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false).name("rare");
+        let rare = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).skip_end().name("rare");
         Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
             .until(Length::Steps(6))
             .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)))
@@ -215,7 +215,7 @@ fn what_is_recorded_without_a_loss_is_weighted_by_examples() {
                 train::record_scalar("mean", if batch.count > 0 { sum / rows } else { f64::NAN });
                 Ok(())
             };
-            let evaluate = Evaluate::on(held_out(comm.runtime())).at_start(true).at_end(false).without_loss();
+            let evaluate = Evaluate::on(held_out(comm.runtime())).at_start().skip_end().without_loss();
             Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                 .until(Length::Steps(0))
                 .with(evaluate.predict(mean).measure("x", |_, _| Ok((0.0, 1.0))))

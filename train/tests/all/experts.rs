@@ -45,7 +45,7 @@ fn run<S: Step<Cpu>>(
         .with(WeightAveraging::new(0.7))
         .with(EqualWeights::every(Interval::Steps(2)))
         .with(Evaluate::on(held_out(rt)).every(Interval::Steps(2)))
-        .with(Checkpoints::in_folder(&folder.0).on_signal(false))
+        .with(Checkpoints::in_folder(&folder.0).ignore_signals())
         .resume(Resume::IfThere)
         .record_every(Interval::Steps(1))
         .sink(memory.clone())

@@ -22,7 +22,7 @@ fn run<S: Step<runtime_cpu::Cpu>>(
     Trainer::new(model, step, loader(comm.runtime()))
         .until(Length::Steps(LENGTH))
         .record_every(Interval::Steps(1))
-        .with(Checkpoints::in_folder(&folder.0).every(Interval::Steps(3)).on_signal(false))
+        .with(Checkpoints::in_folder(&folder.0).every(Interval::Steps(3)).ignore_signals())
         .sink(memory.clone())
         .resume(Resume::IfThere)
         .run(|model, batch| {

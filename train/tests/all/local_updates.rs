@@ -29,10 +29,10 @@ fn run_to(comm: &Comm<Cpu>, folder: &Scratch, until: u64, memory: &Memory) -> Re
     let report = Trainer::new(&model, step, loader(comm.runtime()))
         .until(Length::Steps(until))
         .record_every(Interval::Steps(1))
-        .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(4)).at_end(false))
+        .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(4)).skip_end())
         .with(WeightAveraging::new(0.9))
         .with(DivergenceGuard::above(1e9))
-        .with(Checkpoints::in_folder(&folder.0).keep(2).on_signal(false))
+        .with(Checkpoints::in_folder(&folder.0).keep(2).ignore_signals())
         .sink(memory.clone())
         .resume(Resume::IfThere)
         .run(loss)?;
@@ -109,7 +109,7 @@ fn averages_of_weights_leave_no_trace_in_the_training() {
             if averaged {
                 trainer = trainer.with(WeightAveraging::new(0.7));
             }
-            let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false);
+            let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).skip_end();
             trainer.with(evaluate).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).map(drop)
         })
         .unwrap();
@@ -133,7 +133,7 @@ fn a_step_that_one_rank_leaves_out_counts_on_all() {
             let (rank, calls) = (comm.rank(), std::cell::Cell::new(0));
             let mut trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(7));
             if averaged {
-                trainer = trainer.with(WeightAveraging::new(0.0).use_at_end(true));
+                trainer = trainer.with(WeightAveraging::new(0.0).use_at_end());
             }
             let report = trainer.run(|model: &Mlp<Cpu>, batch| {
                 calls.set(calls.get() + 1);
@@ -195,7 +195,7 @@ fn elastic_runs_commit_where_ranks_have_met() {
                 let step = local(comm, &model, DiLoCo::default(), options.clone())?;
                 Trainer::new(&model, step, loader(comm.runtime()).workers(0))
                     .until(Length::Steps(until))
-                    .with(Checkpoints::in_folder(&folder.0).on_signal(false))
+                    .with(Checkpoints::in_folder(&folder.0).ignore_signals())
                     .resume(Resume::IfThere)
                     .run(loss)?;
                 weights(&model)

@@ -55,7 +55,7 @@ fn a_run_that_goes_back_at_its_last_step_ends_once_and_evaluates_no_broken_weigh
         |trainer| {
             trainer
                 .until(Length::Steps(4))
-                .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).on_signal(false))
+                .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).ignore_signals())
                 .with(NonFinite::go_back(1))
                 .with(validation(Interval::Steps(4)).limit_batches(3))
                 .sink(memory.clone())
@@ -87,7 +87,7 @@ fn what_is_asked_for_while_the_run_ends_is_done() {
         "ending at 2" => run.control().evaluate(),
         _ => {}
     };
-    let events = told(ask, |trainer| trainer.with(validation(Interval::Steps(2)).at_end(false))).unwrap();
+    let events = told(ask, |trainer| trainer.with(validation(Interval::Steps(2)).skip_end())).unwrap();
     assert_eq!(events, ["begin", "evaluated at 2", "ending at 2", "evaluated at 2", "end"]);
 }
 
@@ -99,7 +99,7 @@ fn an_epoch_that_is_left_out_is_an_epoch_and_can_be_the_last() {
         }
     };
     let events =
-        told(ask, |trainer| trainer.until(Length::Epochs(2.0)).with(validation(Interval::Epochs(1.0)).at_end(false)));
+        told(ask, |trainer| trainer.until(Length::Epochs(2.0)).with(validation(Interval::Epochs(1.0)).skip_end()));
     let expected =
         ["begin", "evaluated at 2", "epoch ended at 2", "evaluated at 4", "ending at 4", "epoch ended at 4", "end"];
     assert_eq!(events.unwrap(), expected);
@@ -115,7 +115,7 @@ fn what_is_asked_for_at_the_end_of_an_epoch_is_done_at_once() {
         }
     };
     let events = told(ask, |trainer| {
-        let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false).at_end(false);
+        let checkpoints = Checkpoints::in_folder(&scratch.0).ignore_signals().skip_end();
         trainer.until(Length::Steps(9)).limit_batches(3).with(checkpoints)
     });
     assert_eq!(events.unwrap(), ["begin", "epoch ended at 3", "ending at 3", "saves 3", "end"]);
@@ -145,7 +145,7 @@ fn what_would_never_be_done_is_refused() {
             }
         };
         let path = scratch.0.join(&at[..3]);
-        let checkpoints = || Checkpoints::in_folder(&path).on_signal(false).every(Interval::Steps(2));
+        let checkpoints = || Checkpoints::in_folder(&path).ignore_signals().every(Interval::Steps(2));
         let error = told(ask, |trainer| trainer.until(Length::Steps(2)).with(checkpoints())).unwrap_err().to_string();
         assert!(error.contains("nothing can be requested of a run"), "{at}: {error}");
     }
@@ -202,7 +202,7 @@ fn an_evaluation_at_the_start_is_one_like_any_other() {
                 autograd::manual_seed(77);
                 Ok((1.0, 1.0))
             };
-            let evaluate = validation(Interval::Never).at_start(true).at_end(false).measure("x", draws);
+            let evaluate = validation(Interval::Never).at_start().skip_end().measure("x", draws);
             trainer.until(Length::Steps(1)).with(evaluate).sink(memory.clone())
         },
     );
@@ -227,7 +227,7 @@ fn interrupted(ranks: usize, after: &[u64]) -> (Vec<(u64, f64)>, u64) {
                 .with(EventLog(Rc::default(), ask))
                 .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(2)))
                 .with(EarlyStop::on(train::Monitor::max("validation/loss")).patience(3))
-                .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
                 .sink(memory.clone())
                 .resume(Resume::IfThere)
                 .run(loss)?;

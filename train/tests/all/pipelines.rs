@@ -66,8 +66,8 @@ fn piped((ranks, tensor): (usize, bool), untils: &[u64]) -> [Vec<(u64, f64)>; 2]
                 Trainer::new(&ModelInStep, pipeline(&comm, tensor)?, loader(comm.runtime()).last(Last::Drop))
                     .until(Length::Steps(until))
                     .record_every(Interval::Steps(1))
-                    .with(evaluate.at_end(false))
-                    .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                    .with(evaluate.skip_end())
+                    .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
                     .sink(memory.clone())
                     .resume(Resume::IfThere)
                     .run(|_, batch| split(batch))
@@ -91,8 +91,7 @@ fn it_is_the_loop_of_one_rank_and_goes_on_to_the_bit() {
         let sum = model.forward(&Var::new(x))?.sub(&Var::new(y))?.square()?.sum_all()?;
         Loss::sum(sum, batch.rows as f64)
     };
-    let evaluate =
-        Evaluate::on(held_out(one.runtime()).batch(4).last(Last::Drop)).every(Interval::Steps(4)).at_end(false);
+    let evaluate = Evaluate::on(held_out(one.runtime()).batch(4).last(Last::Drop)).every(Interval::Steps(4)).skip_end();
     let trainer = Trainer::new(&model, step, loader(one.runtime()).last(Last::Drop)).until(Length::Steps(8));
     trainer.with(evaluate).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).unwrap();
     for ranks in [(2, false), (4, false), (4, true), (8, true)] {

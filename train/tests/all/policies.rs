@@ -38,7 +38,7 @@ fn going_back_leaves_out_what_led_there() {
             let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(7));
             let report = trainer
                 .record_every(Interval::Steps(1))
-                .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).on_signal(false))
+                .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).ignore_signals())
                 .with(NonFinite::go_back(1))
                 .sink(memory.clone())
                 .run(broken_at(3))?;
@@ -60,7 +60,7 @@ fn going_back_more_often_than_allowed_or_to_nothing_is_an_error() {
         let model = Mlp::new(comm.runtime(), 0.0).unwrap();
         let mut trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
         if policy {
-            trainer = trainer.with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(1)).on_signal(false));
+            trainer = trainer.with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(1)).ignore_signals());
         }
         trainer.with(NonFinite::go_back(2)).run(|model, batch| {
             let own = loss(model, batch)?;
@@ -238,7 +238,7 @@ fn steps_that_are_undone_count_no_tokens() {
     let report = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()))
         .until(Length::Steps(5))
         .record_every(Interval::Never)
-        .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).on_signal(false))
+        .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).ignore_signals())
         .with(NonFinite::go_back(1))
         .run(broken_at(3));
     // Of the 53 examples that were read, two steps of 8 were undone.
@@ -264,7 +264,7 @@ fn a_run_that_went_back_and_is_killed_goes_on_after_what_led_there() {
                 let model = Mlp::new(comm.runtime(), 0.0)?;
                 let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                     .until(Length::Steps(7))
-                    .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).on_signal(false))
+                    .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).ignore_signals())
                     .with(NonFinite::go_back(1))
                     .with(FailsAgain(fails_at, 0))
                     .resume(Resume::IfThere)
@@ -288,7 +288,7 @@ fn how_often_a_run_went_back_is_kept() {
         let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).resume(Resume::IfThere);
         trainer
             .until(Length::Steps(7))
-            .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).on_signal(false))
+            .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).ignore_signals())
             .with(NonFinite::go_back(1))
             .with(FailsAgain(fails_at, 0))
             .run(|model, batch| {

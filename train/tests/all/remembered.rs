@@ -35,7 +35,7 @@ fn valued(
 }
 
 fn in_folder(folder: &Scratch) -> Checkpoints<Cpu> {
-    Checkpoints::in_folder(&folder.0).on_signal(false)
+    Checkpoints::in_folder(&folder.0).ignore_signals()
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn two_policies_in_one_folder_are_refused() {
 fn a_folder_is_that_of_one_run_at_a_time() {
     let scratch = Scratch::new("locked");
     let folder = |wait: u64| Folder::new(&scratch.0).lock_wait(Duration::from_millis(wait));
-    let saves = |wait| Checkpoints::at(folder(wait)).on_signal(false).overwrite(true);
+    let saves = |wait| Checkpoints::at(folder(wait)).ignore_signals().overwrite(true);
     let run = |wait| valued(&[1.0], Resume::No, |trainer| trainer.with(saves(wait))).map(|_| ());
     let held = Folder::new(&scratch.0).lock().unwrap();
     let error = run(0).unwrap_err().to_string();
@@ -94,7 +94,7 @@ fn a_run_that_waited_for_a_folder_goes_on_from_what_was_saved_meanwhile() {
         let model = Mlp::new(comm.runtime(), 0.3)?;
         let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()));
         let trainer = trainer.until(Length::Steps(until)).resume(Resume::IfThere);
-        let mut trainer = trainer.with(Checkpoints::at(folder()).on_signal(false));
+        let mut trainer = trainer.with(Checkpoints::at(folder()).ignore_signals());
         if let Some(attached) = attached {
             trainer = trainer.with(attached);
         }
@@ -134,7 +134,7 @@ fn ranks_wait_for_a_folder_together() {
 fn a_run_goes_on_from_the_newest_checkpoint_of_all_folders() {
     let (best, last) = (Scratch::new("newest-best"), Scratch::new("newest-last"));
     let both = |best: &Scratch, last: &Scratch| {
-        let best = in_folder(best).best("validation/value").at_end(false);
+        let best = in_folder(best).best("validation/value").skip_end();
         let last = in_folder(last).every(Interval::Steps(1)).keep(2);
         policies(move |trainer| trainer.with(best).with(last))
     };
@@ -148,8 +148,7 @@ fn a_run_goes_on_from_the_newest_checkpoint_of_all_folders() {
 #[test]
 fn the_best_of_another_folder_is_not_the_best_here() {
     let (from, to) = (Scratch::new("best-from"), Scratch::new("best-to"));
-    let policy =
-        |folder: &Scratch| in_folder(folder).every(Interval::Steps(1)).best("validation/value").restore_best(true);
+    let policy = |folder: &Scratch| in_folder(folder).every(Interval::Steps(1)).best("validation/value").restore_best();
     valued(&[3.0, 1.0, 2.0], Resume::No, |trainer| trainer.with(policy(&from))).unwrap();
     let on = |values: &[f64], folder: &Scratch| {
         valued(values, Resume::From(from.0.clone()), |trainer| trainer.with(policy(folder))).unwrap().1
@@ -205,9 +204,9 @@ fn a_value_that_nothing_gives_is_an_error() {
             trainer = trainer.fast_dev_run(steps);
         }
         if evaluate {
-            trainer = trainer.with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false));
+            trainer = trainer.with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).skip_end());
         }
-        let policy = in_folder(&scratch).best("validation/loss").restore_best(true).overwrite(true);
+        let policy = in_folder(&scratch).best("validation/loss").restore_best().overwrite(true);
         trainer.with(policy).run(loss).map(|_| ())
     };
     let error = run(false, 2, false).unwrap_err().to_string();
@@ -222,7 +221,7 @@ fn a_value_that_nothing_gives_is_an_error() {
 #[test]
 fn a_run_without_a_best_checkpoint_says_so() {
     let (scratch, memory) = (Scratch::new("no-best"), Memory::default());
-    let policy = in_folder(&scratch).best("validation/value").restore_best(true);
+    let policy = in_folder(&scratch).best("validation/value").restore_best();
     valued(&[f64::NAN], Resume::No, |trainer| trainer.with(policy).sink(memory.clone())).unwrap();
     assert!(memory.text("checkpoint/best").is_some());
 }

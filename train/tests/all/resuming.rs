@@ -43,9 +43,9 @@ fn go_on<S: Step<Cpu>>(
     let report = trainer
         .until(Length::Steps(until))
         .record_every(Interval::Steps(1))
-        .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false))
+        .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).skip_end())
         .with(WeightAveraging::new(0.9).warmup())
-        .with(Checkpoints::in_folder(&folder.0).keep(2).on_signal(false))
+        .with(Checkpoints::in_folder(&folder.0).keep(2).ignore_signals())
         .sink(memory.clone())
         .resume(Resume::IfThere)
         .run(loss)?;
@@ -87,7 +87,7 @@ fn moved(from: usize, to: usize) -> Vec<(u64, f64)> {
             Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                 .until(Length::Steps(until))
                 .record_every(Interval::Steps(1))
-                .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
                 .sink(memory.clone())
                 .resume(Resume::IfThere)
                 .run(loss)?;
@@ -118,7 +118,7 @@ fn chunked(parts: &[(usize, u64)]) -> Vec<(u64, f64)> {
             Trainer::new(&model, canonical(comm, &model, 4 / ranks)?, data)
                 .until(Length::Steps(until))
                 .record_every(Interval::Steps(1))
-                .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
                 .sink(memory.clone())
                 .resume(Resume::IfThere)
                 .run(loss)?;
@@ -144,7 +144,7 @@ fn without_a_checkpoint_it_begins_or_says_so() {
     let model = Mlp::new(comm.runtime(), 0.0).unwrap();
     let run = |resume| {
         let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime())).resume(resume);
-        let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false).at_end(false);
+        let checkpoints = Checkpoints::in_folder(&scratch.0).ignore_signals().skip_end();
         trainer.until(Length::Steps(1)).with(checkpoints).run(loss)
     };
     assert_eq!(run(Resume::IfThere).unwrap().resumed, None);
@@ -182,7 +182,7 @@ fn other_data_is_refused() {
     let run = |seed: u64| {
         let data = loader(comm.runtime()).shuffle(seed);
         let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), data).resume(Resume::IfThere);
-        let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false);
+        let checkpoints = Checkpoints::in_folder(&scratch.0).ignore_signals();
         trainer.until(Length::Steps(2)).with(checkpoints).run(loss)
     };
     run(1).unwrap();
@@ -192,7 +192,7 @@ fn other_data_is_refused() {
     let other = Mlp::new(comm.runtime(), 0.0).unwrap();
     let before = weights(&other).unwrap();
     let trainer = Trainer::new(&other, ddp(&comm, &other, 1).unwrap(), loader(comm.runtime()).shuffle(2));
-    let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false);
+    let checkpoints = Checkpoints::in_folder(&scratch.0).ignore_signals();
     trainer.with(checkpoints).resume(Resume::Required).run(loss).map(|_| ()).unwrap_err();
     assert_eq!(weights(&other).unwrap(), before);
     assert_eq!(run(1).unwrap().resumed, Some(2));
@@ -225,7 +225,7 @@ fn a_callback_that_kept_nothing_is_told_so() {
         if with {
             trainer = trainer.with(KeepsNothing(std::rc::Rc::clone(&told)));
         }
-        let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false);
+        let checkpoints = Checkpoints::in_folder(&scratch.0).ignore_signals();
         trainer.until(Length::Steps(until)).with(checkpoints).resume(Resume::IfThere).run(loss).unwrap();
     }
     // The first time it was not there when the checkpoint was saved.
@@ -245,7 +245,7 @@ fn a_run_that_was_stopped_early_stops_again() {
                     .until(Length::Steps(9))
                     .with(evaluate)
                     .with(EarlyStop::on("validation/value").patience(patience))
-                    .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                    .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
                     .resume(Resume::IfThere)
                     .run(loss)?;
                 Ok((report.progress.step, report.reason))
@@ -266,7 +266,7 @@ fn where_no_larger_batch_is_left_the_next_epoch_begins() {
         let model = Mlp::new(comm.runtime(), 0.0).unwrap();
         let data = loader(comm.runtime()).batch(batch).last(data::Last::Drop);
         let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), data).until(Length::Steps(6));
-        let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false);
+        let checkpoints = Checkpoints::in_folder(&scratch.0).ignore_signals();
         let progress = trainer.with(checkpoints).resume(Resume::IfThere).run(loss).unwrap().progress;
         (progress.step, progress.epoch, progress.position)
     };

@@ -16,7 +16,7 @@ fn run(ranks: usize, checkpoints: impl Fn() -> Checkpoints<Cpu> + Sync, memory: 
         let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(6));
         let report = trainer
             .with(evaluate.without_loss())
-            .with(checkpoints().on_signal(false))
+            .with(checkpoints().ignore_signals())
             .sink(memory.clone())
             .run(loss)?;
         Ok(report.progress.step)
@@ -44,7 +44,7 @@ fn the_last_ones_and_the_best_stay() {
 #[test]
 fn what_is_best_alone_is_saved() {
     let scratch = Scratch::new("best");
-    let policy = || Checkpoints::in_folder(&scratch.0).best(Monitor::max("validation/value")).at_end(false);
+    let policy = || Checkpoints::in_folder(&scratch.0).best(Monitor::max("validation/value")).skip_end();
     run(1, policy, &Memory::default()).unwrap();
     assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [1, 6]);
 }
@@ -121,7 +121,7 @@ fn checkpoints_of_another_run_are_left_alone() {
             trainer = trainer.fast_dev_run(1).with(NonFinite::go_back(1));
         }
         let factor = if dry { f64::NAN } else { 1.0 };
-        trainer.with(Checkpoints::in_folder(&folder.0).on_signal(false)).resume(resume).run(|model, batch| {
+        trainer.with(Checkpoints::in_folder(&folder.0).ignore_signals()).resume(resume).run(|model, batch| {
             let own = loss(model, batch)?;
             distributed::train::Loss::sum(numcore::ops::PointwiseOps::mul(own.total(), factor)?, own.weight())
         })
@@ -161,7 +161,7 @@ fn a_checkpoint_that_could_not_be_written_is_not_the_best() {
                     false => Ok(()),
                 }
             });
-            Checkpoints::at(folder).best("validation/value").at_end(false).in_thread(in_thread).report_failures()
+            Checkpoints::at(folder).best("validation/value").skip_end().in_thread(in_thread).report_failures()
         };
         run(1, policy, &Memory::default()).unwrap();
         let folder = Folder::new(&scratch.0);
@@ -186,7 +186,7 @@ fn each_folder_has_an_interval_of_its_own() {
     on_ranks(2, |comm| {
         let model = Mlp::new(comm.runtime(), 0.0)?;
         let saves = |folder: &Scratch, steps| {
-            Checkpoints::in_folder(&folder.0).every(Interval::Steps(steps)).at_end(false).on_signal(false)
+            Checkpoints::in_folder(&folder.0).every(Interval::Steps(steps)).skip_end().ignore_signals()
         };
         Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
             .until(Length::Steps(9))
@@ -216,7 +216,7 @@ fn a_save_is_written_to_its_end_when_the_run_ends_by_an_error() {
             let rank = comm.rank();
             Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                 .until(Length::Steps(9))
-                .with(Checkpoints::at(slow).every(Interval::Steps(2)).on_signal(false))
+                .with(Checkpoints::at(slow).every(Interval::Steps(2)).ignore_signals())
                 .with(After(3, |_: &mut Run<'_, _, _, _>| match rank + 1 == ranks {
                     true => Err(Error::other("the log is full")),
                     false => Ok(()),
@@ -244,7 +244,7 @@ fn where_transfers_wait_for_each_other_no_thread_saves() {
             });
             Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
                 .until(Length::Steps(4))
-                .with(Checkpoints::at(folder).every(Interval::Steps(2)).on_signal(false))
+                .with(Checkpoints::at(folder).every(Interval::Steps(2)).ignore_signals())
                 .run(loss)
         })
         .unwrap();
@@ -260,12 +260,13 @@ fn left(ranks: usize, folder: &Scratch, stops: bool, restores: bool) -> Result<(
         let calls = AtomicUsize::new(0);
         let value = |_: &(), _: &Batch<Rows>| Ok((VALUES[calls.fetch_add(1, Ordering::SeqCst) / 4], 1.0));
         let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)).measure("value", value);
-        let policy = Checkpoints::in_folder(&folder.0).best("validation/value").on_signal(false);
+        let policy = Checkpoints::in_folder(&folder.0).best("validation/value").ignore_signals();
         let mut trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(6));
         if stops {
             trainer = trainer.with(EarlyStop::on("validation/value").patience(2));
         }
-        let trainer = trainer.with(evaluate.without_loss()).with(policy.restore_best(restores).overwrite(true));
+        let policy = if restores { policy.restore_best() } else { policy };
+        let trainer = trainer.with(evaluate.without_loss()).with(policy.overwrite(true));
         let step = trainer.run(loss)?.progress.step;
         Ok((step, weights(&model)?))
     })
@@ -288,7 +289,7 @@ fn the_best_weights_can_be_those_that_are_left() {
         // From where a run would go on stays the last one.
         assert_eq!(Folder::new(&scratch.0).latest().unwrap(), Some(4));
     }
-    let nothing = || Checkpoints::in_folder("nowhere").restore_best(true);
+    let nothing = || Checkpoints::in_folder("nowhere").restore_best();
     let error = run(1, nothing, &Memory::default()).unwrap_err().to_string();
     assert!(error.contains("no value selects the best checkpoint"), "{error}");
 }
@@ -320,7 +321,7 @@ fn a_save_that_outlasts_the_other_ranks_patience_is_made_again() {
         });
         Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
             .until(Length::Steps(9))
-            .with(Checkpoints::at(folder).every(Interval::Steps(2)).on_signal(false))
+            .with(Checkpoints::at(folder).every(Interval::Steps(2)).ignore_signals())
             .with(After(3, |_: &mut Run<'_, _, _, _>| match rank {
                 0 => Err(Error::other("the log is full")),
                 _ => Ok(()),

@@ -33,7 +33,7 @@ fn child() {
     let (reason, value) = on_ranks(ranks, |comm| {
         let model = Mlp::new(comm.runtime(), 0.0)?;
         let (rank, seen) = (comm.rank(), AtomicUsize::new(0));
-        let evaluate = Evaluate::on(held_out(comm.runtime()).batch(1)).every(Interval::Steps(1)).at_end(false);
+        let evaluate = Evaluate::on(held_out(comm.runtime()).batch(1)).every(Interval::Steps(1)).skip_end();
         let slowly = evaluate.measure("slow", |_, _| {
             if rank == 0 {
                 append(&folder.join("measured"), &seen.fetch_add(1, Ordering::SeqCst).to_string());
@@ -163,8 +163,8 @@ fn evaluations_asked_for_in_the_step_of_an_interrupt_run_when_the_run_goes_on() 
                 let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                     .until(Length::Steps(until))
                     .with(Asks(asks))
-                    .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never).at_end(false))
-                    .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                    .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never).skip_end())
+                    .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
                     .sink(memory.clone())
                     .resume(Resume::IfThere)
                     .run(loss)?;
@@ -192,7 +192,7 @@ fn what_a_run_owes_at_its_end_runs_when_it_goes_on() {
                     .until(Length::Steps(6))
                     .with(interrupts)
                     .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never))
-                    .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                    .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
                     .sink(memory.clone())
                     .resume(Resume::IfThere)
                     .run(loss)?;
