@@ -1,7 +1,9 @@
 //! Rule: one concept per file. A file past the limit holds two.
 
 use super::Finding;
-use super::rust::code_only;
+use proc_macro2::TokenTree;
+
+use super::rust::{holds, is, line_of, tokens};
 use super::tree::Tree;
 
 const LIMIT: usize = 400;
@@ -30,18 +32,13 @@ fn is_test_file(path: &str) -> bool {
 
 /// The lines up to a `#[cfg(test)] mod name { … }` that ends the file; all lines without one.
 fn lines_before_tests(text: &str) -> usize {
-    let code = code_only(text);
-    let lines: Vec<&str> = code.lines().map(str::trim_end).collect();
-    let start = lines.iter().rposition(|&line| line == "#[cfg(test)]");
-    start.filter(|&at| is_last_module(&lines[at + 1..])).unwrap_or(lines.len())
-}
-
-/// Whether the lines are one module, formatted: its closing brace is the only one in the first column.
-fn is_last_module(lines: &[&str]) -> bool {
-    let opens = lines.iter().find(|line| !line.is_empty() && !line.starts_with("#["));
-    let close = lines.iter().position(|&line| line == "}");
-    opens.is_some_and(|line| line.split(' ').any(|word| word == "mod") && line.ends_with('{'))
-        && close.is_some_and(|at| lines[at + 1..].iter().all(|line| line.is_empty()))
+    let tokens = tokens(text);
+    let [before @ .., r#mod, TokenTree::Ident(_), TokenTree::Group(_)] = &tokens[..] else {
+        return text.lines().count();
+    };
+    let mut attributes = before.rchunks(2).take_while(|attribute| matches!(attribute, [mark, _] if is(mark, "#")));
+    let tests = attributes.find(|attribute| is(r#mod, "mod") && holds(&attribute[1], "cfg (test)"));
+    tests.map_or(text.lines().count(), |attribute| line_of(&attribute[0]) - 1)
 }
 
 #[cfg(test)]

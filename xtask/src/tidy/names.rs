@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::Finding;
-use super::rust::{code_only, is_word, line_of, words};
+use proc_macro2::TokenTree;
+
+use super::rust::{is, line_of, tokens};
 use super::tree::Tree;
 
 /// Programs and the suite: what they define is seen by no user.
@@ -31,9 +33,8 @@ const ONE_IN: usize = 20;
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut names: BTreeMap<String, Vec<Definition>> = BTreeMap::new();
     for (path, text) in tree.texts(".rs").filter(|(path, _)| is_library(path)) {
-        let code = code_only(text);
-        for (name, definition) in definitions(path, library_part(&code)) {
-            let known = names.entry(name.into()).or_default();
+        for (name, definition) in definitions(path, text) {
+            let known = names.entry(name).or_default();
             // Alternatives of one definition, by feature, stand in one file.
             if !known.iter().any(|other| other.path == path) {
                 known.push(definition);
@@ -67,30 +68,23 @@ fn is_library(path: &str) -> bool {
     path.contains("/src/") && !is_test && !PROGRAMS.iter().any(|program| path.starts_with(program))
 }
 
-/// What stands before the file's own tests.
-fn library_part(code: &str) -> &str {
-    code.find("#[cfg(test)]\nmod ").map_or(code, |at| &code[..at])
-}
-
-/// The types that are defined at the top of a module. Types within functions and associated types are indented, and no
-/// concern of anybody else.
-fn definitions<'a>(path: &str, code: &'a str) -> Vec<(&'a str, Definition)> {
-    let keywords = ["struct", "enum", "trait", "union", "type"];
-    let of = |keyword: &'static str| words(code, keyword).filter_map(move |at| Some((item(code, at, keyword)?, at)));
-    let mut all: Vec<_> = keywords.into_iter().flat_map(of).collect();
-    all.sort_by_key(|&(_, at)| at);
-    let definition = |public, at| Definition { path: path.into(), line: line_of(code, at), public };
-    all.into_iter().map(|((name, public), at)| (name, definition(public, at))).collect()
-}
-
-/// The name of the item whose keyword stands at `at`, and whether it is public everywhere.
-fn item<'a>(code: &'a str, at: usize, keyword: &str) -> Option<(&'a str, bool)> {
-    let line = code[..at].rfind('\n').map_or(0, |end| end + 1);
-    let before = &code[line..at];
-    let is_item = before.is_empty() || before.starts_with("pub") || before.starts_with("unsafe ");
-    let after = code[at + keyword.len()..].trim_start();
-    let end = after.find(|c| !is_word(c)).unwrap_or(after.len());
-    (is_item && end > 0).then(|| (&after[..end], before.starts_with("pub ")))
+/// The types that are defined at the top of a module. Types within functions, unit tests and associated types are in
+/// brackets, and no concern of anybody else.
+fn definitions(path: &str, text: &str) -> Vec<(String, Definition)> {
+    const KEYWORDS: [&str; 5] = ["struct", "enum", "trait", "union", "type"];
+    let tokens = tokens(text);
+    let public = |at: usize| {
+        let before = tokens[..at].iter().rev().find(|token| !is(token, "unsafe"));
+        before.is_some_and(|token| is(token, "pub"))
+    };
+    let named = |(at, pair): (usize, &[TokenTree])| match pair {
+        [keyword, TokenTree::Ident(name)] if KEYWORDS.iter().any(|word| is(keyword, word)) => {
+            let definition = Definition { path: path.into(), line: line_of(keyword), public: public(at) };
+            Some((name.to_string(), definition))
+        }
+        _ => None,
+    };
+    tokens.windows(2).enumerate().filter_map(named).collect()
 }
 
 #[cfg(test)]

@@ -3,14 +3,16 @@
 
 use super::Finding;
 use super::manifest;
-use super::rust::{code_only, line_of, words};
+use proc_macro2::TokenTree;
+
+use super::rust::{flat, holds, is, line_of, tokens};
 use super::tree::Tree;
 
 /// Folders, by the start of their name, that may use `unsafe`.
 const ROOMS: &[&str] = &["runtime-", "engine-"];
 /// How far above its `unsafe` a SAFETY comment may begin.
 const REACH: usize = 8;
-const FORBID: &str = "#![forbid(unsafe_code)]";
+const FORBID: &str = "forbid (unsafe_code)";
 
 /// Misplaced or unexplained `unsafe`, and crate roots that do not forbid it.
 pub fn check(tree: &Tree) -> Vec<Finding> {
@@ -26,18 +28,19 @@ fn is_allowed(path: &str) -> bool {
 
 fn open_roots(tree: &Tree, member: &str) -> Vec<Finding> {
     let roots = ["lib", "main"].map(|name| format!("{member}/src/{name}.rs"));
-    let open = |path: &String| tree.text(path).is_some_and(|text| !code_only(text).contains(FORBID));
-    roots.iter().filter(|path| open(path)).map(|path| Finding::new(path, 1, format!("add `{FORBID}`"))).collect()
+    let open =
+        |path: &String| tree.text(path).is_some_and(|text| !tokens(text).iter().any(|token| holds(token, FORBID)));
+    roots.iter().filter(|path| open(path)).map(|path| Finding::new(path, 1, "add `#![forbid(unsafe_code)]`")).collect()
 }
 
 fn uses(path: &str, text: &str) -> Vec<Finding> {
-    let code = code_only(text);
-    let lines: Vec<&str> = text.lines().collect();
-    words(&code, "unsafe").filter_map(|at| judge(path, &lines, line_of(&code, at), &code[at..])).collect()
+    let (lines, tokens): (Vec<&str>, _) = (text.lines().collect(), flat(tokens(text)));
+    let keywords = (0..tokens.len()).filter(|&at| is(&tokens[at], "unsafe"));
+    keywords.filter_map(|at| judge(path, &lines, line_of(&tokens[at]), &tokens[at + 1..])).collect()
 }
 
-/// `rest` begins with the keyword, which stands in `line`.
-fn judge(path: &str, lines: &[&str], line: usize, rest: &str) -> Option<Finding> {
+/// `rest` comes after the keyword, which stands in `line`.
+fn judge(path: &str, lines: &[&str], line: usize, rest: &[TokenTree]) -> Option<Finding> {
     let complaint = |message: &str| Some(Finding::new(path, line, message));
     if !is_allowed(path) {
         return complaint("unsafe outside the rooms that may use it (runtime-*, engine-*)");
@@ -62,14 +65,14 @@ enum Use {
 }
 
 impl Use {
-    fn of(rest: &str) -> Use {
-        let after = rest.trim_start_matches("unsafe").trim_start();
-        let after = after.strip_prefix("extern").map_or(after, str::trim_start);
-        match after.strip_prefix("fn") {
-            Some(list) if list.trim_start().starts_with('(') => Use::Type,
-            Some(_) => Use::Declaration,
-            None if after.starts_with("trait") => Use::Declaration,
-            None => Use::Block,
+    fn of(rest: &[TokenTree]) -> Use {
+        match rest {
+            [r#extern, TokenTree::Literal(_), rest @ ..] | [r#extern, rest @ ..] if is(r#extern, "extern") => {
+                Use::of(rest)
+            }
+            [r#fn, TokenTree::Group(_), ..] if is(r#fn, "fn") => Use::Type,
+            [item, ..] if is(item, "fn") || is(item, "trait") => Use::Declaration,
+            _ => Use::Block,
         }
     }
 }
@@ -127,16 +130,16 @@ mod tests {
 
     #[test]
     fn uses_are_told_apart() {
-        let check = |text, expect| assert_eq!(Use::of(text), expect, "{text}");
-        check("unsafe fn f()", Use::Declaration);
-        check("unsafe trait T {", Use::Declaration);
-        check("unsafe fn(u8)", Use::Type);
-        check("unsafe extern     fn(u8)", Use::Type);
-        check("unsafe extern     fn f(u8)", Use::Declaration);
-        check("unsafe extern     {", Use::Block);
-        check("unsafe impl T for U {", Use::Block);
-        check("unsafe {", Use::Block);
-        check("unsafe(no_mangle)", Use::Block);
+        let check = |text, expect| assert_eq!(Use::of(&tokens(text)), expect, "{text}");
+        check("fn f()", Use::Declaration);
+        check("trait T {}", Use::Declaration);
+        check("fn(u8)", Use::Type);
+        check("extern \"C\" fn(u8)", Use::Type);
+        check("extern fn f(u8)", Use::Declaration);
+        check("extern \"C\" {}", Use::Block);
+        check("impl T for U {}", Use::Block);
+        check("{}", Use::Block);
+        check("(no_mangle)", Use::Block);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Rule: the project speaks of itself alone, and nothing unfinished or switched off is called done.
 
 use super::Finding;
-use super::rust::is_word;
 use super::tree::Tree;
 
 struct Word {
@@ -71,6 +70,11 @@ impl Word {
             Place::Anywhere | Place::Rust => !before.is_some_and(is_word),
         }
     }
+}
+
+/// Whether `c` may occur in an identifier.
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
 /// Whether a line has the word issue or issues and a number: with or without a space and a `#` between.
