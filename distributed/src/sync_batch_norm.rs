@@ -97,7 +97,7 @@ impl<R: Runtime> Forward<R> for SyncBatchNorm<R> {
             let why = format!("needs [N, C, ..] with {channels} channels");
             return Err(Error::shape("sync_batch_norm", &[shape], why).on_rank(self.comm.world_rank()));
         }
-        if let Some((own, rest)) = norm.apart(x)? {
+        if let Some((own, rest)) = norm.split_counted(x)? {
             return cat(&[&self.of_all_ranks(&own)?, &rest], 0);
         }
         self.of_all_ranks(x)

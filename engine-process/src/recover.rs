@@ -283,10 +283,10 @@ mod tests {
     #[test]
     fn what_is_said_beyond_what_was_agreed_on_is_kept() {
         let mut own = Recovery::new(4);
-        own.hear(2, 1, vec![1]);
-        own.hear(3, 1, vec![1]);
+        own.store(2, 1, vec![1]);
+        own.store(3, 1, vec![1]);
         // Process 3 has died since; process 2 knew of it before it could agree.
-        own.hear(2, 1, vec![1, 3]);
+        own.store(2, 1, vec![1, 3]);
         assert_eq!(own.agree(0, 1, &[1]), Ok(1));
         assert_eq!(own.agree(0, 2, &[1]), Err(vec![2, 3]));
         assert_eq!(own.agree(0, 2, &[1, 3]), Ok(2));

@@ -171,7 +171,7 @@ fn those_that_recover_do_not_wait_for_one_that_comes_to_its_end_meanwhile() {
 fn what_was_said_in_one_recovery_is_not_heard_in_the_next() {
     let (fate, (dies, death)) = (Fate::default(), mpsc::sync_channel::<()>(1));
     let (death, rt) = (Mutex::new(death), NullRuntime::new());
-    let announcement = processes(4, &fate, |processes| match processes.rank() {
+    let outcomes = processes(4, &fate, |processes| match processes.rank() {
         2 => {
             thread::sleep(WHILE);
             drop(processes);
@@ -199,7 +199,7 @@ fn what_was_said_in_one_recovery_is_not_heard_in_the_next() {
             }
         }
     });
-    assert_eq!(all_well(said)[0], [1, 3]);
+    assert_eq!(all_well(outcomes)[0], [1, 3]);
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn worlds_that_are_over_leave_nothing() {
         let (group, members) = ([number].into(), [0].into());
         progress.execute(Command::Leave { group, members });
         // A late message of another process about the world.
-        progress.hear(super::stream::Event::Message(0, super::message::Message::Leave([number, 1].into())));
+        progress.handle(super::stream::Event::Message(0, super::message::Message::Leave([number, 1].into())));
         assert!(progress.worlds.is_empty() && progress.inbox.len() == 0, "{number}");
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct CutAttention<R: Runtime> {
 }
 
 /// Splits keys, of `depth` channels, from values, concatenated along channels.
-pub(super) fn apart<T: Apply>(both: &T, depth: usize) -> Result<[T; 2]> {
+pub(super) fn split_keys_values<T: Apply>(both: &T, depth: usize) -> Result<[T; 2]> {
     let width = both.spec().shape[3];
     Ok([both.narrow(3, 0, depth)?, both.narrow(3, depth, width - depth)?])
 }

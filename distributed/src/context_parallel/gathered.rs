@@ -11,7 +11,7 @@ use numcore::{
 };
 
 use super::{
-    cut::{CutAttention, apart, stacked},
+    cut::{CutAttention, split_keys_values, stacked},
     masked::gradients,
     masks::segment_mask,
     order::ZigZag,
@@ -84,7 +84,7 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
     fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
         let (q, both) = (&ins[0], cat(&[&ins[1], &ins[2]], -1)?);
         let both = self.exchange(SequenceStep::Gather, "").run(&both)?;
-        let [k, v] = apart(&both, ins[1].shape()[3])?;
+        let [k, v] = split_keys_values(&both, ins[1].shape()[3])?;
         let mut rows_found: Vec<(Range<usize>, PartialAttention<R>)> = Vec::new();
         for seen in self.seen(false) {
             let [k, v] = [&k, &v].map(|x| x.narrow(2, seen.keys.start, seen.keys.len()));
@@ -111,7 +111,7 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
         let (o, sums) = (cx.output(Attention::OUTPUT)?, cx.output(Attention::LSE)?);
         let both = self.exchange(SequenceStep::Gather, ", again").apply(&cat(&[&k, &v], -1)?)?;
         let depth = k.spec().shape[3];
-        let [k, v] = apart(&both, depth)?;
+        let [k, v] = split_keys_values(&both, depth)?;
         let (mut of_queries, mut of_keys): (Vec<(Range<usize>, Var<R>)>, _) = (Vec::new(), Vec::new());
         // A gradient over some of the keys cannot be differentiated again: the sums of weights are over all keys.
         for seen in self.seen(is_grad_enabled()) {
@@ -134,7 +134,8 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
             return Ok(());
         }
         let whole = added(&of_keys, self.0.order.tokens())?;
-        let [dk, dv] = apart(&self.exchange(SequenceStep::Scatter, ", their gradients").apply(&whole)?, depth)?;
+        let [dk, dv] =
+            split_keys_values(&self.exchange(SequenceStep::Scatter, ", their gradients").apply(&whole)?, depth)?;
         cx.give_value(1, &dk)?;
         cx.give_value(2, &dv)
     }

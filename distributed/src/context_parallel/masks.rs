@@ -11,6 +11,6 @@ pub(super) fn segment_mask<R: Runtime>(
     keys: &SequencePart,
     like: &Tensor<R>,
 ) -> Result<Tensor<R>> {
-    let apart = same_segment(&queries.take(segments, 1)?, &keys.take(segments, 1)?)?.logical_not()?;
-    Tensor::zeros(like.runtime(), [], like.dtype())?.masked_fill(&apart, f64::NEG_INFINITY)
+    let differs = same_segment(&queries.take(segments, 1)?, &keys.take(segments, 1)?)?.logical_not()?;
+    Tensor::zeros(like.runtime(), [], like.dtype())?.masked_fill(&differs, f64::NEG_INFINITY)
 }

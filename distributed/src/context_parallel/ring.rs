@@ -14,7 +14,7 @@ use numcore::{
 };
 
 use super::{
-    cut::{CutAttention, apart, stacked},
+    cut::{CutAttention, split_keys_values, stacked},
     masks::segment_mask,
     order::ZigZag,
     partial::{PartialAttention, merged},
@@ -112,7 +112,7 @@ impl<R: Runtime> RingAttention<R> {
 
     /// The attention of the chunks of one step.
     fn found(&self, step: RingStep, q: &Tensor<R>, both: &Tensor<R>, depth: usize) -> Result<PartialAttention<R>> {
-        let [k, v] = apart(&self.chunks(both, step.keys)?, depth)?;
+        let [k, v] = split_keys_values(&self.chunks(both, step.keys)?, depth)?;
         let (q, (op, mask)) = (self.chunks(q, step.queries)?, self.call(step, q)?);
         let operands: Vec<&Tensor<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
         PartialAttention::of(op, &operands)
@@ -121,7 +121,7 @@ impl<R: Runtime> RingAttention<R> {
     /// The gradients that one step gives queries, and keys and values concatenated along channels, in the type of
     /// computation.
     fn gradients(&self, step: RingStep, saved: &SavedByRing<R>, both: &Tensor<R>) -> Result<[Tensor<R>; 2]> {
-        let [k, v] = apart(&self.chunks(both, step.keys)?, saved.depth)?;
+        let [k, v] = split_keys_values(&self.chunks(both, step.keys)?, saved.depth)?;
         let [g, o, q] = [&saved.g, &saved.o, &saved.q].map(|x| self.chunks(x, step.queries));
         // Kernels read contiguous sums.
         let (g, o, q, lse) = (g?, o?, q?, self.chunks(&saved.lse, step.queries)?.contiguous()?);
@@ -234,7 +234,7 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
         let others = travelling.map(InFlight::arrived).transpose()?;
         let Some(home) = home.filter(|_| keys_too) else { return Ok(()) };
         let dkv = others.map_or(Ok(home.clone()), |others| home.add(&others))?;
-        let [dk, dv] = apart(&dkv, saved.depth)?;
+        let [dk, dv] = split_keys_values(&dkv, saved.depth)?;
         cx.give_value(1, &Var::new(dk.to_dtype(k.dtype())?))?;
         cx.give_value(2, &Var::new(dv.to_dtype(v.dtype())?))
     }

@@ -9,7 +9,7 @@ use numcore::{
 };
 
 use super::{
-    cut::{CutAttention, apart},
+    cut::{CutAttention, split_keys_values},
     masked::MaskedAttention,
     order::ZigZag,
 };
@@ -36,7 +36,7 @@ pub(super) fn by_heads<R: Runtime>(cut: CutAttention<R>, [q, k, v]: [&Var<R>; 3]
     let [k, v] = if shared { [repeated(k, ranks / g)?, repeated(v, ranks / g)?] } else { [k.clone(), v.clone()] };
     let (q, both) = (to_heads(comm, order, q)?, to_heads(comm, order, &cat(&[&k, &v], -1)?)?);
     let depth = k.spec().shape[3];
-    let [k, v] = apart(&both, depth)?;
+    let [k, v] = split_keys_values(&both, depth)?;
     let found = match segments {
         None => Var::apply(op.into(), &[&q, &k, &v])?.remove(0),
         Some(segments) => apply_function(Arc::new(MaskedAttention { op, segments }), &[&q, &k, &v])?.remove(0),

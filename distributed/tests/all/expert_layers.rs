@@ -14,7 +14,7 @@ type Joined = Vec<(String, Vec<f64>)>;
 #[derive(Clone, Debug)]
 struct LayerCase {
     config: MoeConfig,
-    /// ZeroStage many tokens each rank has.
+    /// The number of tokens of each rank.
     tokens: Vec<usize>,
     /// What every expert's score is moved by when experts are picked.
     bias: Vec<f32>,
@@ -23,7 +23,7 @@ struct LayerCase {
 }
 
 /// What one rank has: its tokens' part of some values, and its pieces of gradients.
-struct PartialAttention {
+struct RankResult {
     tokens: Range<usize>,
     y: Vec<f64>,
     dx: Vec<f64>,
@@ -42,7 +42,7 @@ impl LayerCase {
         LayerCase { config, tokens: tokens.to_vec(), bias: vec![], checkpointed: false }
     }
 
-    fn run(&self, comm: Comm<Cpu>, expert_ranks: usize) -> Result<Found> {
+    fn run(&self, comm: Comm<Cpu>, expert_ranks: usize) -> Result<RankResult> {
         let counting = Arc::new(CountingCommunicator::new(comm));
         let comm: Comm<Cpu> = counting.clone();
         let (rt, all) = (comm.runtime(), self.tokens.iter().sum::<usize>());
@@ -82,7 +82,7 @@ impl LayerCase {
             let gradient = gradients.get(&p.leaf()).unwrap().contiguous()?.to_vec::<f64>()?;
             Ok((name, experts.map(|placed| placed.placement().clone()), gradient))
         });
-        Ok(PartialAttention {
+        Ok(RankResult {
             tokens: own,
             y: y.value()?.to_vec::<f64>()?,
             dx: gradients.of(&x).unwrap().contiguous()?.to_vec::<f64>()?,
@@ -95,7 +95,7 @@ impl LayerCase {
         })
     }
 
-    fn on(&self, expert_ranks: usize) -> (Joined, Vec<Found>) {
+    fn on(&self, expert_ranks: usize) -> (Joined, Vec<RankResult>) {
         let found = Ranks::new(self.tokens.len()).run(cpu, |comm| self.run(comm, expert_ranks));
         let found = found.unwrap_or_else(|error| panic!("{self:?} over {expert_ranks}: {error}"));
         (joined(&found), found)
@@ -106,7 +106,7 @@ impl LayerCase {
     }
 
     /// Requires that ranks compute what one does.
-    fn same(&self, expert_ranks: usize) -> Vec<Found> {
+    fn same(&self, expert_ranks: usize) -> Vec<RankResult> {
         let (many, found) = self.on(expert_ranks);
         for ((name, many), (other, one)) in many.iter().zip(&self.alone()) {
             assert_eq!((name, many.len()), (other, one.len()));
@@ -119,9 +119,9 @@ impl LayerCase {
     }
 }
 
-fn joined(found: &[Found]) -> Joined {
-    let by_token = |of: &dyn Fn(&Found) -> Vec<f64>| found.iter().flat_map(of).collect::<Vec<f64>>();
-    let summed = |of: &dyn Fn(&Found) -> f64| found.iter().map(of).sum::<f64>();
+fn joined(found: &[RankResult]) -> Joined {
+    let by_token = |of: &dyn Fn(&RankResult) -> Vec<f64>| found.iter().flat_map(of).collect::<Vec<f64>>();
+    let summed = |of: &dyn Fn(&RankResult) -> f64| found.iter().map(of).sum::<f64>();
     let mut all = vec![
         ("y".to_string(), by_token(&|f| f.y.clone())),
         ("dx".to_string(), by_token(&|f| f.dx.clone())),

@@ -6,7 +6,7 @@ use crate::{pipeline_common::*, prelude::*};
 
 /// What is done to micro-batch `at` of a stage.
 #[derive(Clone, Copy, Debug)]
-pub enum Trouble {
+pub enum StageFault {
     Error,
     Panic,
     Shape,
@@ -17,33 +17,33 @@ pub enum Trouble {
 }
 
 /// A stage to which something happens in one of its forwards.
-pub struct Troubled {
+pub struct FaultyStage {
     pub inner: Box<dyn Stage<Cpu>>,
-    pub trouble: Trouble,
+    pub fault: StageFault,
     pub at: u64,
     pub calls: std::sync::atomic::AtomicU64,
 }
 
-impl Module<Cpu> for Troubled {
+impl Module<Cpu> for FaultyStage {
     fn visit(&self, name: &str, visitor: &mut dyn Visitor<Cpu>) {
         self.inner.visit(name, visitor);
     }
 }
 
-impl Stage<Cpu> for Troubled {
+impl Stage<Cpu> for FaultyStage {
     fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
         let outputs = self.inner.forward_values(inputs)?;
         let call = self.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let x = &outputs[0];
-        match self.trouble {
+        match self.fault {
             _ if call != self.at => Ok(outputs),
-            Trouble::Error => Err(Error::argument("stage", "an error on purpose")),
-            Trouble::Panic => panic!("a panic on purpose"),
-            Trouble::Shape => Ok(vec![x.narrow(0, 0, 1)?]),
-            Trouble::Rank => Ok(vec![x.unsqueeze(0)?]),
-            Trouble::DType => Ok(vec![numcore::ops::PointwiseOps::to_dtype(x, DType::F64)?]),
-            Trouble::Count => Ok(vec![x.clone(), x.clone()]),
-            Trouble::Detach => Ok(vec![numcore::ops::Apply::detach(x)]),
+            StageFault::Error => Err(Error::argument("stage", "an error on purpose")),
+            StageFault::Panic => panic!("a panic on purpose"),
+            StageFault::Shape => Ok(vec![x.narrow(0, 0, 1)?]),
+            StageFault::Rank => Ok(vec![x.unsqueeze(0)?]),
+            StageFault::DType => Ok(vec![numcore::ops::PointwiseOps::to_dtype(x, DType::F64)?]),
+            StageFault::Count => Ok(vec![x.clone(), x.clone()]),
+            StageFault::Detach => Ok(vec![numcore::ops::Apply::detach(x)]),
         }
     }
 }
@@ -67,13 +67,13 @@ pub fn batch(comm: &Comm<Cpu>, m: usize) -> Result<MicroBatches<Cpu>> {
     MicroBatches::split(&[rows(comm.runtime(), 1, m)], &[rows(comm.runtime(), 2, m)], m)
 }
 
-/// Two runs, in which stage `stage` has trouble in its `at`-th forward; then a barrier, so that no rank can end without having heard.
-fn troubled(checked: &Checked, stage: usize, trouble: Trouble, at: u64) -> Vec<Error> {
+/// Two runs, in which stage `stage` has fault in its `at`-th forward; then a barrier, so that no rank can end without having heard.
+fn with_fault(checked: &Checked, stage: usize, fault: StageFault, at: u64) -> Vec<Error> {
     let (stages, m) = (checked.schedule().stages(), checked.schedule().micro_batches());
     errors(checked.schedule().placement().ranks(), |comm| {
         let mut all = mlp_stages(comm.runtime(), stages, stages);
         let inner = all.remove(stage);
-        all.insert(stage, Box::new(Troubled { inner, trouble, at, calls: Default::default() }));
+        all.insert(stage, Box::new(FaultyStage { inner, fault, at, calls: Default::default() }));
         let mut pipeline = pipeline(&comm, checked, all)?;
         let mut hooks = hooks(&pipeline);
         for _ in 0..2 {
@@ -103,7 +103,7 @@ fn a_stage_that_fails_is_named_on_every_rank() {
     each(|checked, stage| {
         for at in [0, 2, 5] {
             let micro = at % 4;
-            for (rank, error) in troubled(checked, stage, Trouble::Error, at).into_iter().enumerate() {
+            for (rank, error) in with_fault(checked, stage, StageFault::Error, at).into_iter().enumerate() {
                 let own = checked.schedule().placement().rank_of(stage).unwrap();
                 let text = error.to_string();
                 assert!(text.contains("an error on purpose"), "{text}");
@@ -121,7 +121,7 @@ fn a_stage_that_fails_is_named_on_every_rank() {
 #[test]
 fn a_stage_that_panics_is_named_on_every_rank() {
     each(|checked, stage| {
-        for error in troubled(checked, stage, Trouble::Panic, 1) {
+        for error in with_fault(checked, stage, StageFault::Panic, 1) {
             let text = error.to_string();
             let own = checked.schedule().placement().rank_of(stage).unwrap();
             let ErrorKind::Peer { peer, cause, .. } = error.kind() else { panic!("{text}") };
@@ -133,24 +133,24 @@ fn a_stage_that_panics_is_named_on_every_rank() {
 #[test]
 fn what_a_stage_makes_may_not_change() {
     let cases = [
-        (Trouble::Shape, "f32 [1, 12]"),
-        (Trouble::Rank, "f32 [1, 3, 12]"),
-        (Trouble::DType, "f64 [3, 12]"),
-        (Trouble::Count, "f32 [3, 12], f32 [3, 12]"),
-        (Trouble::Detach, "f32 [3, 12] without gradient"),
+        (StageFault::Shape, "f32 [1, 12]"),
+        (StageFault::Rank, "f32 [1, 3, 12]"),
+        (StageFault::DType, "f64 [3, 12]"),
+        (StageFault::Count, "f32 [3, 12], f32 [3, 12]"),
+        (StageFault::Detach, "f32 [3, 12] without gradient"),
     ];
-    for (trouble, told) in cases {
+    for (fault, told) in cases {
         each(|checked, stage| {
             if stage + 1 == checked.schedule().stages() {
                 return;
             }
             // In the first run, and in the second.
             for at in [2, 4] {
-                for error in troubled(checked, stage, trouble, at) {
+                for error in with_fault(checked, stage, fault, at) {
                     let text = error.to_string();
                     let micro = at % 4;
                     let wanted = [told, "f32 [3, 12]", &format!("stage {stage} made"), &format!("micro-batch {micro}")];
-                    assert!(wanted.iter().all(|part| text.contains(part)), "{trouble:?}: {text}");
+                    assert!(wanted.iter().all(|part| text.contains(part)), "{fault:?}: {text}");
                 }
             }
         });

@@ -2,7 +2,7 @@
 
 use crate::{
     pipeline_common::{checked, mlp_stages, pipeline},
-    pipeline_faults::{Trouble, Troubled, batch, hooks},
+    pipeline_faults::{FaultyStage, StageFault, batch, hooks},
     prelude::*,
 };
 
@@ -208,7 +208,7 @@ fn disagreements_name_ranks_of_the_world() {
 #[test]
 fn a_stage_that_fails_in_one_replica_is_named_on_all_ranks_of_all_replicas() {
     let checked = checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
-    for (n, trouble, at) in [(4, Trouble::Error, 2), (8, Trouble::Panic, 0), (6, Trouble::Shape, 1)] {
+    for (n, fault, at) in [(4, StageFault::Error, 2), (8, StageFault::Panic, 0), (6, StageFault::Shape, 1)] {
         for stage in [0, 1] {
             let own = n - 2 + stage;
             let program = |comm: Comm<Cpu>| {
@@ -216,7 +216,7 @@ fn a_stage_that_fails_in_one_replica_is_named_on_all_ranks_of_all_replicas() {
                 let mut stages = mlp_stages(comm.runtime(), 2, 2);
                 if comm.rank() == own {
                     let inner = stages.remove(stage);
-                    stages.insert(stage, Box::new(Troubled { inner, trouble, at, calls: Default::default() }));
+                    stages.insert(stage, Box::new(FaultyStage { inner, fault, at, calls: Default::default() }));
                 }
                 let mut pipeline = pipeline(&groups.pipe, &checked, stages)?;
                 let mut hooks = hooks(&pipeline);

@@ -67,7 +67,7 @@ impl Portable for common::Trace {
     }
 }
 
-impl Portable for told::Told {
+impl Portable for outcome::RunOutcome {
     fn write(&self, to: &mut Writer) {
         self.losses.write(to);
         self.norms.write(to);
@@ -76,6 +76,6 @@ impl Portable for told::Told {
 
     fn read(from: &mut WireReader<'_>) -> numcore::Result<Self> {
         let (losses, norms) = (Portable::read(from)?, Portable::read(from)?);
-        Ok(told::Told { losses, norms, pieces: Portable::read(from)? })
+        Ok(outcome::RunOutcome { losses, norms, pieces: Portable::read(from)? })
     }
 }

@@ -374,7 +374,7 @@ mod tests {
             let own = Registration { number: random_id(), agrees: List::new() };
             let stopped =
                 FolderRendezvous { folder: folder.path(), rank: 1, own, begun: Instant::now(), timeout: wait };
-            stopped.registration().unwrap();
+            stopped.register().unwrap();
             while stopped.list("job").get(1) != Some(&stopped.own.number) {
                 thread::yield_now();
             }

@@ -87,7 +87,8 @@ impl<R: Runtime> BatchNorm<R> {
     /// Splits a batch into the rows that [count](crate::counted_rows) and the outputs of the others. Rows that do not
     /// count are no part of the batch's statistics, so their outputs use the running ones. `None` if all count.
     #[track_caller]
-    pub fn apart(&self, x: &Var<R>) -> Result<Option<(Var<R>, Var<R>)>> {
+    #[doc(alias = "apart")]
+    pub fn split_counted(&self, x: &Var<R>) -> Result<Option<(Var<R>, Var<R>)>> {
         let rows = x.spec().shape.dims().first().copied().unwrap_or(0);
         let count = counted_rows(rows);
         if count == rows {
@@ -118,7 +119,7 @@ impl<R: Runtime> Forward<R> for BatchNorm<R> {
         if !self.mode.is_training() {
             return self.by_running_statistics(x);
         }
-        match self.apart(x)? {
+        match self.split_counted(x)? {
             None => self.by_batch_statistics(x),
             // The counted rows are too few for statistics: training goes on with the running ones.
             Some((own, _)) if own.spec().shape[0] == 0 || is_without_variance(own.spec().shape) => {
