@@ -270,7 +270,7 @@ fn what_is_measured_comes_after_what_is_predicted() {
     let evaluate = Evaluate::on(held_out(comm.runtime())).measure("x", |_, _| Ok((0.0, 1.0)));
     let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
     let error = trainer.with(evaluate.predict(|_, _| Ok(()))).run(loss).unwrap_err().to_string();
-    assert!(error.contains("give `predict` first"), "{error}");
+    assert!(error.contains("call `predict` first"), "{error}");
 }
 
 #[test]
