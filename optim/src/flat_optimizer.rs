@@ -4,12 +4,15 @@ use std::{borrow::Borrow, collections::HashSet, sync::Arc};
 
 use autograd::Leaf;
 use nn::{Module, ModuleExt};
-use numcore::{DType, Error, Flat, Result, Runtime, Tensor, Within};
+use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{
     Elementwise, FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, StepContext, UpdateRule,
-    captured::require_replayable, further_params::GroupsByName, hyper::require_groups, param_part::ParamPart,
-    params::same_places,
+    captured::require_replayable,
+    further_params::GroupsByName,
+    hyper::require_groups,
+    param_part::ParamPart,
+    params::{by_dtype, same_places},
 };
 
 /// An optimizer with rule `C` over groups of parameters; each group has one buffer per dtype.
@@ -384,19 +387,6 @@ impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
         self.claim()?;
         self.parts.iter().try_for_each(|p| p.params.release(|_| false))
     }
-}
-
-/// Groups parameters by dtype, in order of first appearance.
-pub(crate) fn by_dtype<R: Runtime>(leaves: Vec<Arc<Leaf<R>>>) -> Vec<Vec<Arc<Leaf<R>>>> {
-    let mut parts: Vec<(DType, Vec<Arc<Leaf<R>>>)> = Vec::new();
-    for leaf in leaves {
-        let dtype = leaf.spec().dtype;
-        match parts.iter_mut().find(|(d, _)| *d == dtype) {
-            Some((_, part)) => part.push(leaf),
-            None => parts.push((dtype, vec![leaf])),
-        }
-    }
-    parts.into_iter().map(|(_, part)| part).collect()
 }
 
 pub(crate) fn refuse<R: Runtime, C: UpdateRule>(config: &C, leaves: &[Arc<Leaf<R>>]) -> Result<()> {

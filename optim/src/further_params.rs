@@ -5,11 +5,7 @@ use std::sync::Arc;
 use autograd::Leaf;
 use numcore::{Error, Result, Runtime, ops::Spec};
 
-use crate::{
-    FlatOptimizer, OwnGradients, UpdateRule,
-    flat_optimizer::{by_dtype, refuse},
-    param_part::ParamPart,
-};
+use crate::{FlatOptimizer, OwnGradients, UpdateRule, flat_optimizer::refuse, param_part::ParamPart, params::by_dtype};
 
 /// A function from a parameter's name and shape to its group.
 type GroupOf = Arc<dyn Fn(&str, &Spec) -> usize + Send + Sync>;

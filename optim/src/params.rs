@@ -260,3 +260,16 @@ pub(crate) fn same_places(a: &FlatLayout, b: &FlatLayout) -> bool {
     let ranges = || a.len() == b.len() && (0..a.len()).all(|i| a.range(i) == b.range(i));
     a == b || (a.numel() == b.numel() && ranges())
 }
+
+/// Groups parameters by dtype, in order of first appearance.
+pub(crate) fn by_dtype<R: Runtime>(leaves: Vec<Arc<Leaf<R>>>) -> Vec<Vec<Arc<Leaf<R>>>> {
+    let mut parts: Vec<(DType, Vec<Arc<Leaf<R>>>)> = Vec::new();
+    for leaf in leaves {
+        let dtype = leaf.spec().dtype;
+        match parts.iter_mut().find(|(d, _)| *d == dtype) {
+            Some((_, part)) => part.push(leaf),
+            None => parts.push((dtype, vec![leaf])),
+        }
+    }
+    parts.into_iter().map(|(_, part)| part).collect()
+}

@@ -1,8 +1,8 @@
-//! Pictures of a step: SVG, and the trace format of Chrome and Perfetto.
+//! The times of a step's actions, and their picture as SVG.
 
 use std::fmt::Write as _;
 
-use super::action::{Action, End, Pass};
+use super::action::{Action, Pass};
 use super::simulate::Simulation;
 
 /// The times of all actions, per rank, simulated or measured.
@@ -66,18 +66,6 @@ impl Timeline {
         }
         svg + "</svg>\n"
     }
-
-    /// Trace events in JSON, for `chrome://tracing` and Perfetto: a thread per rank; a tick counts as a nanosecond.
-    pub fn to_chrome_trace(&self) -> String {
-        let mut lines = Vec::new();
-        for (rank, events) in self.ranks.iter().enumerate() {
-            lines.push(format!(
-                "{{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":{rank},\"args\":{{\"name\":\"rank {rank}\"}}}}"
-            ));
-            lines.extend(events.iter().map(|event| event.to_trace(rank)));
-        }
-        format!("{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{}\n]}}\n", lines.join(",\n"))
-    }
 }
 
 impl TimelineEvent {
@@ -100,21 +88,6 @@ impl TimelineEvent {
             label = label.join("&amp;"),
         )
     }
-
-    fn to_trace(self, rank: usize) -> String {
-        format!(
-            "{{\"name\":\"{}\",\"cat\":\"{}\",\"ph\":\"X\",\"pid\":0,\"tid\":{rank},\"ts\":{},\"dur\":{}}}",
-            self.action,
-            category(self.action),
-            micros(self.start),
-            micros(self.end - self.start),
-        )
-    }
-}
-
-/// Nanoseconds as microseconds, exactly.
-fn micros(ticks: u64) -> String {
-    format!("{}.{:03}", ticks / 1000, ticks % 1000)
 }
 
 fn colour(action: Action) -> &'static str {
@@ -128,14 +101,5 @@ fn colour(action: Action) -> &'static str {
         Action::Overlap(..) => "#e0b050",
         Action::Message(_) => "#c8c8c8",
         Action::Unit(_) => "#d88f8f",
-    }
-}
-
-fn category(action: Action) -> &'static str {
-    match action {
-        Action::Compute(_) | Action::Overlap(..) => "compute",
-        Action::Message(message) if message.end == End::Send => "send",
-        Action::Message(_) => "recv",
-        Action::Unit(_) => "unit",
     }
 }

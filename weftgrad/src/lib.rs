@@ -59,7 +59,8 @@
 //! The crates of which this one consists are [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the
 //! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features, all of them in `full`, add crates of the same names: `data`
 //! (datasets and loaders), `distributed` (many ranks), `adaptive` (slow links, uneven and changing ranks), `watch`
-//! (sinks, metrics, reports) and `train` (the training loop). Likewise `models` adds pretrained models, and `export` writes them as GGUF and ONNX files.
+//! (sinks, metrics, reports) and `train` (the training loop). Likewise `models` adds pretrained models, and `export`
+//! writes them as GGUF and ONNX files.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]

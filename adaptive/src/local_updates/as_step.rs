@@ -1,13 +1,14 @@
 //! Local updates as one training step.
 
+use autograd::set_random_stream;
 use nn::Module;
 use numcore::{DType, Result, Runtime, Tensor};
 
 use super::LocalSteps;
 use distributed::{
     combinations::Feature,
-    comm::{Communicator, abort_on_err},
-    strategy::StepRanks,
+    comm::{Comm, Communicator, abort_on_err},
+    strategy::{BatchShare, StepRanks},
     train::{Step, StepInput, StepProperties, StepWork, TrainingMetrics, WeightedSum},
 };
 
@@ -50,4 +51,13 @@ impl<R: Runtime, S: Step<R>> Step<R> for LocalSteps<R, S> {
     fn modules(&self) -> Vec<&dyn Module<R>> {
         self.inner.modules()
     }
+}
+
+/// The ranks of a step, of the ranks that synchronize and those of an inner step. Each draws random values of its own.
+pub(super) fn ranks_of<R: Runtime>(comm: &Comm<R>, inside: StepRanks<R>) -> StepRanks<R> {
+    let BatchShare { index, of } = inside.share;
+    let share = BatchShare { index: comm.rank() * of + index, of: comm.size() * of };
+    set_random_stream(share.index as u32);
+    let (everyone, losses) = (comm.clone(), comm.clone());
+    StepRanks { everyone, losses, share, random_stream: share.index, context_ranks: 1, ..inside }
 }

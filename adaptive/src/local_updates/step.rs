@@ -2,12 +2,13 @@
 
 use std::{panic::Location, sync::Arc};
 
-use autograd::{Leaf, set_random_stream};
+use autograd::Leaf;
 use nn::{Module, ModuleExt, Param};
 use numcore::{DType, Error, Result, Runtime, Tensor, Within};
 
 use super::{
     LocalUpdates, OuterRule,
+    as_step::ranks_of,
     fragment::{Distances, OuterFragment, fragments},
     totals::sums,
 };
@@ -15,7 +16,7 @@ use distributed::{
     checkpoint::names::Buffers,
     combinations::Feature,
     comm::{Collectives, Comm, Communicator, Label, abort_on_err, memory},
-    strategy::{BatchShare, BufferSync, StepRanks},
+    strategy::{BufferSync, StepRanks},
     train::{Step, StepInput, StepWork, Synchronization, TrainingMetrics},
 };
 
@@ -393,13 +394,4 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
 fn described<R: Runtime>(named: &[(String, Param<R>)]) -> String {
     let line = |(name, p): &(String, Param<R>)| format!("{name} {} {} {}\n", p.dtype(), p.shape(), p.requires_grad());
     named.iter().map(line).collect()
-}
-
-/// The ranks of a step, of the ranks that synchronize and those of an inner step. Each draws random values of its own.
-fn ranks_of<R: Runtime>(comm: &Comm<R>, inside: StepRanks<R>) -> StepRanks<R> {
-    let BatchShare { index, of } = inside.share;
-    let share = BatchShare { index: comm.rank() * of + index, of: comm.size() * of };
-    set_random_stream(share.index as u32);
-    let (everyone, losses) = (comm.clone(), comm.clone());
-    StepRanks { everyone, losses, share, random_stream: share.index, context_ranks: 1, ..inside }
 }

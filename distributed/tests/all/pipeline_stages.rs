@@ -189,7 +189,7 @@ fn a_measured_run_is_a_timeline() {
             assert!(events.is_sorted_by_key(|event| event.start));
         }
         assert!(timeline.to_svg().contains("rank 1"));
-        Ok(timeline.to_chrome_trace())
+        Ok(timeline.to_svg())
     });
     assert_eq!(traces[0], traces[1]);
     assert!(traces[0].contains("0REDUCE_GRAD"));

@@ -23,6 +23,7 @@ use weftgrad::{
     optim::{AdamWConfig, ParamGroups},
     prelude::*,
     train::{Interval, Length, ModelInStep, Trainer, sink::Terminal},
+    watch::recorder::RunTimeline,
 };
 use weftgrad_examples::{
     Outcome,
@@ -94,7 +95,7 @@ fn run(options: &Options) -> Outcome<()> {
     std::fs::create_dir_all(&options.out)?;
     let [picture, trace] = ["timeline.svg", "timeline.json"].map(|name| options.out.join(name));
     std::fs::write(&picture, timeline.to_svg())?;
-    std::fs::write(&trace, timeline.to_chrome_trace())?;
+    std::fs::write(&trace, RunTimeline::from(&timeline).to_chrome_json())?;
     println!("timeline of the last step: {} and {}", picture.display(), trace.display());
     Ok(())
 }

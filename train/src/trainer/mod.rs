@@ -172,7 +172,8 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
         self
     }
 
-    /// Sets the averaging of a step's gradient, by example or by micro-batch; at first [by weight](Weighting::ByWeight).
+    /// Sets the averaging of a step's gradient, by example or by micro-batch; the default is
+    /// [by weight](Weighting::ByWeight).
     pub fn weighting(mut self, weighting: Weighting) -> Self {
         self.weighting = weighting;
         self
