@@ -36,39 +36,31 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// The time after which `mpirun` has hung: it is told to end after a minute, and killed some seconds later.
 const LAUNCHER_HANGS: Duration = Duration::from_secs(64);
 
+/// Tests with their names.
+macro_rules! tests {
+    ($($name:ident),* $(,)?) => { [$((stringify!($name), $name as fn())),*] };
+}
+
 fn main() -> ExitCode {
     match env::var(ROLE) {
         Ok(role) => rank(&role),
         Err(_) => {
             let only = env::args().nth(1).unwrap_or_default();
-            let all: [(&str, fn()); 15] = [
-                ("an_error_is_told_and_the_job_fails", an_error_is_told_and_the_job_fails),
-                ("a_panic_is_told_and_the_job_fails", a_panic_is_told_and_the_job_fails),
-                ("survivors_of_a_killed_rank_go_on", survivors_of_a_killed_rank_go_on),
-                (
-                    "survivors_of_a_rank_killed_while_data_moves_go_on",
-                    survivors_of_a_rank_killed_while_data_moves_go_on,
-                ),
-                (
-                    "a_job_killed_while_it_saves_resumes_at_another_size",
-                    a_job_killed_while_it_saves_resumes_at_another_size,
-                ),
-                ("an_elastic_run_goes_on_without_a_killed_rank", an_elastic_run_goes_on_without_a_killed_rank),
-                (
-                    "an_elastic_run_goes_on_without_a_rank_that_failed",
-                    an_elastic_run_goes_on_without_a_rank_that_failed,
-                ),
-                ("an_elastic_run_goes_on_without_two_ranks", an_elastic_run_goes_on_without_two_ranks),
-                (
-                    "an_elastic_run_goes_on_without_a_rank_killed_before_it_commits",
-                    an_elastic_run_goes_on_without_a_rank_killed_before_it_commits,
-                ),
-                ("an_elastic_run_leaves_behind_a_rank_that_wakes", an_elastic_run_leaves_behind_a_rank_that_wakes),
-                ("an_elastic_run_ends_with_a_rank_that_hangs", an_elastic_run_ends_with_a_rank_that_hangs),
-                ("without_fault_tolerance_no_run_is_elastic", without_fault_tolerance_no_run_is_elastic),
-                ("without_fault_tolerance_the_job_ends", without_fault_tolerance_the_job_ends),
-                ("a_stopped_rank_is_named", a_stopped_rank_is_named),
-                ("a_program_without_a_launcher_is_a_world_of_one", a_program_without_a_launcher_is_a_world_of_one),
+            let all = tests![
+                an_error_is_told_and_the_job_fails,
+                a_panic_is_told_and_the_job_fails,
+                survivors_of_a_killed_rank_go_on,
+                survivors_of_a_rank_killed_while_data_moves_go_on,
+                an_elastic_run_goes_on_without_a_killed_rank,
+                an_elastic_run_goes_on_without_a_rank_that_failed,
+                an_elastic_run_goes_on_without_two_ranks,
+                an_elastic_run_goes_on_without_a_rank_killed_before_it_commits,
+                an_elastic_run_leaves_behind_a_rank_that_wakes,
+                an_elastic_run_ends_with_a_rank_that_hangs,
+                without_fault_tolerance_no_run_is_elastic,
+                without_fault_tolerance_the_job_ends,
+                a_stopped_rank_is_named,
+                a_program_without_a_launcher_is_a_world_of_one,
             ];
             for (name, test) in all.into_iter().filter(|(name, _)| name.contains(&only) || only.starts_with('-')) {
                 test();
@@ -91,12 +83,8 @@ fn rank(role: &str) -> ExitCode {
         |_| Ok(Cpu::with_threads(1)),
         |comm| match role {
             "error" => {
-                steps(
-                    &comm,
-                    |step| {
-                        if step == 3 { Err(Error::argument("loader", "the file ends here")) } else { Ok(()) }
-                    },
-                )
+                let ends = || Err(Error::argument("loader", "the file ends here"));
+                steps(&comm, |step| if step == 3 { ends() } else { Ok(()) })
             }
             "panic" => steps(&comm, |step| if step == 3 { panic!("no more data") } else { Ok(()) }),
             "one" => steps(&comm, |_| Ok(())),
@@ -104,11 +92,6 @@ fn rank(role: &str) -> ExitCode {
                 killed_later(&comm);
                 (0..200).try_for_each(|_| sum(&comm, 1 << 20))
             }
-            "save" => {
-                killed_later(&comm);
-                train(&comm, 500)
-            }
-            "resume" => train(&comm, 3),
             "stop" => steps(&comm, |step| if step == 5 { signal("STOP") } else { Ok(()) }),
             // At some step, of seconds' worth of them.
             _ => steps(&comm, |step| if step == seed() { signal("KILL") } else { Ok(()) }),
@@ -165,27 +148,6 @@ fn killed_later(comm: &Comm<Cpu>) {
             signal("KILL")
         });
     }
-}
-
-/// Trains, from where the last checkpoint ended, and saves every step.
-fn train(comm: &Comm<Cpu>, steps: usize) -> Result<()> {
-    let folder = Folder::new(env::var("WEFTGRAD_TEST_FOLDER").expect("the test names a folder"));
-    let rt = comm.runtime();
-    let model = nn::Linear::new(&nn::Init::new(rt, 3), 64, 64)?;
-    let mut step = TrainStep::builder(comm, &model).optimizer(optim::AdamWConfig::default()).build()?;
-    let x = autograd::Var::new(Tensor::uniform(rt, [8, 64], DType::F32, -1.0, 1.0, 5)?);
-    let loaded = step.load(&folder)?.is_some();
-    if comm.rank() == 0 {
-        println!("begins with a checkpoint: {loaded}, at step {}", step.global_step());
-    }
-    for _ in 0..steps {
-        step.step(|_| Ok(Loss::mean(model.forward(&x)?.square()?.mean_all()?)))?;
-        step.save(&folder, &CheckpointNotes::new())?;
-        if comm.rank() == 0 {
-            println!("saved step {}", step.global_step());
-        }
-    }
-    Ok(())
 }
 
 /// A survivor makes a world of those that are left, and works in it.
@@ -308,10 +270,7 @@ fn an_elastic_run_goes_on_without_a_rank_killed_before_it_commits() {
 /// It could come back, and the others do not wait for it beyond their deadlines.
 fn an_elastic_run_ends_with_a_rank_that_hangs() {
     let (_, text, took) = job("elastic-hang", 4, &["--with-ft", "ulfm"]);
-    for rank in [0, 2, 3] {
-        let is_told = |line: &str| line.starts_with(&format!("rank {rank} ends:")) && line.contains("rank 1");
-        assert!(text.lines().any(is_told), "{text}");
-    }
+    ends(&text, &[0, 2, 3], "rank 1");
     assert!(took < 15 * TIMEOUT, "{took:?}");
 }
 
@@ -365,16 +324,18 @@ fn attempt(role: &str, ranks: usize, launcher: &[&str]) -> (Output, String, Dura
     (output, text, begun.elapsed())
 }
 
+/// Requires that these ranks have said that they end, and why.
+fn ends(text: &str, ranks: &[usize], why: &str) {
+    for rank in ranks {
+        let is_told = |line: &str| line.starts_with(&format!("rank {rank} ends:")) && line.contains(why);
+        assert!(text.lines().any(is_told), "rank {rank}:\n{text}");
+    }
+}
+
 fn an_error_is_told_and_the_job_fails() {
     let (output, text, _) = job("error", 3, &[]);
     assert!(!output.status.success(), "{text}");
-    for rank in 0..3 {
-        let line = text
-            .lines()
-            .find(|line| line.starts_with(&format!("rank {rank} ends:")))
-            .unwrap_or_else(|| panic!("{text}"));
-        assert!(line.contains("the file ends here"), "{text}");
-    }
+    ends(&text, &[0, 1, 2], "the file ends here");
 }
 
 fn a_panic_is_told_and_the_job_fails() {
@@ -413,28 +374,6 @@ fn survivors_go_on(role: &str, seed: usize) {
     }
 }
 
-fn a_job_killed_while_it_saves_resumes_at_another_size() {
-    with_seeds(|seed| {
-        let folder = env::temp_dir().join(format!("weftgrad-killed-{}-{seed}", std::process::id()));
-        // SAFETY: this program has one thread.
-        unsafe { env::set_var("WEFTGRAD_TEST_FOLDER", &folder) };
-        let (killed, first, _) = job("save", 3, &[]);
-        assert!(!killed.status.success(), "{first}");
-        let saved = |text: &str| text.lines().filter_map(|l| l.strip_prefix("saved step ")?.parse::<u64>().ok()).max();
-        let last = saved(&first);
-        for ranks in [2, 1] {
-            let (output, text, _) = job("resume", ranks, &[]);
-            assert!(output.status.success(), "seed {seed}:\n{first}\n{text}");
-            if ranks == 2 {
-                // What rank 0 has said is there; one more may be, which it was about to say.
-                let from = saved(&text).expect("three steps were saved") - 3;
-                assert!((last.unwrap_or(0)..=last.unwrap_or(0) + 1).contains(&from), "{first}\n{text}");
-            }
-        }
-        fs::remove_dir_all(&folder).expect("checkpoints were saved");
-    });
-}
-
 fn without_fault_tolerance_the_job_ends() {
     let (output, text, took) = job("kill", 3, &[]);
     assert!(!output.status.success() && text.contains("signal 9"), "{text}");
@@ -445,13 +384,7 @@ fn without_fault_tolerance_the_job_ends() {
 fn a_stopped_rank_is_named() {
     let (output, text, _) = job("stop", 3, &[]);
     assert!(!output.status.success(), "{text}");
-    for rank in [0, 2] {
-        let line = text
-            .lines()
-            .find(|line| line.starts_with(&format!("rank {rank} ends:")))
-            .unwrap_or_else(|| panic!("{text}"));
-        assert!(line.contains("no call from rank 1"), "{text}");
-    }
+    ends(&text, &[0, 2], "no call from rank 1");
 }
 
 fn a_program_without_a_launcher_is_a_world_of_one() {

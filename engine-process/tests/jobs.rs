@@ -2,8 +2,8 @@
 #![allow(missing_docs)]
 
 use std::{
-    env, fs,
-    path::{Path, PathBuf},
+    env,
+    path::Path,
     process::{self, Child, Command, Stdio},
     time::Duration,
 };
@@ -14,6 +14,12 @@ use engine_process::{
 };
 use numcore::{DType, Error, ErrorKind, Result, Tensor, TensorMut};
 use runtime_cpu::Cpu;
+
+use common::Folder;
+
+#[allow(dead_code, reason = "other programs use the rest")]
+#[path = "../../data/tests/common/mod.rs"]
+mod common;
 
 /// What a rank is told to do, and where to meet the others.
 const ROLE: &str = "WEFTGRAD_TEST_ROLE";
@@ -64,20 +70,6 @@ fn program(comm: &Comm<Cpu>, role: &str) -> Result<Vec<f32>> {
         .collect()
 }
 
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        Folder(env::temp_dir().join(format!("weftgrad-jobs-{name}-{}", process::id())))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// What each rank of a job has said.
 fn job(folder: &Path, size: usize, role: &str) -> Vec<String> {
     let start = |rank: usize| {
@@ -104,7 +96,7 @@ fn sums(size: usize) -> String {
 fn jobs_follow_each_other_in_a_folder() {
     let folder = Folder::new("again");
     for size in [3, 1, 2] {
-        for said in job(&folder.0, size, "") {
+        for said in job(folder.as_ref(), size, "") {
             assert!(said.contains(&sums(size)), "{said}");
         }
     }
@@ -113,12 +105,12 @@ fn jobs_follow_each_other_in_a_folder() {
 #[test]
 fn a_rank_that_is_killed_is_named_and_the_next_job_runs() {
     let folder = Folder::new("killed");
-    let said = job(&folder.0, 3, "killed");
+    let said = job(folder.as_ref(), 3, "killed");
     for rank in [0, 2] {
         let named = format!("rank {LOST} has ended without leaving the job");
         assert!(said[rank].contains(&named), "{}", said[rank]);
     }
-    for said in job(&folder.0, 3, "") {
+    for said in job(folder.as_ref(), 3, "") {
         assert!(said.contains(&sums(3)), "{said}");
     }
 }
@@ -126,7 +118,7 @@ fn a_rank_that_is_killed_is_named_and_the_next_job_runs() {
 #[test]
 fn an_error_of_one_rank_reaches_the_others_in_its_words() {
     let folder = Folder::new("error");
-    for (rank, said) in job(&folder.0, 3, "error").iter().enumerate() {
+    for (rank, said) in job(folder.as_ref(), 3, "error").iter().enumerate() {
         let kind = if rank == LOST { "own".into() } else { format!("peer {LOST}") };
         assert!(said.contains(&kind) && said.contains("the file ends here"), "{said}");
     }

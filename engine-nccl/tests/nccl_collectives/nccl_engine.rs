@@ -2,9 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use comm::{
-    Collectives, Comm, CountingCommunicator, ErrorTiming, InOrderCommunicator, NoOpCommunicator, ReduceOp, SumOrder,
-};
+use comm::{Collectives, Comm, ErrorTiming, NoOpCommunicator, ReduceOp, SumOrder};
 use engine_nccl::Nccl;
 use numcore::{DType, ErrorKind, Result, Tensor};
 use runtime_cpu::Cpu;
@@ -12,6 +10,7 @@ use runtime_cpu::Cpu;
 use crate::{
     Ranks,
     collectives::{WORLDS, combined, cpu, host, memory, ring, tensor, value},
+    start::over,
 };
 
 /// Values whose sum depends on the order of additions.
@@ -26,13 +25,11 @@ fn sums_have_the_bits_of_threads_in_chunks_of_any_size() {
         comm.all_reduce(memory(&x)?, ReduceOp::Sum)?.wait()?.freeze()?.to_vec::<f32>()
     };
     for n in WORLDS {
-        let expected = engine_nccl::comm::Ranks::new(n).run(cpu, program).unwrap();
+        let threads = Ranks::new(n).threads();
+        let expected = threads.run(cpu, program).unwrap();
         for chunk in [1 << 8, 1 << 12, 1 << 24] {
-            assert_eq!(
-                Ranks::over(n, Nccl::emulated().chunk(chunk)).run(cpu, program).unwrap(),
-                expected,
-                "{n}, {chunk}"
-            );
+            let nccl = Nccl::emulated().chunk(chunk);
+            assert_eq!(threads.run(cpu, over(&nccl, cpu, program)).unwrap(), expected, "{n}, {chunk}");
         }
     }
 }
@@ -40,7 +37,7 @@ fn sums_have_the_bits_of_threads_in_chunks_of_any_size() {
 #[test]
 fn native_sums_are_the_librarys_own() {
     for n in WORLDS {
-        let ranks = Ranks::over(n, Nccl::emulated().native_sums(true));
+        let (ranks, nccl) = (Ranks::new(n).threads(), Nccl::emulated().native_sums(true));
         let program = |comm: Comm<Cpu>| {
             let (n, rank) = (comm.size(), comm.rank());
             let mut all = Vec::new();
@@ -57,7 +54,7 @@ fn native_sums_are_the_librarys_own() {
             assert_eq!(own, in_place[6 * rank..][..6]);
             Ok((all, own, (rank == n - 1).then_some(to_last)))
         };
-        for (rank, (all, own, to_last)) in ranks.run(cpu, program).unwrap().into_iter().enumerate() {
+        for (rank, (all, own, to_last)) in ranks.run(cpu, over(&nccl, cpu, program)).unwrap().into_iter().enumerate() {
             for (dtype, sums) in all {
                 let expected = |i| combined(ReduceOp::Sum, n, i, dtype == DType::Bool);
                 assert_eq!(sums, (0..6 * n).map(expected).collect::<Vec<_>>(), "{dtype}");
@@ -74,9 +71,9 @@ fn native_sums_are_the_librarys_own() {
 #[test]
 fn what_is_promised_follows_from_who_adds_up() {
     for native in [false, true] {
-        let ranks = Ranks::over(2, Nccl::emulated().native_sums(native));
+        let nccl = Nccl::emulated().native_sums(native);
         let program = |comm: Comm<Cpu>| Ok(comm.guarantees());
-        for promised in ranks.run(cpu, program).unwrap() {
+        for promised in Ranks::new(2).threads().run(cpu, over(&nccl, cpu, program)).unwrap() {
             let order = if native { SumOrder::Fixed } else { SumOrder::RankOrder };
             assert_eq!((promised.order, promised.by_layout, promised.nan_wins), (order, native, !native));
             assert_eq!((promised.independent_transfers, promised.errors), (false, ErrorTiming::AfterWait));
@@ -85,39 +82,10 @@ fn what_is_promised_follows_from_who_adds_up() {
 }
 
 #[test]
-fn transfers_of_one_queue_do_not_cross() {
-    // Each of two ranks receives first: on one queue of a device neither comes to its send.
-    let program = |comm: Comm<Cpu>| {
-        let (peer, x) = (1 - comm.rank(), tensor(&comm, 10, DType::F32)?);
-        let arrives = comm.recv(memory(&x)?, peer)?;
-        comm.send(&x, peer)?.wait()?;
-        host(arrives.wait()?)
-    };
-    for outcome in Ranks::new(2).timeout(Duration::from_millis(300)).outcomes(cpu, program).unwrap() {
-        assert!(matches!(outcome.unwrap_err().kind(), ErrorKind::Timeout { .. } | ErrorKind::Peer { .. }));
-    }
-}
-
-#[test]
-fn wrappers_pass_on_what_is_started_together() {
-    let program = |comm: Comm<Cpu>| {
-        let in_order: Comm<Cpu> = Arc::new(InOrderCommunicator::new(comm)?);
-        let comm: Comm<Cpu> = Arc::new(CountingCommunicator::new(in_order));
-        let x = tensor(&comm, 10, DType::F32)?;
-        let (sent, got) = ring(&comm, &x, memory(&x)?)?;
-        sent.wait()?;
-        host(got.wait()?)
-    };
-    for (rank, got) in Ranks::new(3).run(cpu, program).unwrap().into_iter().enumerate() {
-        assert_eq!(got, (0..10).map(|i| value((rank + 2) % 3, i)).collect::<Vec<_>>());
-    }
-}
-
-#[test]
 fn an_error_of_the_library_is_told_to_all_with_its_words() {
     // Wherever it comes: in a collective, a transfer, a split's group.
     for after in 0..12 {
-        let ranks = Ranks::over(3, Nccl::emulated_failing_after(after)).timeout(Duration::from_secs(20));
+        let (ranks, nccl) = (Ranks::new(3).timeout(Duration::from_secs(20)), Nccl::emulated_failing_after(after));
         let program = |comm: Comm<Cpu>| {
             for _ in 0..3 {
                 let x = tensor(&comm, 100, DType::F32)?;
@@ -130,7 +98,7 @@ fn an_error_of_the_library_is_told_to_all_with_its_words() {
             }
             comm.barrier()
         };
-        for outcome in ranks.outcomes(cpu, program).unwrap() {
+        for outcome in ranks.threads().outcomes(cpu, over(&nccl, cpu, program)).unwrap() {
             let error = outcome.unwrap_err().to_string();
             assert!(error.contains("network error (ncclResult_t 6)"), "{after}: {error}");
         }
@@ -139,7 +107,7 @@ fn an_error_of_the_library_is_told_to_all_with_its_words() {
 
 #[test]
 fn ranks_with_other_options_are_refused_on_all() {
-    let outcomes = engine_nccl::comm::Ranks::new(3).outcomes(cpu, |control| {
+    let outcomes = Ranks::new(3).threads().outcomes(cpu, |control| {
         let nccl = Nccl::emulated().chunk(1 << (10 + control.rank() / 2));
         nccl.communicator(&control, control.runtime()).map(|_| ())
     });
@@ -153,7 +121,7 @@ fn ranks_with_other_options_are_refused_on_all() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named() {
-    let ranks = engine_nccl::comm::Ranks::new(3).timeout(Duration::from_millis(200));
+    let ranks = Ranks::new(3).timeout(Duration::from_millis(200)).threads();
     let nccl = Nccl::emulated();
     let outcomes = ranks.outcomes(cpu, |control| {
         if control.rank() == 1 {

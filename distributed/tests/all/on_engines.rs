@@ -1,0 +1,30 @@
+// The tests that run on every engine's ranks, included in the root of an engine's program. There `distributed` is this
+// program: all of the crate, with `Ranks` of the engine, which its module `start` starts, in place of ranks that are
+// threads.
+
+pub use real_distributed::*;
+
+pub mod comm {
+    pub use crate::ranks::Ranks;
+    pub use real_distributed::comm::*;
+}
+
+mod between;
+mod canonical_order;
+mod checkpoint_common;
+mod common;
+mod data_parallel;
+mod data_parallel_unused;
+mod mixture;
+mod outcome;
+mod pipeline_common;
+mod pipeline_run;
+mod pipeline_train;
+mod prelude;
+#[path = "../../../comm/tests/support/ranks.rs"]
+mod ranks;
+mod training;
+mod way;
+mod ways;
+mod zero_memory;
+mod zero_stages;
