@@ -193,40 +193,26 @@ fn a_trainer_that_is_dropped_leaves_the_model_where_parameters_are_whole() {
 }
 
 #[test]
-fn a_graph_from_before_a_load_is_stale_after_it() {
-    for how in STAGES {
+fn a_graph_from_before_an_update_or_a_load_is_stale_after_it() {
+    for (how, n) in STAGES.into_iter().flat_map(|how| [(how, 1), (how, 2)]) {
         let scratch = Scratch::new("stale");
-        let folder = scratch.folder();
-        let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let outcomes = Ranks::new(n).outcomes(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             let mut trainer = Any::new(&comm, &model, how, config())?;
-            trainer.step(&model, &comm, 1)?;
-            trainer.save(&folder)?;
-            let before = model.loss(comm.runtime(), 0, &own(&comm))?;
-            trainer.load(&folder)?;
-            let error = autograd::backward(before.total()).map(|_| ()).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Stale { .. }), "{how:?}: {error}");
+            for loads in [false, true] {
+                let before = model.loss(comm.runtime(), 0, &own(&comm))?;
+                if loads {
+                    trainer.load(&scratch.folder())?;
+                } else {
+                    trainer.step(&model, &comm, 1)?;
+                    trainer.save(&scratch.folder())?;
+                }
+                let error = autograd::backward(before.total()).map(|_| ()).unwrap_err();
+                assert!(matches!(error.kind(), ErrorKind::Stale { .. }), "{how:?} on {n}, {loads}: {error}");
+            }
             Ok(())
         });
         outcomes.unwrap().into_iter().for_each(|outcome| outcome.unwrap());
-    }
-}
-
-#[test]
-fn a_graph_from_before_an_update_is_stale_after_it() {
-    for how in STAGES {
-        for n in [1, 2] {
-            let outcomes = Ranks::new(n).outcomes(cpu, |comm| {
-                let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-                let mut trainer = Any::new(&comm, &model, how, config())?;
-                let before = model.loss(comm.runtime(), 0, &own(&comm))?;
-                trainer.step(&model, &comm, 1)?;
-                let error = autograd::backward(before.total()).map(|_| ()).unwrap_err();
-                assert!(matches!(error.kind(), ErrorKind::Stale { .. }), "{how:?} on {n}: {error}");
-                Ok(())
-            });
-            outcomes.unwrap().into_iter().for_each(|outcome| outcome.unwrap());
-        }
     }
 }
 

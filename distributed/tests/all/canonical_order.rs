@@ -6,33 +6,38 @@ const CHUNKS: usize = 12;
 /// Sums of these depend on the order they are added in.
 const WEIGHTS: [f64; CHUNKS] = [0.1, 0.7, 0.3, 1e-3, 0.9, 0.123, 2.2, 0.4, 1.0 / 3.0, 0.05, 0.6, 0.77];
 
+fn run(n: usize, dtype: DType, canonical: bool) -> Trace {
+    everywhere(n, |comm| {
+        let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
+        let options = BucketOptions { canonical, ..small() };
+        let config = TrainingConfig { accumulation: CHUNKS / comm.size(), ..config() };
+        let mut trainer = bucketed(&comm, &model, config, options)?;
+        let mut trace = Trace::default();
+        for step in 0..STEPS {
+            let metrics = trainer.step(|k| {
+                // Chunk c is one example; rank r computes r, n + r, 2n + r …
+                let chunk = k * comm.size() + comm.rank();
+                let loss = model.loss(comm.runtime(), step, &[chunk])?;
+                let weight = WEIGHTS[(chunk + step) % CHUNKS];
+                Loss::sum(loss.total().mul(weight)?, weight)
+            })?;
+            trace.losses.push(metrics.loss()?);
+            trace.norms.extend(metrics.grad_norm()?);
+            trace.weights.push(weights(&model)?);
+        }
+        Ok(trace)
+    })
+}
+
 #[test]
 fn weights_of_any_kind_are_added_in_the_order_of_chunks() {
-    let run = |n: usize| {
-        everywhere(n, |comm| {
-            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let options = BucketOptions { canonical: true, ..small() };
-            let config = TrainingConfig { accumulation: CHUNKS / comm.size(), ..config() };
-            let mut trainer = bucketed(&comm, &model, config, options)?;
-            let mut trace = Trace::default();
-            for step in 0..STEPS {
-                let metrics = trainer.step(|k| {
-                    let chunk = k * comm.size() + comm.rank();
-                    let loss = model.loss(comm.runtime(), step, &[chunk])?;
-                    let weight = WEIGHTS[(chunk + step) % CHUNKS];
-                    Loss::sum(loss.total().mul(weight)?, weight)
-                })?;
-                trace.losses.push(metrics.loss()?);
-                trace.norms.extend(metrics.grad_norm()?);
-                trace.weights.push(weights(&model)?);
-            }
-            Ok(trace)
-        })
-    };
-    let one = run(1);
-    for n in [2, 3, 4, 6, 12] {
-        assert!(run(n) == one, "{n} ranks");
+    for dtype in [DType::F32, DType::BF16] {
+        let one = run(1, dtype, true);
+        for n in [2, 3, 4, 6, 12] {
+            assert!(run(n, dtype, true) == one, "{dtype} on {n} ranks");
+        }
     }
+    assert!(difference(&run(3, DType::F32, true), &run(1, DType::F32, false)) < 2e-4);
 }
 
 /// Some steps in which the first chunk uses one branch and the second the other.

@@ -4,7 +4,7 @@ use std::fs;
 
 use distributed::zero::FullParameters;
 
-use crate::prelude::*;
+use crate::{data_parallel::small, prelude::*};
 
 /// A folder that is removed when the test ends.
 pub struct Scratch(pub PathBuf);
@@ -57,7 +57,7 @@ impl Any {
         unused: Unused,
     ) -> Result<Self> {
         Ok(Any(match how {
-            ZeroStage::None => bucketed(comm, model, config, BucketOptions { unused, ..Default::default() })?,
+            ZeroStage::None => bucketed(comm, model, config, BucketOptions { unused, ..small() })?,
             stage => {
                 let options = ZeroOptions { stage, units: UnitOf::children(), unused, ..Default::default() };
                 sharded(comm, model, config, options)?

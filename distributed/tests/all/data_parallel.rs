@@ -1,8 +1,7 @@
 //! Data parallelism: many ranks train as one does.
 
-use distributed::comm::Call;
-
 use crate::{
+    between::Between,
     prelude::*,
     zero_memory::{layers, loss as layers_loss},
 };
@@ -20,13 +19,18 @@ fn every_gradient_is_sent_twice_but_for_the_own_part() {
             let options =
                 BucketOptions { limits: Some(BucketLimits { first: 1 << 16, others: 1 << 17 }), ..Default::default() };
             let comm = counted.clone() as Comm<Cpu>;
-            let mut trainer = bucketed(&comm, &model, TrainingConfig::default(), options)?;
-            let mut of_step = || {
-                counted.reset();
-                trainer.step(|_| layers_loss(&model, comm.runtime(), DType::F32))?;
-                Ok::<_, numcore::Error>(counted.of("all_reduce"))
-            };
-            Ok([of_step()?, of_step()?])
+            let mut traffic = Vec::new();
+            // Of several micro-batches, the last backward pass alone communicates.
+            for accumulation in [1, 3] {
+                let config = TrainingConfig { accumulation, ..Default::default() };
+                let mut trainer = bucketed(&comm, &model, config, options.clone())?;
+                for _ in 0..2 {
+                    counted.reset();
+                    trainer.step(|_| layers_loss(&model, comm.runtime(), DType::F32))?;
+                    traffic.push(counted.of("all_reduce"));
+                }
+            }
+            Ok(traffic)
         });
         let sent = |bytes: u64| 2 * (n as u64 - 1) * bytes / n as u64;
         for traffic in counts.unwrap().into_iter().flatten() {
@@ -35,34 +39,6 @@ fn every_gradient_is_sent_twice_but_for_the_own_part() {
             assert_eq!(traffic.payload, 6 * 128 * 128 * 4 + 16);
             assert!(traffic.sent.abs_diff(sent(6 * 128 * 128 * 4 + 16)) <= 5 * 8, "{n}: {traffic:?}");
         }
-    }
-}
-
-#[test]
-fn accumulated_micro_batches_are_one_batch() {
-    let config = TrainingConfig { accumulation: 3, ..config() };
-    let one = single::<Mlp<Cpu>>(DType::F64, crate::common::config()).unwrap();
-    for n in [1, 2, 4] {
-        let many = everywhere(n, |comm| {
-            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
-            let counted = Arc::new(CountingCommunicator::new(comm.clone()));
-            let mut trainer = bucketed(&(counted.clone() as Comm<Cpu>), &model, config.clone(), small())?;
-            let mut trace = Trace::default();
-            for step in 0..STEPS {
-                counted.reset();
-                let own = own(&comm);
-                let micro = |k: usize| own.iter().copied().skip(k).step_by(3).collect::<Vec<_>>();
-                let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &micro(k)))?;
-                // Only the last backward pass communicates: a call for each bucket, and one for the loss.
-                assert_eq!(counted.of("all_reduce").calls as usize, data_parallel(&trainer).num_buckets() + 1);
-                trace.losses.push(metrics.loss()?);
-                trace.norms.extend(metrics.grad_norm()?);
-                trace.weights.push(weights(&model)?);
-            }
-            Ok(trace)
-        });
-        let off = difference(&many, &one);
-        assert!(off <= 1e-11, "{n}: {off:e}");
     }
 }
 
@@ -150,17 +126,26 @@ fn loss_of(loss: &Loss<Cpu>) -> Result<Var<Cpu>> {
 /// Names of calls, and how many kernels were launched before each.
 type Launches = Vec<(&'static str, u64)>;
 
-/// Notes how many kernels were launched before each call, and before each wait for one.
-#[derive(Debug)]
+/// A world of one that notes how many kernels were launched before each call, and before each wait for one.
 pub struct Watched {
-    inner: NoOpCommunicator<NullRuntime>,
-    calls: Mutex<Launches>,
+    pub comm: Comm<NullRuntime>,
+    calls: Arc<Mutex<Launches>>,
     waits: Arc<Mutex<Launches>>,
 }
 
 impl Watched {
     pub fn new(rt: &NullRuntime) -> Self {
-        Watched { inner: NoOpCommunicator::new(rt), calls: Mutex::default(), waits: Arc::default() }
+        let [calls, waits] = [Arc::<Mutex<Launches>>::default(), Arc::default()];
+        let [started, ended] = [calls.clone(), waits.clone()];
+        let comm = Between::new(Arc::new(NoOpCommunicator::new(rt)), move |inner, call| {
+            let (name, rt, ended) = (call.what().name(), inner.runtime().clone(), ended.clone());
+            started.lock().unwrap().push((name, rt.launches()));
+            Ok(inner.start(call)?.map(move |memory| {
+                ended.lock().unwrap().push((name, rt.launches()));
+                Ok(memory)
+            }))
+        });
+        Watched { comm: Arc::new(comm), calls, waits }
     }
 
     /// Calls and waits since the last time.
@@ -169,52 +154,11 @@ impl Watched {
     }
 }
 
-impl Communicator<NullRuntime> for Watched {
-    fn runtime(&self) -> &NullRuntime {
-        self.inner.runtime()
-    }
-    fn timeout(&self) -> std::time::Duration {
-        self.inner.timeout()
-    }
-    fn group(&self) -> &distributed::comm::Group {
-        self.inner.group()
-    }
-    fn guarantees(&self) -> distributed::comm::Guarantees {
-        self.inner.guarantees()
-    }
-    fn poll(&self) -> Result<()> {
-        self.inner.poll()
-    }
-    fn next_number(&self) -> u64 {
-        self.inner.next_number()
-    }
-    fn start(&self, call: Call<NullRuntime>) -> Result<Work<Option<TensorMut<NullRuntime>>>> {
-        let (name, rt, waits) = (call.what().name(), self.runtime().clone(), self.waits.clone());
-        self.calls.lock().unwrap().push((name, rt.launches()));
-        let work = self.inner.start(call)?;
-        Ok(work.map(move |memory| {
-            waits.lock().unwrap().push((name, rt.launches()));
-            Ok(memory)
-        }))
-    }
-    fn split_at(
-        &self,
-        color: Option<usize>,
-        key: usize,
-        at: &'static std::panic::Location<'static>,
-    ) -> Result<Option<Comm<NullRuntime>>> {
-        self.inner.split_at(color, key, at)
-    }
-    fn abort_for(&self, world_rank: usize, cause: &str) {
-        self.inner.abort_for(world_rank, cause);
-    }
-}
-
 #[test]
 fn buckets_leave_while_the_sweep_goes_on() {
     let rt = NullRuntime::new();
-    let watched = Arc::new(Watched::new(&rt));
-    let comm = watched.clone() as Comm<NullRuntime>;
+    let watched = Watched::new(&rt);
+    let comm = watched.comm.clone();
     let init = Init::new(&rt, 0);
     let layers: Vec<Linear<NullRuntime>> = (0..6).map(|_| Linear::new(&init, 16, 16).unwrap()).collect();
     let options = BucketOptions { limits: Some(BucketLimits { first: 1, others: 1 }), ..Default::default() };
@@ -238,45 +182,4 @@ fn buckets_leave_while_the_sweep_goes_on() {
     assert!(calls[0] - forward <= sweep / 6 && calls[5] - forward <= sweep * 7 / 12, "{forward} {calls:?}");
     assert!(calls.is_sorted());
     let _ = comm.barrier();
-}
-
-#[test]
-fn in_canonical_order_the_number_of_ranks_does_not_change_a_bit() {
-    const CHUNKS: usize = 12;
-    let run = |n: usize, dtype| {
-        everywhere(n, |comm| {
-            let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
-            let options = BucketOptions { canonical: true, ..small() };
-            let config = TrainingConfig { accumulation: CHUNKS / comm.size(), ..config() };
-            let mut trainer = bucketed(&comm, &model, config, options)?;
-            let mut trace = Trace::default();
-            for step in 0..STEPS {
-                // Chunk c is one example; rank r computes r, n + r, 2n + r …
-                let chunk = |k: usize| [k * comm.size() + comm.rank()];
-                let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &chunk(k)))?;
-                trace.norms.extend(metrics.grad_norm()?);
-                trace.weights.push(weights(&model)?);
-            }
-            Ok(trace)
-        })
-    };
-    for dtype in [DType::F32, DType::BF16] {
-        let one = run(1, dtype);
-        for n in [2, 3, 4, 6, 12] {
-            assert!(run(n, dtype) == one, "{dtype} on {n} ranks");
-        }
-    }
-    let chunks: Vec<usize> = (0..CHUNKS).collect();
-    let joined = everywhere(1, |comm| {
-        let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), 0))?;
-        let mut trainer = bucketed(&comm, &model, config(), small())?;
-        let mut trace = Trace::default();
-        for step in 0..STEPS {
-            let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &chunks))?;
-            trace.norms.extend(metrics.grad_norm()?);
-            trace.weights.push(weights(&model)?);
-        }
-        Ok(trace)
-    });
-    assert!(difference(&run(3, DType::F32), &joined) < 2e-4);
 }

@@ -3,9 +3,12 @@
 use std::thread;
 
 use adaptive::elastic::Restored;
-use distributed::comm::{FaultyRendezvous, ThreadSeat};
+use distributed::comm::ThreadSeat;
 
-use crate::prelude::*;
+use crate::{
+    prelude::*,
+    worlds::{self, Newcomer, elastic, rendezvous},
+};
 
 const LENGTH: u64 = 8;
 /// Commits are made after every second step.
@@ -100,11 +103,6 @@ fn commit(world: &mut ElasticWorld<Cpu>, trainer: &Any, step: u64) -> Result<()>
     world.commit(step, &trainer.0, &notes)
 }
 
-fn rendezvous(ranks: usize, quorum: Quorum) -> (ThreadRendezvous<Cpu>, Vec<ThreadSeat<Cpu>>) {
-    let runtimes = (0..ranks).map(|_| Cpu::with_threads(1)).collect();
-    ThreadRendezvous::new(runtimes, quorum, Duration::from_secs(20)).unwrap()
-}
-
 /// Runs on so many ranks that lose those which `befalls` makes fail: the story, and every rank's outcome.
 fn run(
     ranks: usize,
@@ -112,9 +110,8 @@ fn run(
     copies: usize,
     befalls: impl Fn(&ElasticWorld<Cpu>, u64) -> Result<()> + Sync,
 ) -> (Story, Vec<Result<Vec<f64>>>) {
-    let (story, (_rendezvous, seats)) = (Story::default(), rendezvous(ranks, Quorum::default()));
-    let program = |world: &mut ElasticWorld<Cpu>| story.train(world, how, &befalls);
-    let outcomes = Elastic::on_threads(seats, |elastic| elastic.copies(copies), program);
+    let story = Story::default();
+    let outcomes = elastic(ranks, copies, |world| story.train(world, how, &befalls));
     (story, outcomes)
 }
 
@@ -221,31 +218,17 @@ fn joined(
     faults: impl Fn(usize) -> Vec<(u64, u64, Fault)>,
     newcomer: impl Fn(&Story, &mut ElasticWorld<Cpu>) -> Result<Vec<f64>> + Sync,
 ) -> (Story, Vec<Result<Vec<f64>>>) {
-    let (story, (rendezvous, seats)) = (Story::default(), rendezvous(2, Quorum::default()));
-    // It never meets: it only sees who waits.
-    let probe = Mutex::new(rendezvous.join(Cpu::with_threads(1)));
-    let (come, asked) = std::sync::mpsc::channel::<()>();
-    let come = Mutex::new(Some(come));
-    let befalls = |world: &ElasticWorld<Cpu>, step: u64| {
-        if (world.generation(), world.comm()?.rank(), step) == (0, 0, 3) {
-            come.lock().unwrap().take();
-            while probe.lock().unwrap().newcomers() == 0 {
-                std::thread::yield_now();
+    let story = Story::default();
+    let first = |world: &mut ElasticWorld<Cpu>, newcomer: &Newcomer| {
+        let befalls = |world: &ElasticWorld<Cpu>, step: u64| {
+            if (world.generation(), world.comm()?.rank(), step) == (0, 0, 3) {
+                newcomer.come();
             }
-        }
-        Ok(())
+            Ok(())
+        };
+        story.train(world, how, &befalls)
     };
-    let outcomes = std::thread::scope(|scope| {
-        let (story, rendezvous, newcomer) = (&story, &rendezvous, &newcomer);
-        let last = scope.spawn(move || {
-            let _ = asked.recv();
-            Elastic::new(rendezvous.join(Cpu::with_threads(1))).run(|world| newcomer(story, world))
-        });
-        let seats = seats.into_iter().enumerate().map(|(k, seat)| FaultyRendezvous::new(seat, faults(k))).collect();
-        let mut outcomes = Elastic::on_threads(seats, |elastic| elastic, |world| story.train(world, how, &befalls));
-        outcomes.push(last.join().unwrap());
-        outcomes
-    });
+    let outcomes = worlds::joined(2, faults, first, |own| own.run(|world| newcomer(&story, world)));
     (story, outcomes)
 }
 
@@ -343,16 +326,11 @@ fn what_is_held_of_the_last_commit_is_saved_where_too_few_are_left() {
 
 #[test]
 fn nothing_is_committed_before_the_world_has_taken_up_what_there_was() {
-    let (_rendezvous, seats) = rendezvous(2, Quorum::default());
-    let outcomes = Elastic::on_threads(
-        seats,
-        |elastic| elastic,
-        |world| {
-            let comm = world.comm()?;
-            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            commit(world, &Any::new(&comm, &model, ZeroStage::None, config())?, 0)
-        },
-    );
+    let outcomes = elastic(2, 1, |world| {
+        let comm = world.comm()?;
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        commit(world, &Any::new(&comm, &model, ZeroStage::None, config())?, 0)
+    });
     refused(outcomes, &["call `restore` in each world"]);
 }
 
@@ -367,37 +345,33 @@ fn ranks_that_train_by_themselves_between_meetings_go_on() {
     };
     // A rank is lost between two synchronizations, where nothing can be committed.
     for (ranks, then) in [(3, 2), (4, 3)] {
-        let (story, (_rendezvous, seats)) = (Mutex::new(None), rendezvous(ranks, Quorum::default()));
-        let outcomes = Elastic::on_threads(
-            seats,
-            |elastic| elastic,
-            |world| {
-                let comm = world.comm()?;
-                let (model, mut step) = made(&comm)?;
-                let from = world.restore(&mut step)?;
-                *story.lock().unwrap() = from.clone();
-                world.commit(step.global_step(), &step, &CheckpointNotes::new())?;
-                for k in from.map_or(0, |from| from.step)..LENGTH {
-                    if (world.generation(), comm.rank(), k) == (0, 1, 5) {
-                        return Err(gone());
-                    }
-                    step.step(|_| model.loss(comm.runtime(), k as usize, &own(&comm)))?;
-                    let committed = world.commit(k + 1, &step, &CheckpointNotes::new());
-                    if (k + 1) % 4 == 0 {
-                        committed?;
-                        continue;
-                    }
-                    // Or another rank was lost.
-                    let error = committed.unwrap_err();
-                    if !error.to_string().contains("right after a synchronization") {
-                        assert_eq!((world.generation(), k), (0, 5), "{error}");
-                        return Err(error);
-                    }
+        let story = Mutex::new(None);
+        let outcomes = elastic(ranks, 1, |world| {
+            let comm = world.comm()?;
+            let (model, mut step) = made(&comm)?;
+            let from = world.restore(&mut step)?;
+            *story.lock().unwrap() = from.clone();
+            world.commit(step.global_step(), &step, &CheckpointNotes::new())?;
+            for k in from.map_or(0, |from| from.step)..LENGTH {
+                if (world.generation(), comm.rank(), k) == (0, 1, 5) {
+                    return Err(gone());
                 }
-                step.synchronize()?;
-                weights(&model)
-            },
-        );
+                step.step(|_| model.loss(comm.runtime(), k as usize, &own(&comm)))?;
+                let committed = world.commit(k + 1, &step, &CheckpointNotes::new());
+                if (k + 1) % 4 == 0 {
+                    committed?;
+                    continue;
+                }
+                // Or another rank was lost.
+                let error = committed.unwrap_err();
+                if !error.to_string().contains("right after a synchronization") {
+                    assert_eq!((world.generation(), k), (0, 5), "{error}");
+                    return Err(error);
+                }
+            }
+            step.synchronize()?;
+            weights(&model)
+        });
         let begun = story.lock().unwrap().clone().unwrap().step;
         assert_eq!(begun, 4);
         let scratch = Scratch::new("elastic-local");

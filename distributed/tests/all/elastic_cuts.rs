@@ -1,6 +1,6 @@
 //! Elastic runs of models that are cut over ranks: those that are left cut the model otherwise, and go on, to the bit, as a fresh run of that cut from the commit.
 
-use crate::prelude::*;
+use crate::{prelude::*, worlds::elastic};
 
 const RANKS: usize = 4;
 /// Steps of a run; ranks are lost before the third.
@@ -10,30 +10,24 @@ const LOST_AT: u64 = 2;
 /// Loses these of four ranks. `cut` says how so many ranks cut the model.
 fn go_on_without(name: &str, lost: &[usize], cut: impl Fn(usize) -> Way + Sync) {
     let scratch = Scratch::new(name);
-    let [elastic, fresh] = ["elastic", "fresh"].map(|which| Folder::new(scratch.0.join(which)));
+    let [changing, fresh] = ["changing", "fresh"].map(|which| Folder::new(scratch.0.join(which)));
     let notes = CheckpointNotes::new();
-    let runtimes = (0..RANKS).map(|_| Cpu::with_threads(1)).collect();
-    let (_meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(60)).unwrap();
-    let outcomes = Elastic::on_threads(
-        seats,
-        |elastic| elastic.copies(2),
-        |world| {
-            let comm = world.comm()?;
-            let way = cut(comm.size());
-            let mut training = on(&way, &comm)?;
-            let begun = world.restore(&mut training.step)?.map_or(0, |restored| restored.step);
-            world.commit(begun, &training.step, &notes)?;
-            for k in begun..LENGTH {
-                if (world.generation(), k) == (0, LOST_AT) && lost.contains(&comm.rank()) {
-                    return Err(Error::argument("the machine", "is gone"));
-                }
-                training.take(k as usize)?;
-                world.commit(k + 1, &training.step, &notes)?;
+    let outcomes = elastic(RANKS, 2, |world| {
+        let comm = world.comm()?;
+        let way = cut(comm.size());
+        let mut training = on(&way, &comm)?;
+        let begun = world.restore(&mut training.step)?.map_or(0, |restored| restored.step);
+        world.commit(begun, &training.step, &notes)?;
+        for k in begun..LENGTH {
+            if (world.generation(), k) == (0, LOST_AT) && lost.contains(&comm.rank()) {
+                return Err(Error::argument("the machine", "is gone"));
             }
-            elastic.save(&comm, LENGTH, &training.step, &notes)?;
-            Ok((comm.size(), begun))
-        },
-    );
+            training.take(k as usize)?;
+            world.commit(k + 1, &training.step, &notes)?;
+        }
+        changing.save(&comm, LENGTH, &training.step, &notes)?;
+        Ok((comm.size(), begun))
+    });
     let left = RANKS - lost.len();
     let done: Vec<_> = outcomes.iter().flatten().copied().collect();
     assert_eq!(done, vec![(left, LOST_AT); left], "{name}: {outcomes:?}");
@@ -51,7 +45,7 @@ fn go_on_without(name: &str, lost: &[usize], cut: impl Fn(usize) -> Way + Sync) 
     };
     run(RANKS, 0, LOST_AT);
     run(left, LOST_AT, LENGTH);
-    assert!(contents(&elastic) == contents(&fresh), "{name}");
+    assert!(contents(&changing) == contents(&fresh), "{name}");
 }
 
 fn on<'w>(way: &'w Way, comm: &Comm<Cpu>) -> Result<Training<'w>> {

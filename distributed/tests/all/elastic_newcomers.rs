@@ -1,8 +1,9 @@
 //! Newcomers that are set up otherwise than the run that takes them in: they leave, and the run goes on without them.
 
-use std::thread::yield_now;
-
-use crate::prelude::*;
+use crate::{
+    prelude::*,
+    worlds::{Newcomer, joined},
+};
 
 /// Commits `commits` times: the last world, and how many ranks it has.
 fn train(
@@ -24,15 +25,9 @@ fn train(
 #[test]
 fn a_newcomer_with_another_number_of_copies_leaves() {
     for ranks in [2, 3] {
-        let runtimes = (0..ranks).map(|_| Cpu::with_threads(1)).collect();
-        let (rendezvous, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
-        // It never meets: it only sees who waits.
-        let probe = Mutex::new(rendezvous.join(Cpu::with_threads(1)));
-        let (reached, over) = (AtomicU64::new(0), AtomicBool::new(false));
-        let befalls = |world: &ElasticWorld<Cpu>, done: u64| {
-            reached.fetch_max(done, Ordering::SeqCst);
-            while world.generation() == 0 && done == 2 && probe.lock().unwrap().newcomers() == 0 {
-                yield_now();
+        let befalls = |world: &ElasticWorld<Cpu>, done: u64, newcomer: &Newcomer| {
+            if (world.generation(), done) == (0, 2) {
+                newcomer.come();
             }
             // One is lost after the newcomer has left: what there is then is what these ranks agreed on.
             match (world.generation(), world.comm()?.rank(), done) {
@@ -40,19 +35,13 @@ fn a_newcomer_with_another_number_of_copies_leaves() {
                 _ => Ok(()),
             }
         };
-        let (outcomes, newcomer) = std::thread::scope(|scope| {
-            let newcomer = scope.spawn(|| {
-                while reached.load(Ordering::SeqCst) < 2 && !over.load(Ordering::SeqCst) {
-                    yield_now();
-                }
-                let own = Elastic::new(rendezvous.join(Cpu::with_threads(1))).copies(2);
-                own.run(|world| train(world, 6, |_, _| Ok(())))
-            });
-            let outcomes = Elastic::on_threads(seats, |elastic| elastic, |world| train(world, 6, befalls));
-            over.store(true, Ordering::SeqCst);
-            (outcomes, newcomer.join().unwrap())
-        });
-        let told = newcomer.unwrap_err().to_string();
+        let mut outcomes = joined(
+            ranks,
+            |_| Vec::new(),
+            |world, newcomer| train(world, 6, |world, done| befalls(world, done, newcomer)),
+            |own| own.copies(2).run(|world| train(world, 6, |_, _| Ok(()))),
+        );
+        let told = outcomes.pop().unwrap().unwrap_err().to_string();
         assert!(told.contains("`Elastic::copies`"), "{ranks} ranks: {told}");
         let done: Vec<_> = outcomes.iter().flatten().collect();
         assert_eq!(done, vec![&(3, ranks - 1); ranks - 1], "{ranks} ranks: {outcomes:?}");
@@ -61,40 +50,22 @@ fn a_newcomer_with_another_number_of_copies_leaves() {
 
 #[test]
 fn an_own_error_after_the_ranks_have_agreed_to_meet_again_is_the_ranks_own() {
-    let runtimes = (0..3).map(|_| Cpu::with_threads(1)).collect();
-    let (rendezvous, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
-    let probe = Mutex::new(rendezvous.join(Cpu::with_threads(1)));
-    let (reached, over) = (AtomicU64::new(0), AtomicBool::new(false));
-    let befalls = |world: &ElasticWorld<Cpu>, done: u64| {
-        reached.fetch_max(done, Ordering::SeqCst);
-        while world.generation() == 0 && done == 2 && probe.lock().unwrap().newcomers() == 0 {
-            yield_now();
-        }
-        Ok(())
-    };
-    let (outcomes, newcomer) = std::thread::scope(|scope| {
-        let newcomer = scope.spawn(|| {
-            while reached.load(Ordering::SeqCst) < 2 && !over.load(Ordering::SeqCst) {
-                yield_now();
+    let first = |world: &mut ElasticWorld<Cpu>, newcomer: &Newcomer| {
+        let done = train(world, 6, |world, done| {
+            if (world.generation(), done) == (0, 2) {
+                newcomer.come();
             }
-            Elastic::new(rendezvous.join(Cpu::with_threads(1))).run(|world| train(world, 6, |_, _| Ok(())))
+            Ok(())
         });
-        let program = |world: &mut ElasticWorld<Cpu>| {
-            let done = train(world, 6, befalls);
-            match world.is_changing() && world.comm()?.rank() == 1 {
-                true => Err(Error::argument("the disk", "is full")),
-                false => done,
-            }
-        };
-        let outcomes = Elastic::on_threads(seats, |elastic| elastic, program);
-        over.store(true, Ordering::SeqCst);
-        (outcomes, newcomer.join().unwrap())
-    });
+        match world.is_changing() && world.comm()?.rank() == 1 {
+            true => Err(Error::argument("the disk", "is full")),
+            false => done,
+        }
+    };
+    let last = |own: Elastic<Cpu>| own.run(|world| train(world, 6, |_, _| Ok(())));
+    let outcomes = joined(3, |_| Vec::new(), first, last);
     let told = outcomes[1].as_ref().unwrap_err().to_string();
     assert!(told.contains("is full"), "{told}");
     // The two that are left, and the newcomer.
-    assert!(
-        [&outcomes[0], &outcomes[2], &newcomer].into_iter().all(|o| matches!(o, Ok((1, 3)))),
-        "{outcomes:?}, {newcomer:?}"
-    );
+    assert!([0, 2, 3].into_iter().all(|k| matches!(outcomes[k], Ok((1, 3)))), "{outcomes:?}");
 }

@@ -1,4 +1,5 @@
-//! Ranks that train by themselves and meet: against data parallelism, the formulas of the papers, and themselves without a break.
+//! Ranks that train by themselves and meet: against data parallelism, the formulas of the papers, and themselves
+//! without a break.
 
 use distributed::strategy::BatchShare;
 
@@ -51,29 +52,6 @@ pub fn close(a: &[f64], b: &[f64], within: f64, what: &str) {
 }
 
 #[test]
-fn meeting_after_every_step_of_sgd_is_data_parallelism() {
-    for n in WORLDS {
-        let all = Ranks::new(n).run(cpu, |comm| {
-            let rt = comm.runtime();
-            let (local, whole) = (model(rt)?, model(rt)?);
-            let mut local_steps = LocalSteps::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
-            let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
-            let mut ddp = TrainStep::builder(&comm, &whole).optimizer(config).build()?;
-            let mine = own(comm.rank(), n);
-            for k in 0..5 {
-                local_steps.step(|_| local.loss(rt, k, &mine))?;
-                ddp.step(|_| whole.loss(rt, k, &mine))?;
-            }
-            assert_eq!(local_steps.synchronizations(), 5);
-            Ok((weights(&local)?, weights(&whole)?))
-        });
-        for (local, whole) in all.unwrap() {
-            close(&local, &whole, 1e-12, &format!("{n} ranks"));
-        }
-    }
-}
-
-#[test]
 fn on_one_rank_a_mean_changes_nothing() {
     let alone = Ranks::new(1).run(cpu, |comm| train(&comm, LocalSgd, every(1000), 6, own)).unwrap();
     let plain = DiLoCo { lr: 1.0, momentum: 0.0, nesterov: false };
@@ -112,21 +90,24 @@ type Rule = fn() -> Training;
 /// What a rule makes of global weights, the mean, and its state.
 type Formula = fn(&mut [f64], &[f64], &mut [f64]) -> f64;
 
-/// Ranks by themselves, which meet by a formula: the weights of all of them, after some steps.
-fn by_formula(n: usize, formula: Formula, every: usize, steps: usize) -> Result<Vec<Vec<f64>>> {
+/// Ranks by themselves, which meet by a formula, `delay` steps after the mean: the weights of all of them, after some
+/// steps.
+fn by_formula(n: usize, formula: Formula, every: usize, delay: usize, steps: usize) -> Result<Vec<Vec<f64>>> {
     let rt = cpu(0)?;
     let models: Vec<Mlp<Cpu>> = (0..n).map(|_| model(&rt)).collect::<Result<_>>()?;
     let mut trainers: Vec<_> = models.iter().map(|model| adam(&rt, model)).collect::<Result<_>>()?;
     let mut global = weights(&models[0])?;
-    let mut state = vec![0.0; global.len()];
+    let (mut state, mut mean) = (vec![0.0; global.len()], Vec::new());
     for k in 0..steps {
         for (r, trainer) in trainers.iter_mut().enumerate() {
             trainer.step(|_| models[r].loss(&rt, k, &own(r, n)))?;
         }
+        let local: Vec<Vec<f64>> = models.iter().map(weights).collect::<Result<_>>()?;
         if (k + 1) % every == 0 {
-            let local: Vec<Vec<f64>> = models.iter().map(weights).collect::<Result<_>>()?;
             let share = |r: usize| own(r, n).len() as f64 / EXAMPLES as f64;
-            let mean: Vec<f64> = (0..global.len()).map(|i| (0..n).map(|r| share(r) * local[r][i]).sum()).collect();
+            mean = (0..global.len()).map(|i| (0..n).map(|r| share(r) * local[r][i]).sum::<f64>()).collect();
+        }
+        if !mean.is_empty() && (k + 1 - delay).is_multiple_of(every) {
             let keep = formula(&mut global, &mean, &mut state);
             for (model, local) in models.iter().zip(&local) {
                 let value: Vec<f64> = global.iter().zip(local).map(|(x, own)| x + keep * (own - x)).collect();
@@ -181,19 +162,23 @@ fn rules_are_the_formulas() {
     };
     let met = |n: usize, rule: Rule| Ranks::new(n).run(cpu, |comm| rule()(&comm)).unwrap();
     for n in [1, 2, 3, 5] {
-        let cases: [(&str, Formula, Rule); 5] = [
-            ("averaging", averaging, || Box::new(|c| train(c, LocalSgd, every(2), 6, own))),
-            ("elastic", elastic, || Box::new(|c| train(c, ElasticAveraging { alpha: 0.3 }, every(2), 6, own))),
-            ("slow", slow, || Box::new(|c| train(c, SlowMo { lr: 0.8, momentum: 0.6 }, every(2), 6, own))),
-            ("nesterov", nesterov, || Box::new(|c| train(c, DiLoCo::default(), every(2), 6, own))),
-            ("heavy", heavy, || {
+        let cases: [(&str, usize, Formula, Rule); 6] = [
+            ("averaging", 0, averaging, || Box::new(|c| train(c, LocalSgd, every(2), 6, own))),
+            ("elastic", 0, elastic, || Box::new(|c| train(c, ElasticAveraging { alpha: 0.3 }, every(2), 6, own))),
+            ("slow", 0, slow, || Box::new(|c| train(c, SlowMo { lr: 0.8, momentum: 0.6 }, every(2), 6, own))),
+            ("nesterov", 0, nesterov, || Box::new(|c| train(c, DiLoCo::default(), every(2), 6, own))),
+            ("heavy", 0, heavy, || {
                 Box::new(|c| {
                     train(c, DiLoCo { momentum: 0.5, nesterov: false, ..Default::default() }, every(2), 6, own)
                 })
             }),
+            ("delayed", 1, elastic, || {
+                let options = LocalUpdates { every: Some(2), delay: 1, keep: 0.7, ..Default::default() };
+                Box::new(move |c| train(c, LocalSgd, options.clone(), 6, own))
+            }),
         ];
-        for (name, formula, rule) in cases {
-            let expected = by_formula(n, formula, 2, 6).unwrap();
+        for (name, delay, formula, rule) in cases {
+            let expected = by_formula(n, formula, 2, delay, 6).unwrap();
             for (met, expected) in met(n, rule).iter().zip(&expected) {
                 close(met, expected, 1e-10, &format!("{name} on {n}"));
             }
@@ -229,36 +214,6 @@ fn one_fragment_without_delay_is_the_whole_and_more_meet_in_turn() {
 
 fn bytes(values: &[f64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
-#[test]
-fn a_delayed_sum_is_of_the_weights_when_it_was_started() {
-    // By hand: meet with a delay of one step, of which a rank keeps half.
-    let n = 3;
-    let rt = cpu(0).unwrap();
-    let models: Vec<Mlp<Cpu>> = (0..n).map(|_| model(&rt).unwrap()).collect();
-    let mut trainers: Vec<_> = models.iter().map(|model| adam(&rt, model).unwrap()).collect();
-    let mut mean = Vec::new();
-    for k in 0..5 {
-        for (r, trainer) in trainers.iter_mut().enumerate() {
-            trainer.step(|_| models[r].loss(&rt, k, &own(r, n))).unwrap();
-        }
-        let local: Vec<Vec<f64>> = models.iter().map(|model| weights(model).unwrap()).collect();
-        if (k + 1) % 2 == 0 {
-            let share = |r: usize| own(r, n).len() as f64 / EXAMPLES as f64;
-            mean = (0..local[0].len()).map(|i| (0..n).map(|r| share(r) * local[r][i]).sum::<f64>()).collect();
-        } else if k > 0 {
-            for (model, local) in models.iter().zip(&local) {
-                let value: Vec<f64> = mean.iter().zip(local).map(|(x, own)| x + 0.5 * (own - x)).collect();
-                put(&rt, model, &value).unwrap();
-            }
-        }
-    }
-    let options = LocalUpdates { every: Some(2), delay: 1, keep: 0.5, ..Default::default() };
-    let met = Ranks::new(n).run(cpu, |comm| train(&comm, LocalSgd, options.clone(), 5, own)).unwrap();
-    for (met, model) in met.iter().zip(&models) {
-        close(met, &weights(model).unwrap(), 1e-12, "delayed");
-    }
 }
 
 type Local = LocalSteps<Cpu, TrainStep<Cpu>>;

@@ -150,10 +150,10 @@ fn buffers_are_averaged_and_are_in_checkpoints_for_everybody() {
     assert!(other.norm.running_mean.value().to_vec::<f64>().unwrap() == means[0]);
 }
 
-/// A rank that never has examples, and a step in which nobody has.
+/// Of several ranks one never has examples; there is a step in which nobody has.
 #[test]
-fn a_rank_without_examples_meets_the_others() {
-    for n in [1, 2, 3, 5] {
+fn meeting_after_every_step_of_sgd_is_data_parallelism() {
+    for n in WORLDS {
         let all = Ranks::new(n).run(cpu, |comm| {
             let rt = comm.runtime();
             let (local, whole) = (model(rt)?, model(rt)?);

@@ -39,19 +39,3 @@ fn written_schedules_are_the_golden_ones() {
         assert_eq!(text, golden, "{kind} is now\n{text}");
     }
 }
-
-#[test]
-fn golden_schedules_read_back() {
-    for (kind, schedule, golden) in all() {
-        assert_eq!(Schedule::from_csv(golden).unwrap(), schedule, "{kind}");
-    }
-}
-
-#[test]
-fn read_schedules_can_be_checked() {
-    for (kind, schedule, golden) in all() {
-        let read = Schedule::from_csv(golden).unwrap();
-        let lowered = if schedule.is_lowered() { read } else { read.lower(Lowering::default()).unwrap() };
-        assert!(lowered.check(Limits::default()).is_ok(), "{kind}");
-    }
-}

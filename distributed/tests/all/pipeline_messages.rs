@@ -1,10 +1,6 @@
 //! What ranks of a pipeline tell each other: how much, how early, and that it may be synchronous.
 
-use std::panic::Location;
-
-use distributed::comm::Call;
-
-use crate::{pipeline_common::*, prelude::*};
+use crate::{between::Between, pipeline_common::*, prelude::*};
 
 fn step(comm: &Comm<Cpu>, pipeline: &mut Pipeline<Cpu>, m: usize) -> Result<Vec<(f64, f64)>> {
     let (_, mut gradients) = optimizers(pipeline, 0.0)?;
@@ -87,45 +83,12 @@ fn receives_are_posted_before_their_turn() {
 }
 
 /// Sends that end when they are received.
-#[derive(Debug)]
-struct Rendezvous(Comm<Cpu>);
-
-impl Communicator<Cpu> for Rendezvous {
-    fn runtime(&self) -> &Cpu {
-        self.0.runtime()
-    }
-
-    fn timeout(&self) -> Duration {
-        self.0.timeout()
-    }
-
-    fn group(&self) -> &distributed::comm::Group {
-        self.0.group()
-    }
-    fn guarantees(&self) -> distributed::comm::Guarantees {
-        self.0.guarantees()
-    }
-    fn poll(&self) -> Result<()> {
-        self.0.poll()
-    }
-    fn next_number(&self) -> u64 {
-        self.0.next_number()
-    }
-
-    fn start(&self, call: Call<Cpu>) -> Result<Work<Option<TensorMut<Cpu>>>> {
-        let synchronous = matches!(call.what(), Collective::Send { .. });
-        let work = self.0.start(call)?;
-        if synchronous { work.wait().map(Work::ready) } else { Ok(work) }
-    }
-
-    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<Cpu>>> {
-        let group = self.0.split_at(color, key, at)?;
-        Ok(group.map(|group| Arc::new(Rendezvous(group)) as Comm<Cpu>))
-    }
-
-    fn abort_for(&self, world_rank: usize, cause: &str) {
-        self.0.abort_for(world_rank, cause);
-    }
+fn synchronous(comm: Comm<Cpu>) -> Comm<Cpu> {
+    Arc::new(Between::new(comm, |inner, call| {
+        let is_send = matches!(call.what(), Collective::Send { .. });
+        let work = inner.start(call)?;
+        if is_send { work.wait().map(Work::ready) } else { Ok(work) }
+    }))
 }
 
 /// ZeroStage transfers run.
@@ -145,7 +108,7 @@ fn neither_synchronous_sends_nor_transfers_in_order_deadlock() {
                 world(p, |comm| {
                     let comm: Comm<Cpu> = match transfers {
                         Transfers::Independent => comm,
-                        Transfers::Synchronous => Arc::new(Rendezvous(comm)),
+                        Transfers::Synchronous => synchronous(comm),
                         Transfers::InOrder => Arc::new(InOrderCommunicator::new(comm)?),
                     };
                     let mut pipeline = pipeline(&comm, &checked, mlp_stages(comm.runtime(), p * v, p * v))?;

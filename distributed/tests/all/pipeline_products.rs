@@ -159,19 +159,25 @@ fn a_parameter_without_gradient_is_named_on_every_rank() {
 #[test]
 fn seeded_faults_of_the_communicator_never_hang() {
     let mut turns = Turns::one_of(3);
-    let way = |kind, v| Way { steps: 2, ..Way::gpt(2).staged(kind, v).over(&FOUR) };
+    let way = |kind, v| Way { steps: 3, ..Way::gpt(2).staged(kind, v).over(&FOUR) };
+    let three = |kind| Way { steps: 3, ..Way::layers(3).staged(kind, 1).over(&[(Axis::Pipe, 3)]) };
     for way in [
         way(ScheduleKind::ZbH1, 1),
         way(ScheduleKind::OneFOneB, 1).zero(ZeroStage::Parameters),
         way(ScheduleKind::Zbv, 2).gathered(),
+        way(ScheduleKind::Interleaved, 2),
+        way(ScheduleKind::DualPipeV, 2),
+        three(ScheduleKind::OneFOneB),
+        three(ScheduleKind::ZbH1),
     ] {
+        let ranks = ParallelPlan::of(way.axes.clone()).unwrap().world();
         for seed in (0..20).filter(|_| turns.come()) {
             let (at, fault) = Fault::seeded(seed, 50);
             let harmless = matches!(fault, Fault::Delay(_));
             // What must end well has all the time of a busy machine; for what is left out somebody waits until the time is up.
             let timeout = if harmless { TIMEOUT } else { Duration::from_millis(500) };
-            let outcomes = Ranks::new(4).timeout(timeout).outcomes(cpu, |comm| {
-                let faulty = comm.rank() == 2;
+            let outcomes = Ranks::new(ranks).timeout(timeout).outcomes(cpu, |comm| {
+                let faulty = comm.rank() == ranks / 2;
                 let comm: Comm<Cpu> = if faulty { Arc::new(FaultyCommunicator::new(comm, at, fault)) } else { comm };
                 let mesh = Mesh::new(&comm, ParallelPlan::of(way.axes.clone())?)?;
                 Training::new(&way, &mesh)?.steps(0..way.steps)?;

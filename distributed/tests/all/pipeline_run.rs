@@ -7,8 +7,8 @@ use crate::{pipeline_common::*, prelude::*};
 const STEPS: usize = 3;
 const LR: f64 = 2e-3;
 /// Sizes (p, v, m) at which every kind can be run somewhere.
-const SIZES: [(usize, usize, usize); 8] =
-    [(1, 1, 3), (1, 2, 2), (2, 1, 5), (2, 2, 4), (3, 1, 6), (3, 2, 6), (5, 2, 10), (8, 1, 15)];
+const SIZES: [(usize, usize, usize); 9] =
+    [(1, 1, 3), (1, 2, 2), (2, 1, 5), (2, 2, 4), (3, 1, 6), (3, 2, 6), (4, 3, 10), (5, 2, 10), (8, 1, 15)];
 
 type Weights = BTreeMap<String, Vec<f32>>;
 

@@ -29,8 +29,7 @@ pub use distributed::{
     combinations::{Feature, Features},
     comm::{
         Collective, Collectives, Comm, Communicator, CountingCommunicator, Fault, FaultyCommunicator, Group,
-        Guarantees, InOrderCommunicator, NoOpCommunicator, Quorum, Ranks, ReduceOp, Rendezvous, ThreadRendezvous,
-        Traffic, Work,
+        Guarantees, InOrderCommunicator, NoOpCommunicator, Quorum, Ranks, ReduceOp, Traffic, Work,
     },
     context_parallel::{ContextExchange, ContextRanks},
     ddp::{DataParallel, Ddp},

@@ -1,57 +1,22 @@
 //! What layers that are cut exchange in backward is under way while gradients of weights are computed.
 
-use std::panic::Location;
-
 use autograd::{LeafGrad, backward_with_hooks};
-use distributed::comm::Call;
 
-use crate::prelude::*;
+use crate::{between::Between, prelude::*};
 
 type Events = Arc<Mutex<Vec<String>>>;
 
 /// Notes when calls are started, and when they are waited for.
-#[derive(Debug)]
-struct Noting {
-    inner: Comm<Cpu>,
-    events: Events,
-}
-
-impl Communicator<Cpu> for Noting {
-    fn runtime(&self) -> &Cpu {
-        self.inner.runtime()
-    }
-    fn timeout(&self) -> std::time::Duration {
-        self.inner.timeout()
-    }
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-    fn guarantees(&self) -> Guarantees {
-        self.inner.guarantees()
-    }
-    fn poll(&self) -> Result<()> {
-        self.inner.poll()
-    }
-    fn next_number(&self) -> u64 {
-        self.inner.next_number()
-    }
-    fn start(&self, call: Call<Cpu>) -> Result<Work<Option<TensorMut<Cpu>>>> {
+fn noting(comm: Comm<Cpu>, events: Events) -> Comm<Cpu> {
+    Arc::new(Between::new(comm, move |inner, call| {
         let what = format!("{} of {}", call.what().name(), call.of().map_or("nothing", |of| of));
-        self.events.lock().unwrap().push(format!("start {what}"));
-        let (work, events) = (self.inner.start(call)?, self.events.clone());
+        events.lock().unwrap().push(format!("start {what}"));
+        let (work, events) = (inner.start(call)?, events.clone());
         Ok(work.map(move |memory| {
             events.lock().unwrap().push(format!("wait {what}"));
             Ok(memory)
         }))
-    }
-    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<Cpu>>> {
-        let events = self.events.clone();
-        let inner = self.inner.split_at(color, key, at)?;
-        Ok(inner.map(|inner| Arc::new(Noting { inner, events }) as Comm<Cpu>))
-    }
-    fn abort_for(&self, world_rank: usize, cause: &str) {
-        self.inner.abort_for(world_rank, cause);
-    }
+    }))
 }
 
 /// Notes when gradients are final.
@@ -69,7 +34,7 @@ fn events(sequence: bool) -> Vec<Vec<String>> {
     let case = Way { sequence, ..Way::gpt(2) };
     let ranks = Ranks::new(2).run(cpu, |comm| {
         let events = Events::default();
-        let comm: Comm<Cpu> = Arc::new(Noting { inner: comm, events: events.clone() });
+        let comm = noting(comm, events.clone());
         let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
         let model = case.gpt_on(&mesh)?;
         let (x, y) = case.batch(comm.runtime(), 0, &[0, 1, 2])?;

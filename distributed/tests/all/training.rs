@@ -16,6 +16,17 @@ enum Model {
     Staged,
 }
 
+impl Model {
+    fn named_parameters(&self) -> Vec<(String, Param<Cpu>)> {
+        match self {
+            Model::Gpt(model) => model.named_parameters(),
+            Model::Mixture(model) => model.named_parameters(),
+            Model::Layers(model) => model.named_parameters(),
+            Model::Staged => Vec::new(),
+        }
+    }
+}
+
 /// A rank's training by some way.
 pub struct Training<'w> {
     pub way: &'w Way,
@@ -79,6 +90,20 @@ impl<'w> Training<'w> {
             .filter(|_| self.way.bias_rate > 0.0)
             .try_for_each(|loads| loads.update(self.way.bias_rate))?;
         Ok(metrics)
+    }
+
+    /// Takes a step whose loss has, on ranks that say so, no finite gradient by the first parameter whose name ends so.
+    pub fn take_spoiled(&mut self, number: usize, name: &str, spoiled: bool) -> Result<TrainingMetrics<Cpu>> {
+        let Self { way, mesh, model, step, .. } = self;
+        step.step(|run| {
+            let StepInput::Loss(loss) = input(way, mesh, model, number, run)? else { panic!("{way:?} has stages") };
+            let all = model.named_parameters();
+            // Read on every rank: what is sharded is gathered for all.
+            let value = all.iter().find(|(own, _)| own.ends_with(name)).expect("a parameter").1.var();
+            let root_of_zero = value.sub(&value.detach())?.sqrt()?.sum_all()?;
+            let total = if spoiled { loss.total().add(&root_of_zero)? } else { loss.total().clone() };
+            Ok(StepInput::from(Loss::sum(total, loss.weight())?))
+        })
     }
 
     /// Takes steps, and tells of them.

@@ -1,54 +1,26 @@
 //! Engines that do not promise equal sums on all ranks: what is decided by a sum is decided once.
 
-use std::panic::Location;
+use distributed::comm::memory;
 
-use distributed::comm::{Call, memory};
+use crate::{between::Between, prelude::*};
 
-use crate::prelude::*;
-
-/// Sums of what has no name (losses, weights, norms) come out larger on every rank but the first.
-#[derive(Debug)]
-struct Unequal(Comm<Cpu>);
-
-impl Communicator<Cpu> for Unequal {
-    fn group(&self) -> &Group {
-        self.0.group()
-    }
-    fn runtime(&self) -> &Cpu {
-        self.0.runtime()
-    }
-    fn timeout(&self) -> Duration {
-        self.0.timeout()
-    }
-    fn guarantees(&self) -> Guarantees {
-        Guarantees { equal_on_all_ranks: false, ..self.0.guarantees() }
-    }
-    fn next_number(&self) -> u64 {
-        self.0.next_number()
-    }
-    fn start(&self, call: Call<Cpu>) -> Result<Work<Option<TensorMut<Cpu>>>> {
-        let enlarged = self.rank() > 0 && call.of().is_none() && matches!(call.what(), Collective::AllReduce(_));
-        let work = self.0.start(call)?;
-        Ok(work.map(move |sum| match sum {
+/// An engine whose sums of what has no name (losses, weights, norms) come out larger on every rank but the first.
+fn unequal(comm: Comm<Cpu>) -> Comm<Cpu> {
+    let mut own = Between::new(comm, |inner, call| {
+        let enlarged = inner.rank() > 0 && call.of().is_none() && matches!(call.what(), Collective::AllReduce(_));
+        Ok(inner.start(call)?.map(move |sum| match sum {
             Some(sum) if enlarged => memory(&sum.freeze()?.mul(1.25)?).map(Some),
             sum => Ok(sum),
         }))
-    }
-    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<Cpu>>> {
-        Ok(self.0.split_at(color, key, at)?.map(|inner| Arc::new(Unequal(inner)) as Comm<Cpu>))
-    }
-    fn poll(&self) -> Result<()> {
-        self.0.poll()
-    }
-    fn abort_for(&self, world_rank: usize, cause: &str) {
-        self.0.abort_for(world_rank, cause);
-    }
+    });
+    own.guarantees.equal_on_all_ranks = false;
+    Arc::new(own)
 }
 
 #[test]
 fn every_rank_takes_the_step_that_rank_0_decides_on() {
     let trained = Ranks::new(3).run(cpu, |comm| {
-        let comm: Comm<Cpu> = Arc::new(Unequal(comm));
+        let comm = unequal(comm);
         let model = Mlp::new(&Init::new(comm.runtime(), 1))?;
         let mut step = TrainStep::builder(&comm, &model)
             .optimizer(AdamWConfig::default())

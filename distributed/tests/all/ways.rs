@@ -248,3 +248,33 @@ fn stages_of_zero_that_add_in_one_order_do_not_differ_by_a_bit() {
         }
     }
 }
+
+/// A gradient of the last rank is not finite: of what it has alone, of experts that others have too, of what all have.
+#[test]
+fn an_overflow_on_one_rank_is_skipped_by_all() {
+    use Axis::{Context, Data, Expert, Tensor};
+    let ring = Way { exchange: ContextExchange::Ring, ..Way::gpt(4) };
+    for (way, names) in [
+        (Way::gpt(2).over(&[(Data, 3)]), ["wte.weight", "fc2.bias"]),
+        (Way::gpt(2).over(&[(Data, 2), (Tensor, 2)]), ["fc1.weight", "wpe.weight"]),
+        (ring.over(&[(Data, 2), (Context, 2)]), ["fc1.weight", "wpe.weight"]),
+        (Way::mixture(4).over(&[(Data, 4), (Expert, 2)]), ["down_proj", "norm1.weight"]),
+    ] {
+        for way in way.strategies() {
+            let ranks = way.ranks(|mesh| {
+                let scaler = LossScaler::starting_at(4.0)?;
+                let mut training = Training::with(&way, mesh, |builder| builder.loss_scaling(scaler))?;
+                let (world, mut factors) = (mesh.world(), Vec::new());
+                for k in 0..4 {
+                    let (before, is_last) = (training.pieces()?, world.rank() + 1 == world.size());
+                    let stepped = training.take_spoiled(k, names[k / 2], is_last && k % 2 == 1)?.stepped();
+                    assert_eq!((stepped, training.pieces()? != before), (k % 2 == 0, stepped), "{way:?}, step {k}");
+                    factors.push(training.step.scaler().map(|scaler| scaler.factor()));
+                }
+                Ok(factors)
+            });
+            let factors = ranks.unwrap_or_else(|error| panic!("{way:?}: {error}"));
+            assert!(factors.iter().all(|own| *own == [4.0, 2.0, 2.0, 1.0].map(Some)), "{way:?}: {factors:?}");
+        }
+    }
+}

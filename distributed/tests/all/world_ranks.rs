@@ -2,7 +2,7 @@
 
 use crate::{
     pipeline_common::{checked, mlp_stages, pipeline},
-    pipeline_faults::{FaultyStage, StageFault, batch, hooks},
+    pipeline_faults::{FaultyStage, StageFault, batch, errors as faults, hooks},
     prelude::*,
 };
 
@@ -29,13 +29,12 @@ const SPLITS: [Split; 4] = [
 /// Every rank's error, in worlds of 4 and 8 ranks split in every way; rank `n - 2` is at fault.
 fn errors(program: impl Fn(Comm<Cpu>, bool) -> Result<()> + Sync) -> Vec<(usize, Vec<Error>)> {
     let of = |(n, split): (usize, Split)| {
-        let outcomes = Ranks::new(n).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let of_all = faults(n, |comm| {
             let group = split(&comm)?;
             program(group, comm.rank() == n - 2)?;
             comm.barrier()
         });
-        let error = |(rank, o): (usize, Result<()>)| o.err().unwrap_or_else(|| panic!("rank {rank} saw nothing"));
-        (n, outcomes.unwrap().into_iter().enumerate().map(error).collect())
+        (n, of_all)
     };
     worlds().map(of).collect()
 }
@@ -190,19 +189,14 @@ fn disagreements_name_ranks_of_the_world() {
         assert!(told.rank().is_some_and(|rank| rank % 2 == 0 || n - 1 == rank), "{text}");
     }
     // Whom the schedule does not fit, and a root that a group has not.
-    for outcome in Ranks::new(4)
-        .timeout(TIMEOUT)
-        .outcomes(cpu, |comm| {
-            let group = group(&comm, comm.rank() % 2, 0)?;
-            let refused = group.broadcast(TensorMut::zeros(group.runtime(), [1].into(), DType::F32)?, 2).unwrap_err();
-            assert_eq!(refused.rank(), Some(comm.rank()));
-            let mesh = Mesh::new(&comm, ParallelPlan::new(4, [(Axis::Data, 2), (Axis::Pipe, 2)])?)?;
-            PipelineGroups::new(&mesh, 4).map(|_| ())
-        })
-        .unwrap()
-    {
-        assert!(outcome.unwrap_err().to_string().contains("the schedule is for 4 ranks"));
-    }
+    let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let group = group(&comm, comm.rank() % 2, 0)?;
+        let refused = group.broadcast(TensorMut::zeros(group.runtime(), [1].into(), DType::F32)?, 2).unwrap_err();
+        assert_eq!(refused.rank(), Some(comm.rank()));
+        let mesh = Mesh::new(&comm, ParallelPlan::new(4, [(Axis::Data, 2), (Axis::Pipe, 2)])?)?;
+        PipelineGroups::new(&mesh, 4).map(|_| ())
+    });
+    refused(outcomes.unwrap(), &["the schedule is for 4 ranks"]);
 }
 
 #[test]
@@ -225,8 +219,7 @@ fn a_stage_that_fails_in_one_replica_is_named_on_all_ranks_of_all_replicas() {
                 }
                 comm.barrier()
             };
-            let outcomes = Ranks::new(n).timeout(TIMEOUT).outcomes(cpu, program).unwrap();
-            let errors: Vec<Error> = outcomes.into_iter().map(|o| o.err().unwrap()).collect();
+            let errors = faults(n, program);
             named(n, &errors, own);
             // The world's outcome is the error of the rank where it began.
             let error = Ranks::new(n).timeout(TIMEOUT).run(cpu, program).unwrap_err();
@@ -270,8 +263,7 @@ fn what_a_group_finds_is_told_outside_of_it_with_the_rank_where_it_began() {
         }
         comm.barrier()
     };
-    let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, program).unwrap();
-    let errors: Vec<Error> = outcomes.into_iter().map(|o| o.err().unwrap()).collect();
+    let errors = faults(4, program);
     named(4, &errors, 3);
     assert!(errors.iter().all(|e| e.to_string().matches("the disk is full").count() == 1), "{errors:?}");
     let error = Ranks::new(4).timeout(TIMEOUT).run(cpu, program).unwrap_err();
@@ -288,8 +280,7 @@ fn a_rank_that_leaves_a_group_by_an_error_is_named_with_it() {
         }
         group.barrier()
     };
-    let outcomes = Ranks::new(3).timeout(TIMEOUT).outcomes(cpu, program).unwrap();
-    let errors: Vec<Error> = outcomes.into_iter().map(|o| o.err().unwrap()).collect();
+    let errors = faults(3, program);
     assert!(errors.iter().all(|e| e.to_string().matches("no more of it").count() == 1), "{errors:?}");
     let others = errors[..2].iter().map(Error::to_string);
     assert!(others.into_iter().all(|e| e.contains("rank 2 failed") && e.contains("last calls:")), "{errors:?}");

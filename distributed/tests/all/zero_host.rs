@@ -9,8 +9,10 @@ use crate::{
 type Adjust = fn(&mut ZeroOptions);
 
 fn hosted(options: &mut ZeroOptions) {
-    options.parameters = if options.stage.shards_parameters() { StatePlace::Host } else { StatePlace::Device };
-    (options.gradients, options.state) = (StatePlace::Host, StatePlace::Host);
+    let host_if = |there| if there { StatePlace::Host } else { StatePlace::Device };
+    options.parameters = host_if(options.stage.shards_parameters());
+    options.gradients = host_if(options.stage != ZeroStage::Optimizer);
+    options.state = StatePlace::Host;
 }
 
 fn options(stage: ZeroStage, adjust: Adjust, host: bool) -> ZeroOptions {
@@ -113,17 +115,20 @@ fn the_device_keeps_nothing_between_uses() {
 
 #[test]
 fn checkpoints_go_either_way() {
-    let way = |n, host| {
-        let zero = options(ZeroStage::Parameters, |_| (), host);
-        Way { dtype: DType::BF16, ..Way::gpt(2).zero(zero).over(&[(Axis::Shard, n)]) }
-    };
-    for n in [1, 3] {
-        let whole = way(n, false).go_on(None, 0..4, None);
-        for (saves, loads) in [(false, true), (true, false), (true, true)] {
-            let scratch = Scratch::new("host");
-            way(n, saves).go_on(None, 0..2, Some(&scratch.folder()));
-            let resumed = way(n, loads).go_on(Some(&scratch.folder()), 2..4, None);
-            assert!(resumed.pieces == whole.pieces, "{saves} to {loads} on {n}");
+    let state: Adjust = |zero| zero.state = StatePlace::Host;
+    for (stage, there) in [(ZeroStage::Gradients, state), (ZeroStage::Parameters, hosted)] {
+        let way = |n, host: bool| {
+            let zero = options(stage, if host { there } else { |_| () }, false);
+            Way { dtype: DType::BF16, ..Way::gpt(2).zero(zero).over(&[(Axis::Shard, n)]) }
+        };
+        for n in [1, 3] {
+            let whole = way(n, false).go_on(None, 0..4, None);
+            for (saves, loads) in [(false, true), (true, false), (true, true)] {
+                let scratch = Scratch::new("host");
+                way(n, saves).go_on(None, 0..2, Some(&scratch.folder()));
+                let resumed = way(n, loads).go_on(Some(&scratch.folder()), 2..4, None);
+                assert!(resumed.pieces == whole.pieces, "{stage:?}, {saves} to {loads} on {n}");
+            }
         }
     }
 }
@@ -151,16 +156,20 @@ fn values_that_are_put_into_a_model_go_there() {
 
 #[test]
 fn stages_of_a_pipeline_cut_along_tensor_may_keep_them_there() {
-    for gathered in [false, true] {
-        for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
-            let way = Way::gpt(2).staged(ScheduleKind::OneFOneB, 1);
-            let way = if gathered { way.gathered() } else { way.zero(stage) };
-            let mut way = way.over(&[(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Tensor, 2)]);
-            (way.sequence, way.gpt.tied_head, way.steps) = (true, true, 2);
-            let device = way.outcome();
-            hosted(&mut way.zero);
-            assert!(way.outcome() == device, "{way:?}");
-        }
+    let way = Way::gpt(2).staged(ScheduleKind::OneFOneB, 1);
+    for mut way in way.over(&[(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Tensor, 2)]).strategies().split_off(1) {
+        (way.sequence, way.gpt.tied_head) = (true, true);
+        let outcome = |way: &Way| {
+            assembled(way.each(|training| {
+                let outcome = training.run()?;
+                let left = training.mesh.world().runtime().memory().of(MemoryCategory::Optimizer).live;
+                assert_eq!(left == 0, way.zero.state == StatePlace::Host);
+                Ok(outcome)
+            }))
+        };
+        let device = outcome(&way);
+        hosted(&mut way.zero);
+        assert!(outcome(&way) == device, "{way:?}");
     }
 }
 

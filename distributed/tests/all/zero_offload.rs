@@ -71,37 +71,3 @@ fn the_device_holds_one_units_state_and_none_between_steps() {
         }
     }
 }
-
-#[test]
-fn checkpoints_go_either_way() {
-    use StatePlace::{Device, Host};
-    let way = |n, state| {
-        let way = Way { dtype: DType::BF16, ..Way::gpt(2).zero(options(ZeroStage::Gradients, state)) };
-        way.over(&[(Axis::Shard, n)])
-    };
-    for n in [1, 3] {
-        let whole = way(n, Device).go_on(None, 0..4, None);
-        for (saves, loads) in [(Device, Host), (Host, Device), (Host, Host)] {
-            let scratch = Scratch::new("offload");
-            way(n, saves).go_on(None, 0..2, Some(&scratch.folder()));
-            let resumed = way(n, loads).go_on(Some(&scratch.folder()), 2..4, None);
-            assert!(resumed.pieces == whole.pieces, "{saves:?} to {loads:?} on {n}");
-        }
-    }
-}
-
-#[test]
-fn stages_of_a_pipeline_may_keep_their_state_on_the_host() {
-    for stage in ZeroStage::ALL {
-        let with = |state| {
-            let way = Way::gpt(2).staged(ScheduleKind::OneFOneB, 1).zero(options(stage, state));
-            way.over(&[(Axis::Pipe, 2), (Axis::Data, 2)]).each(|training| {
-                let told = training.steps(0..2)?;
-                let left = training.mesh.world().runtime().memory().of(MemoryCategory::Optimizer).live;
-                assert_eq!(left == 0, state == StatePlace::Host);
-                Ok(told)
-            })
-        };
-        assert!(with(StatePlace::Host) == with(StatePlace::Device), "{stage:?}");
-    }
-}

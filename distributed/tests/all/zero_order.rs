@@ -1,8 +1,8 @@
 //! ZeRO: in which order units are gathered and sent.
 
-use distributed::{comm::Call, strategy::BackwardPass, train::Strategy};
+use distributed::{strategy::BackwardPass, train::Strategy};
 
-use crate::{prelude::*, zero_memory::layers, zero_stages::options};
+use crate::{between::Between, prelude::*, zero_memory::layers, zero_stages::options};
 
 const LAYERS: u64 = 5;
 
@@ -90,64 +90,31 @@ fn units_are_sent_in_the_order_in_which_they_become_ready() {
     }
 }
 
-/// Notes what is gathered, by unit.
-#[derive(Debug)]
-struct Gathers {
-    inner: NoOpCommunicator<Cpu>,
-    units: Mutex<Vec<String>>,
-}
+/// Units in the order in which they are gathered.
+type Gathers = Arc<Mutex<Vec<String>>>;
 
-impl Gathers {
-    fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.units.lock().unwrap())
-    }
-}
-
-impl Communicator<Cpu> for Gathers {
-    fn runtime(&self) -> &Cpu {
-        self.inner.runtime()
-    }
-    fn timeout(&self) -> std::time::Duration {
-        self.inner.timeout()
-    }
-    fn group(&self) -> &distributed::comm::Group {
-        self.inner.group()
-    }
-    fn guarantees(&self) -> distributed::comm::Guarantees {
-        self.inner.guarantees()
-    }
-    fn poll(&self) -> Result<()> {
-        self.inner.poll()
-    }
-    fn next_number(&self) -> u64 {
-        self.inner.next_number()
-    }
-    fn start(&self, call: Call<Cpu>) -> Result<Work<Option<TensorMut<Cpu>>>> {
+/// A world of one that notes what is gathered.
+fn gathering(rt: &Cpu) -> (Comm<Cpu>, Gathers) {
+    let gathers = Gathers::default();
+    let units = gathers.clone();
+    let comm = Between::new(Arc::new(NoOpCommunicator::new(rt)), move |inner, call| {
         if call.what().name() == "all_gather" {
-            let of = call.fingerprint().of.map_or(String::new(), |of| of.to_string());
-            self.units.lock().unwrap().push(of);
+            units.lock().unwrap().push(call.fingerprint().of.map_or(String::new(), |of| of.to_string()));
         }
-        self.inner.start(call)
-    }
-    fn split_at(
-        &self,
-        color: Option<usize>,
-        key: usize,
-        at: &'static std::panic::Location<'static>,
-    ) -> Result<Option<Comm<Cpu>>> {
-        self.inner.split_at(color, key, at)
-    }
-    fn abort_for(&self, world_rank: usize, cause: &str) {
-        self.inner.abort_for(world_rank, cause);
-    }
+        inner.start(call)
+    });
+    (Arc::new(comm), gathers)
+}
+
+fn take(gathers: &Gathers) -> Vec<String> {
+    std::mem::take(&mut *gathers.lock().unwrap())
 }
 
 /// What a forward of four layers gathers after a backward pass, in a second step, and when it has computed each layer. `skip`: that backward pass did not
 /// reach the first layer.
 fn second_forward(skip: bool, ended: bool) -> Vec<String> {
     let rt = Cpu::with_threads(1);
-    let gathers = Arc::new(Gathers { inner: NoOpCommunicator::new(&rt), units: Mutex::default() });
-    let comm = gathers.clone() as Comm<Cpu>;
+    let (comm, gathers) = gathering(&rt);
     let model = layers(&rt, 4, DType::F32).unwrap();
     let adamw = ParamGroups::new(AdamWConfig::default());
     let options = options(ZeroStage::Parameters, UnitOf::layers());
@@ -157,7 +124,7 @@ fn second_forward(skip: bool, ended: bool) -> Vec<String> {
         let mut y = Var::new(x.clone());
         for (k, layer) in model.iter().enumerate() {
             y = layer.forward(&y).unwrap().tanh().unwrap();
-            gathers.units.lock().unwrap().push(format!("layer {k}"));
+            gathers.lock().unwrap().push(format!("layer {k}"));
             if skip && k == 0 {
                 y = y.detach();
             }
@@ -168,9 +135,9 @@ fn second_forward(skip: bool, ended: bool) -> Vec<String> {
     for _ in 0..2 {
         sharded.prepare(ActiveRanks::All).unwrap();
         for (k, pass) in passes.iter().enumerate() {
-            gathers.take();
+            take(&gathers);
             let loss = forward(skip && k == 0);
-            second = gathers.take();
+            second = take(&gathers);
             sharded.begin(0, *pass).unwrap();
             autograd::backward_with_hooks(&loss, &mut sharded).unwrap();
             if ended {
@@ -196,8 +163,7 @@ fn the_forward_after_a_sweep_prefetches_forwards() {
 #[test]
 fn what_an_evaluation_reads_is_not_the_order_of_the_next_step() {
     let rt = Cpu::with_threads(1);
-    let gathers = Arc::new(Gathers { inner: NoOpCommunicator::new(&rt), units: Mutex::default() });
-    let comm = gathers.clone() as Comm<Cpu>;
+    let (comm, gathers) = gathering(&rt);
     let model = layers(&rt, 4, DType::F32).unwrap();
     let options = options(ZeroStage::Parameters, UnitOf::layers());
     let mut trainer = sharded(&comm, &model, TrainingConfig::default(), options).unwrap();
@@ -210,17 +176,17 @@ fn what_an_evaluation_reads_is_not_the_order_of_the_next_step() {
         trainer.step(|_| forward([0, 1, 2, 3])).unwrap();
         autograd::no_grad(|| forward([2, 0, 3, 1])).unwrap();
     }
-    gathers.take();
+    take(&gathers);
     let mut seen = Vec::new();
     for _ in 0..2 {
         trainer
             .step(|_| {
                 let loss = forward([0, 1, 2, 3]);
-                seen = gathers.take();
+                seen = take(&gathers);
                 loss
             })
             .unwrap();
-        gathers.take();
+        take(&gathers);
         assert_eq!(seen, (0..4).map(|k| format!("unit `{k}`")).collect::<Vec<_>>());
     }
 }

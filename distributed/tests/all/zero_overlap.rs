@@ -17,10 +17,10 @@ struct Step {
 impl Step {
     fn of(stage: ZeroStage) -> Self {
         let rt = NullRuntime::new();
-        let watched = Arc::new(Watched::new(&rt));
+        let watched = Watched::new(&rt);
         let init = Init::new(&rt, 0);
         let layers: Vec<Linear<NullRuntime>> = (0..LAYERS).map(|_| Linear::new(&init, 16, 16).unwrap()).collect();
-        let (comm, config) = (watched.clone() as Comm<NullRuntime>, TrainingConfig::default());
+        let (comm, config) = (watched.comm.clone(), TrainingConfig::default());
         let mut trainer = sharded(&comm, &layers, config, options(stage, UnitOf::layers())).unwrap();
         let x = Var::new(Tensor::zeros(&rt, [4, 16], DType::F32).unwrap());
         let (mut starts, mut before) = (Vec::new(), Vec::new());

@@ -2,7 +2,7 @@
 
 use adaptive::balance::{BalanceOptions, BalancePolicy, Balanced};
 
-use crate::{common::*, prelude::*};
+use crate::{common::*, prelude::*, worlds::elastic};
 
 type Balancing = Balanced<TrainStep<Cpu>>;
 
@@ -128,31 +128,25 @@ fn what_a_rank_without_a_batch_records_counts_for_nothing() {
 
 #[test]
 fn an_elastic_run_balances_in_each_world() {
-    let runtimes = (0..3).map(|_| Cpu::with_threads(1)).collect();
-    let (_meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
-    let outcomes = Elastic::on_threads(
-        seats,
-        |elastic| elastic,
-        |world| {
-            let comm = world.comm()?;
-            let model = Mlp::new(comm.runtime(), 0.0)?;
-            let options = BalanceOptions { max_anchor: 1, ..Default::default() };
-            let (step, tick) = balanced(&comm, &model, [1, 3, 1][comm.rank()], options)?;
-            let (generation, rank, taken) = (world.generation(), comm.rank(), std::cell::Cell::new(0));
-            let report = Trainer::new(&model, step, batches(comm.runtime()))
-                .until(Length::Epochs(4.0))
-                .elastic(world, Interval::Steps(1))
-                .run(|model, batch| {
-                    tick();
-                    taken.set(taken.get() + 1);
-                    if (generation, rank, taken.get()) == (0, 2, 9) {
-                        return Err(Error::argument("the machine", "is gone"));
-                    }
-                    loss(model, batch)
-                })?;
-            Ok((comm.size(), report.progress.tokens, report.step.balancer().counts().to_vec()))
-        },
-    );
+    let outcomes = elastic(3, 1, |world| {
+        let comm = world.comm()?;
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let options = BalanceOptions { max_anchor: 1, ..Default::default() };
+        let (step, tick) = balanced(&comm, &model, [1, 3, 1][comm.rank()], options)?;
+        let (generation, rank, taken) = (world.generation(), comm.rank(), std::cell::Cell::new(0));
+        let report = Trainer::new(&model, step, batches(comm.runtime()))
+            .until(Length::Epochs(4.0))
+            .elastic(world, Interval::Steps(1))
+            .run(|model, batch| {
+                tick();
+                taken.set(taken.get() + 1);
+                if (generation, rank, taken.get()) == (0, 2, 9) {
+                    return Err(Error::argument("the machine", "is gone"));
+                }
+                loss(model, batch)
+            })?;
+        Ok((comm.size(), report.progress.tokens, report.step.balancer().counts().to_vec()))
+    });
     let done: Vec<_> = outcomes.into_iter().flatten().collect();
     assert_eq!(done, vec![(2, 4.0 * 37.0, vec![3, 1]); 2]);
 }

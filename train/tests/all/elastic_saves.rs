@@ -1,6 +1,6 @@
 //! A rank that is lost while a checkpoint is saved: those that are left save what was to be saved, where it was to be saved.
 
-use crate::{common::*, prelude::*};
+use crate::{common::*, prelude::*, worlds::elastic};
 
 /// Asks all callbacks to save, at step 2.
 struct SaveAll;
@@ -19,31 +19,25 @@ fn an_owed_save_goes_where_it_was_due() {
     for all in [false, true] {
         let scratch = Scratch::new("elastic-saves");
         let [often, seldom] = ["often", "seldom"].map(|name| Folder::new(scratch.0.join(name)));
-        let runtimes = (0..3).map(|_| Cpu::with_threads(1)).collect();
-        let (_meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
-        let outcomes = Elastic::on_threads(
-            seats,
-            |elastic| elastic,
-            |world| {
-                let comm = world.comm()?;
-                let is_lost = (world.generation(), comm.rank()) == (0, 1);
-                let watched = often.clone().watched(move |change| match change {
-                    "write a rank's file" if is_lost => Err(Error::argument("the disk", "is gone")),
-                    _ => Ok(()),
-                });
-                let model = Mlp::new(comm.runtime(), 0.0)?;
-                let mut trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()).workers(0))
-                    .until(Length::Steps(4))
-                    .with(Checkpoints::at(watched).every(Interval::Steps(2)).in_thread(false).ignore_signals())
-                    .with(Checkpoints::at(seldom.clone()).every(Interval::Steps(3)).in_thread(false).ignore_signals())
-                    .elastic(world, Interval::Steps(100));
-                if all {
-                    trainer = trainer.with(SaveAll);
-                }
-                let report = trainer.run(loss)?;
-                Ok((comm.size(), report.resumed))
-            },
-        );
+        let outcomes = elastic(3, 1, |world| {
+            let comm = world.comm()?;
+            let is_lost = (world.generation(), comm.rank()) == (0, 1);
+            let watched = often.clone().watched(move |change| match change {
+                "write a rank's file" if is_lost => Err(Error::argument("the disk", "is gone")),
+                _ => Ok(()),
+            });
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let mut trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()).workers(0))
+                .until(Length::Steps(4))
+                .with(Checkpoints::at(watched).every(Interval::Steps(2)).in_thread(false).ignore_signals())
+                .with(Checkpoints::at(seldom.clone()).every(Interval::Steps(3)).in_thread(false).ignore_signals())
+                .elastic(world, Interval::Steps(100));
+            if all {
+                trainer = trainer.with(SaveAll);
+            }
+            let report = trainer.run(loss)?;
+            Ok((comm.size(), report.resumed))
+        });
         let done: Vec<_> = outcomes.into_iter().flatten().collect();
         assert_eq!(done, [(2, Some(2)); 2]);
         assert_eq!(often.steps().unwrap(), [2, 4]);

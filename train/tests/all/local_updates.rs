@@ -4,7 +4,7 @@ use adaptive::local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, Lo
 use distributed::comm::{Collectives, NoOpCommunicator};
 use train::{DivergenceGuard, RunReport};
 
-use crate::{common::*, prelude::*};
+use crate::{common::*, prelude::*, worlds::elastic};
 
 type Local = LocalSteps<Cpu, TrainStep<Cpu>>;
 
@@ -154,7 +154,7 @@ fn a_step_that_one_rank_leaves_out_counts_on_all() {
 }
 
 /// Trains to step 6, in a world from which rank 1 may be lost while step 4 is taken: the last world, and the weights.
-fn elastic(world: &mut ElasticWorld<Cpu>, options: &LocalUpdates, loses: bool) -> Result<(usize, Vec<f64>)> {
+fn trained(world: &mut ElasticWorld<Cpu>, options: &LocalUpdates, loses: bool) -> Result<(usize, Vec<f64>)> {
     autograd::manual_seed(7);
     let comm = world.comm()?;
     let model = Mlp::new(comm.runtime(), 0.3)?;
@@ -178,12 +178,7 @@ fn elastic(world: &mut ElasticWorld<Cpu>, options: &LocalUpdates, loses: bool) -
 #[test]
 fn elastic_runs_commit_where_ranks_have_met() {
     let options = LocalUpdates { every: Some(2), ..Default::default() };
-    let run = |ranks: usize, options: &LocalUpdates| {
-        let runtimes = (0..ranks).map(|_| Cpu::with_threads(1)).collect();
-        let (_meeting, seats) =
-            ThreadRendezvous::new(runtimes, Quorum::default(), std::time::Duration::from_secs(20)).unwrap();
-        Elastic::on_threads(seats, |elastic| elastic, |world| elastic(world, options, true))
-    };
+    let run = |ranks: usize, options: &LocalUpdates| elastic(ranks, 1, |world| trained(world, options, true));
     for ranks in [3, 4] {
         let done: Vec<_> = run(ranks, &options).into_iter().flatten().collect();
         // It went on from the synchronization of step 2, with the batches that came after it.

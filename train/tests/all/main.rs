@@ -9,6 +9,7 @@ mod control;
 mod doors;
 mod elastic;
 mod elastic_newcomers;
+mod elastic_plans;
 mod elastic_saves;
 mod evaluation;
 mod experts;
@@ -25,3 +26,5 @@ mod resuming;
 mod saving;
 mod signals;
 mod tensor;
+#[path = "../../../distributed/tests/all/worlds.rs"]
+mod worlds;

@@ -16,7 +16,7 @@ pub use autograd::Var;
 pub use data::{Batch, Loader};
 pub use distributed::{
     checkpoint::Folder,
-    comm::{Comm, Communicator, Quorum, Ranks, ThreadRendezvous},
+    comm::{Comm, Communicator, Quorum, Ranks},
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::{Loss, Step, TrainStep, TrainingConfig},

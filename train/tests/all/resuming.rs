@@ -78,13 +78,18 @@ fn resumed_after_every_step_is_uninterrupted_to_the_bit() {
     }
 }
 
-/// Losses of a run of which the first part was on some ranks, the second on others.
-fn moved(from: usize, to: usize) -> Vec<(u64, f64)> {
+/// Losses of a run that goes on, up to each step, on so many ranks: in canonical order of four chunks of two examples
+/// in a step, or not.
+fn moved(parts: &[(usize, u64)], in_order: bool) -> Vec<(u64, f64)> {
     let (memory, scratch) = (Memory::default(), Scratch::new("moved"));
-    for (ranks, until) in [(from, 6), (to, STEPS)] {
+    for &(ranks, until) in parts {
         on_ranks(ranks, |comm| {
-            let model = Mlp::new(comm.runtime(), 0.0)?;
-            Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+            let (model, mut data) = (Mlp::new(comm.runtime(), 0.0)?, loader(comm.runtime()));
+            if in_order {
+                data = data.batch(2 * ranks).last(data::Last::Drop).limit(16 / ranks as u64);
+            }
+            let step = if in_order { canonical(comm, &model, 4 / ranks)? } else { ddp(comm, &model, 1)? };
+            Trainer::new(&model, step, data)
                 .until(Length::Steps(until))
                 .record_every(Interval::Steps(1))
                 .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
@@ -100,41 +105,20 @@ fn moved(from: usize, to: usize) -> Vec<(u64, f64)> {
 
 #[test]
 fn another_number_of_ranks_goes_on_with_the_same_batches() {
-    let expected = moved(1, 1);
+    let expected = moved(&[(1, STEPS)], false);
     for (from, to) in [(1, 2), (2, 1), (3, 2), (2, 5), (8, 3)] {
-        for ((step, loss), (_, expected)) in moved(from, to).into_iter().zip(&expected) {
+        for ((step, loss), (_, expected)) in moved(&[(from, 6), (to, STEPS)], false).into_iter().zip(&expected) {
             assert!((loss - expected).abs() < 1e-10 * expected, "{from} to {to} ranks, step {step}: {loss} {expected}");
         }
     }
 }
 
-/// Losses of a run in canonical order: four chunks of two examples in a step, on so many ranks up to each step.
-fn chunked(parts: &[(usize, u64)]) -> Vec<(u64, f64)> {
-    let (memory, scratch) = (Memory::default(), Scratch::new("chunked"));
-    for &(ranks, until) in parts {
-        on_ranks(ranks, |comm| {
-            let model = Mlp::new(comm.runtime(), 0.0)?;
-            let data = loader(comm.runtime()).batch(2 * ranks).last(data::Last::Drop).limit(16 / ranks as u64);
-            Trainer::new(&model, canonical(comm, &model, 4 / ranks)?, data)
-                .until(Length::Steps(until))
-                .record_every(Interval::Steps(1))
-                .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
-                .sink(memory.clone())
-                .resume(Resume::IfThere)
-                .run(loss)?;
-            Ok(())
-        })
-        .unwrap();
-    }
-    memory.of("loss")
-}
-
 #[test]
 fn in_canonical_order_any_number_of_ranks_goes_on_to_the_bit() {
-    let whole = chunked(&[(1, 10)]);
+    let whole = moved(&[(1, 10)], true);
     assert_eq!(whole.len(), 10);
     for parts in [[(1, 3), (2, 6), (4, 10)], [(4, 1), (1, 5), (2, 10)], [(2, 2), (4, 4), (1, 10)]] {
-        assert_same(&chunked(&parts), &whole, &format!("{parts:?}"));
+        assert_same(&moved(&parts, true), &whole, &format!("{parts:?}"));
     }
 }
 

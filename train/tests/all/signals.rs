@@ -10,7 +10,7 @@ use std::{
 
 use train::StopOnSignal;
 
-use crate::{common::*, prelude::*};
+use crate::{common::*, prelude::*, worlds::elastic};
 
 const FOLDER: &str = "WEFTGRAD_TEST_SIGNAL_FOLDER";
 const RANKS: &str = "WEFTGRAD_TEST_SIGNAL_RANKS";
@@ -232,31 +232,25 @@ const ELASTIC: &str = "WEFTGRAD_TEST_SIGNAL_ELASTIC";
 #[test]
 fn elastic_child() {
     let Ok(path) = std::env::var(ELASTIC) else { return };
-    let runtimes = (0..2).map(|_| Cpu::with_threads(1)).collect();
-    let (_meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
-    let outcomes = Elastic::on_threads(
-        seats,
-        |elastic| elastic,
-        |world| {
-            let (comm, is_first) = (world.comm()?, world.generation() == 0);
-            if !is_first {
-                let own = std::process::id().to_string();
-                assert!(Command::new("kill").args(["-TERM", &own]).status().unwrap().success());
-                sleep(Duration::from_millis(200));
-            }
-            let model = Mlp::new(comm.runtime(), 0.0)?;
-            let steps = AtomicUsize::new(0);
-            let report = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()).workers(0))
-                .until(Length::Steps(50))
-                .with(Checkpoints::in_folder(&path))
-                .elastic(world, Interval::Steps(1))
-                .run(|model, batch| match (is_first, comm.rank(), steps.fetch_add(1, Ordering::SeqCst)) {
-                    (true, 1, 2) => Err(Error::argument("the machine", "is gone")),
-                    _ => loss(model, batch),
-                })?;
-            Ok(report.reason)
-        },
-    );
+    let outcomes = elastic(2, 1, |world| {
+        let (comm, is_first) = (world.comm()?, world.generation() == 0);
+        if !is_first {
+            let own = std::process::id().to_string();
+            assert!(Command::new("kill").args(["-TERM", &own]).status().unwrap().success());
+            sleep(Duration::from_millis(200));
+        }
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let steps = AtomicUsize::new(0);
+        let report = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()).workers(0))
+            .until(Length::Steps(50))
+            .with(Checkpoints::in_folder(&path))
+            .elastic(world, Interval::Steps(1))
+            .run(|model, batch| match (is_first, comm.rank(), steps.fetch_add(1, Ordering::SeqCst)) {
+                (true, 1, 2) => Err(Error::argument("the machine", "is gone")),
+                _ => loss(model, batch),
+            })?;
+        Ok(report.reason)
+    });
     let left: Vec<StopReason> = outcomes.into_iter().flatten().collect();
     assert_eq!(left, [StopReason::Interrupted]);
 }
