@@ -36,3 +36,17 @@ pub(crate) fn total<R: Runtime>(rt: &R, numbers: &[Tensor<R>]) -> Result<Tensor<
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use runtime_cpu::Cpu;
+
+    use super::*;
+
+    #[test]
+    fn totals_have_the_widest_dtype_from_the_first_addition_on() {
+        let rt = Cpu::with_threads(1);
+        let numbers = [1e8, 1.0, 1.0, 1.0].map(|x: f32| Tensor::from_slice(&rt, [1], &[x]).unwrap());
+        assert_eq!(total(&rt, &numbers).unwrap().item().unwrap(), 1e8 + 3.0);
+    }
+}

@@ -358,7 +358,10 @@ mod tests {
         let hinted = BalanceOptions { anchor: 4, speed_hint: Some((1, 2.5)), ..Default::default() };
         assert_eq!(MicroBatchBalancer::new(3, hinted.clone()).unwrap().counts(), [10, 4, 10]);
         let limited = BalanceOptions { max_difference: Some(3), ..hinted.clone() };
-        assert_eq!(MicroBatchBalancer::new(3, limited).unwrap().counts(), [7, 4, 7]);
+        let mut limited = MicroBatchBalancer::new(3, limited).unwrap();
+        assert_eq!(limited.counts(), [7, 4, 7]);
+        VirtualRanks::new(&[1.0, 4.0, 1.0], 0.0).efficiency(&mut limited, 4);
+        assert_eq!(limited.counts(), [7, 4, 7], "measured");
         let refused = [
             BalanceOptions { anchor: 0, ..hinted.clone() },
             BalanceOptions { overhead_target: 0.0, ..hinted.clone() },

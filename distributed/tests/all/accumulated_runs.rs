@@ -91,6 +91,7 @@ fn a_rank_idles_through_a_whole_step() {
         let rt = Cpu::with_threads(1);
         let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
         let mut trainer = simple(&rt, &model, two()).unwrap();
+        model.freeze_where(|name| name == "b.weight");
         (0..2).for_each(|_| _ = trainer.step(|k| model.loss(&rt, k, &[0, 1])).unwrap());
         Trace { weights: vec![weights(&model).unwrap()], ..Default::default() }
     };
@@ -100,6 +101,8 @@ fn a_rank_idles_through_a_whole_step() {
             let many = everywhere(n, |comm| {
                 let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
                 let mut trainer = trainer(&comm, &model, way)?;
+                // A matrix, which would decay where it took part.
+                model.freeze_where(|name| name == "b.weight");
                 for step in 0..2 {
                     // Another rank works in each step.
                     match comm.rank() == step {
@@ -131,5 +134,21 @@ fn an_error_of_the_observer_reaches_all_ranks() {
     for outcome in outcomes.unwrap() {
         let errors = outcome.unwrap();
         assert!(errors.iter().all(|error| error.contains("stop here")), "{errors:?}");
+    }
+}
+
+#[test]
+fn more_micro_batches_than_the_most_on_one_rank_are_an_error_of_all_ranks() {
+    let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+        let mut trainer = bucketed(&comm, &model, config(), BucketOptions::default())?;
+        let own = if comm.rank() == 1 { 3 } else { 1 };
+        let ran = trainer.step_uneven(own, 2, |_| model.loss(comm.runtime(), 0, &[0]));
+        // The rank itself goes on.
+        Ok([ran.map(drop).unwrap_err().to_string(), comm.barrier().unwrap_err().to_string()])
+    });
+    for outcome in outcomes.unwrap() {
+        let errors = outcome.unwrap();
+        assert!(errors.iter().all(|error| error.contains("is 3, and must be at most 2")), "{errors:?}");
     }
 }

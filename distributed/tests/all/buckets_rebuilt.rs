@@ -49,3 +49,27 @@ fn once_in_the_ready_order_of_rank_0() {
     let off = difference(&many, &one);
     assert!(off <= 1e-11, "{off:e}");
 }
+
+#[test]
+fn once_more_after_a_parameter_is_unfrozen() {
+    everywhere(2, |comm| {
+        let model = layers(comm.runtime())?;
+        model.freeze_where(|name| name == "1.weight");
+        let options = BucketOptions { limits: Some(BucketLimits { first: 1, others: 1 }), ..Default::default() };
+        let mut trainer = bucketed(&comm, &model, config(), options)?;
+        let from_last = ["2.weight", "1.weight", "0.weight"];
+        let buckets = [&["2.weight", "0.weight"][..]; 2]
+            .into_iter()
+            .chain([&from_last[..], &["2.weight", "0.weight", "1.weight"]]);
+        for (step, after) in buckets.enumerate() {
+            if step == 2 {
+                model.unfreeze_where(|_| true);
+            }
+            trainer.step(|_| loss(&model, comm.runtime(), 0, 0))?;
+            let buckets = data_parallel(&trainer);
+            let names: Vec<String> = (0..buckets.num_buckets()).flat_map(|k| buckets.names_in_bucket(k)).collect();
+            assert_eq!(names, after, "after step {step}");
+        }
+        Ok(Trace::default())
+    });
+}

@@ -120,10 +120,18 @@ fn ranks_load_what_rank_0_has_once_they_see_it() {
         });
         loaded.unwrap()
     };
+    // Rank 0 cannot look into its folder, and says so to rank 1, which could into its own.
+    fs::write(&first.0.with_extension("file"), "").unwrap();
+    let unread = Ranks::new(2).outcomes(cpu, |comm| {
+        let folders = [Folder::new(first.0.with_extension("file")), second.folder()];
+        folders[comm.rank()].latest_of_all(&comm)
+    });
+    fs::remove_file(first.0.with_extension("file")).unwrap();
+    refused(unread.unwrap(), &["Not a directory"]);
     // Rank 1 has an older one, which it calls the latest, and sees the new one after a while.
     copy(1, &second.folder().step(0));
     let stale = load(Duration::from_millis(400));
-    let unseen = "rank 0 has a checkpoint of step 1 in";
+    let unseen = "rank 0 has a checkpoint of step 1, which this rank did not see";
     assert!(stale.into_iter().all(|rank| rank.unwrap_err().to_string().contains(unseen)));
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -163,6 +163,24 @@ fn a_step_that_weighs_nothing_is_an_error_and_changes_nothing() {
     }
 }
 
+/// Only a rank whose losses weigh nothing may use nothing.
+#[test]
+fn a_loss_that_counts_and_uses_no_parameter_is_an_error() {
+    // Where parameters are sharded, a rank that reads none calls nothing that the others call.
+    for how in [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Gradients] {
+        let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut trainer = Any::new(&comm, &model, how, config())?;
+            let apart = || Var::leaf("apart", Tensor::ones(comm.runtime(), [], DType::F32)?);
+            trainer.step_with(|_| match comm.rank() {
+                0 => model.loss(comm.runtime(), 0, &[0]),
+                _ => Ok(Loss::mean(apart()?)),
+            })
+        });
+        refused(outcomes.unwrap(), &["a.weight", "c.bias"]);
+    }
+}
+
 #[test]
 fn a_gradient_that_is_not_finite_is_found_where_it_arises() {
     let options = BucketOptions { check_finite: true, ..small() };

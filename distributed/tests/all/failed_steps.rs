@@ -1,6 +1,9 @@
 //! On one rank, where nobody else has to be told, a step that failed leaves no trace: the next one is a fresh trainer's first.
 
-use crate::prelude::*;
+use crate::{
+    pipeline_common::{checked, mlp_stages, rows, squares, stage_weights},
+    prelude::*,
+};
 
 /// ZeroStage a step of two micro-batches fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -173,4 +176,21 @@ fn no_parameter_stays_where_they_are_sharded() {
         trainer.step(|k| micro(&model, &rt, k, None)).unwrap();
         assert!(model.named_parameters().iter().all(|(_, p)| !p.leaf().is_resident()), "{unused:?}");
     }
+}
+
+#[test]
+fn no_stage_is_updated_where_another_cannot_be() {
+    let rt = Cpu::with_threads(1);
+    let checked = checked(ScheduleKind::Interleaved, 1, 2, 2).unwrap();
+    let staged = PipelineModel::on(0, checked, mlp_stages(&rt, 2, 2)).loss(squares);
+    let mut trainer = pipelined(&NoOpCommunicator::new(&rt), staged, config()).unwrap();
+    let x = rows(&rt, 1, 2);
+    let batch = |_| MicroBatches::split(from_ref(&x), from_ref(&x), 2);
+    let weights = |trainer: &TrainStep<Cpu>| stage_weights(trainer.pipeline().expect("stages").stages().values());
+    let before = weights(&trainer);
+    let held = trainer.pipeline().expect("stages").stages()[&1].parameters()[0].value().unwrap();
+    assert!(trainer.step(batch).is_err());
+    assert_eq!(weights(&trainer), before);
+    drop(held);
+    trainer.step(batch).unwrap();
 }

@@ -1,6 +1,9 @@
 //! Frozen parameters: what they cost, checkpoints, and ranks that do not freeze the same ones.
 
-use crate::prelude::*;
+use crate::{
+    pipeline_common::{checked, mlp_stages, rows, squares, stage_weights},
+    prelude::*,
+};
 
 #[test]
 fn data_parallelism_spends_nothing_on_them() {
@@ -222,6 +225,33 @@ fn what_was_frozen_from_the_start_is_trained_once_it_is_not() {
             assert!(off <= 1e-11, "{how:?} on {n}, {steps:?}, {made}: {off:e}");
         }
     }
+}
+
+#[test]
+fn a_later_stage_that_was_frozen_from_the_start_finds_its_state() {
+    let scratch = Scratch::new("thawed-stage");
+    let folder = scratch.folder();
+    let run = |steps: Range<usize>| {
+        let rt = Cpu::with_threads(1);
+        let stages = mlp_stages(&rt, 2, 2);
+        stages[1].freeze_where(|name| name.ends_with("weight"));
+        let checked = checked(ScheduleKind::Interleaved, 1, 2, 2).unwrap();
+        let staged = PipelineModel::on(0, checked, stages).loss(squares);
+        let mut trainer = pipelined(&NoOpCommunicator::new(&rt), staged, config()).unwrap();
+        trainer.pipeline().expect("stages").stages()[&1].unfreeze_where(|_| true);
+        assert_eq!(trainer.load(&folder).unwrap().is_some(), steps.start > 0);
+        for step in steps.clone() {
+            let x = rows(&rt, step as u64, 2);
+            trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&x), 2)).unwrap();
+        }
+        if steps.end == 2 {
+            trainer.save(&folder, &CheckpointNotes::new()).unwrap();
+        }
+        stage_weights(trainer.pipeline().expect("stages").stages().values())
+    };
+    let whole = run(0..4);
+    run(0..2);
+    assert_eq!(run(2..4), whole);
 }
 
 #[test]

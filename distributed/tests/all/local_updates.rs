@@ -223,11 +223,21 @@ fn resumed(
     comm: &Comm<Cpu>,
     folder: &Folder,
     options: &LocalUpdates,
+    steps: (usize, usize),
+    save: bool,
+) -> Result<Vec<f64>> {
+    resumed_by(comm, folder, (DiLoCo::default(), options), steps, save)
+}
+
+fn resumed_by(
+    comm: &Comm<Cpu>,
+    folder: &Folder,
+    (rule, options): (impl OuterRule<Cpu> + 'static, &LocalUpdates),
     (from, to): (usize, usize),
     save: bool,
 ) -> Result<Vec<f64>> {
     let (rt, model) = (comm.runtime(), model(comm.runtime())?);
-    let mut step: Local = LocalSteps::new(comm, &model, adam(rt, &model)?, DiLoCo::default(), options.clone())?;
+    let mut step: Local = LocalSteps::new(comm, &model, adam(rt, &model)?, rule, options.clone())?;
     if from > 0 {
         folder.load_latest(comm, &mut step)?;
     }
@@ -240,22 +250,28 @@ fn resumed(
     weights(&model)
 }
 
-#[test]
-fn a_run_that_is_resumed_between_meetings_goes_on_to_the_bit() {
-    let cases = [every(4), LocalUpdates { every: Some(6), fragments: 2, delay: 2, keep: 0.25, ..Default::default() }];
-    for options in &cases {
-        for n in [1, 2, 3] {
-            let scratch = Scratch::new("local-updates");
-            let folder = scratch.folder();
-            let whole = Ranks::new(n).run(cpu, |c| resumed(&c, &folder, options, (0, 13), false)).unwrap();
-            // In the middle of a round, and of a sum that is under way.
-            for at in [3, 4, 7] {
-                Ranks::new(n).run(cpu, |c| resumed(&c, &folder, options, (0, at), true)).unwrap();
-                let after = Ranks::new(n).run(cpu, |c| resumed(&c, &folder, options, (at, 13), false)).unwrap();
-                assert!(after == whole, "{options:?}, {n} ranks, at {at}");
-            }
+/// Runs of `rule` on 1 to 3 ranks, resumed in the middle of a round, and of a sum that is under way.
+fn goes_on(rule: impl OuterRule<Cpu> + Clone + 'static, options: &LocalUpdates) {
+    for n in [1, 2, 3] {
+        let scratch = Scratch::new("local-updates");
+        let folder = scratch.folder();
+        let run = |steps: (usize, usize), save: bool| {
+            Ranks::new(n).run(cpu, |c| resumed_by(&c, &folder, (rule.clone(), options), steps, save)).unwrap()
+        };
+        let whole = run((0, 13), false);
+        for at in [3, 4, 7] {
+            run((0, at), true);
+            assert!(run((at, 13), false) == whole, "{rule:?}, {options:?}, {n} ranks, at {at}");
         }
     }
+}
+
+#[test]
+fn a_run_that_is_resumed_between_meetings_goes_on_to_the_bit() {
+    let streamed = LocalUpdates { every: Some(6), fragments: 2, delay: 2, keep: 0.25, ..Default::default() };
+    goes_on(DiLoCo::default(), &every(4));
+    goes_on(DiLoCo::default(), &streamed);
+    goes_on(SlowMo::default(), &streamed);
 }
 
 #[test]
@@ -269,11 +285,92 @@ fn another_number_of_ranks_begins_with_the_global_weights() {
         assert!(all.iter().all(|rank| *rank == met[0]), "{n} ranks");
         Ranks::new(n).run(cpu, |c| resumed(&c, &folder, &every(4), (6, 12), false)).unwrap();
     }
+    let together = Ranks::new(2).run(cpu, |comm| {
+        let model = model(comm.runtime())?;
+        let inner = adam(comm.runtime(), &model)?;
+        let mut step: Local = LocalSteps::new(&comm, &model, inner, DiLoCo::default(), every(4))?;
+        folder.load_latest(&comm, &mut step)?;
+        Ok(step.lost_at_resize())
+    });
+    assert_eq!(together.unwrap(), [None; 2]);
     // The parameters alone, for a model that is trained otherwise or not at all.
     let rt = cpu(0).unwrap();
     let other = model(&rt).unwrap();
     CheckpointReader::open(folder.step(6)).unwrap().load_parameters(&other, |name| Some(name.into())).unwrap();
     assert!(weights(&other).unwrap() == met[0]);
+}
+
+/// What ranks had weighed before is not that of other ranks, which begin with the global weights.
+#[test]
+fn another_number_of_ranks_weighs_its_own_steps_alone() {
+    let by_hand = LocalUpdates { every: None, ..LocalUpdates::default() };
+    let scratch = [Scratch::new("local-updates-met"), Scratch::new("local-updates-apart")];
+    let made = |comm: &Comm<Cpu>| -> Result<(Mlp<Cpu>, Local)> {
+        let model = model(comm.runtime())?;
+        let inner = TrainStep::builder(&NoOpCommunicator::new(comm.runtime()), &model);
+        let inner = inner.optimizer(SgdConfig { lr: SGD, ..Default::default() }).build()?;
+        let step = LocalSteps::new(comm, &model, inner, LocalSgd, by_hand.clone())?;
+        Ok((model, step))
+    };
+    let saved = Ranks::new(3).run(cpu, |comm| {
+        let (model, mut step) = made(&comm)?;
+        for k in 0..3 {
+            step.step(|_| model.loss(comm.runtime(), k, &own(comm.rank(), 3)))?;
+            if k == 0 {
+                step.synchronize()?;
+                step.save(&scratch[0].folder(), &Default::default())?;
+            }
+        }
+        step.save(&scratch[1].folder(), &Default::default())
+    });
+    saved.unwrap();
+    let [met, apart] = scratch.each_ref().map(|scratch| {
+        let ranks = Ranks::new(2).run(cpu, |comm| {
+            let (model, mut step) = made(&comm)?;
+            step.load(&scratch.folder())?;
+            step.step(|_| model.loss(comm.runtime(), 9, &own(comm.rank(), 2)))?;
+            step.synchronize()?;
+            weights(&model)
+        });
+        ranks.unwrap()
+    });
+    assert!(met == apart);
+}
+
+#[test]
+fn a_meeting_by_hand_ends_a_sum_under_way_first() {
+    let (n, keep) = (3, 0.5);
+    let options = LocalUpdates { every: Some(2), delay: 1, keep, ..Default::default() };
+    let ranks = Ranks::new(n).run(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        let mut step = LocalSteps::new(&comm, &model, adam(rt, &model)?, LocalSgd, options.clone())?;
+        for k in 0..2 {
+            step.step(|_| model.loss(rt, k, &own(comm.rank(), n)))?;
+        }
+        let before = weights(&model)?;
+        step.synchronize()?;
+        Ok((before, weights(&model)?))
+    });
+    let ranks = ranks.unwrap();
+    let share = |r: usize| own(r, n).len() as f64 / EXAMPLES as f64;
+    let mean = |of: &dyn Fn(usize) -> f64, i: usize| (0..n).map(|r| of(r) * ranks[r].0[i]).sum::<f64>();
+    // A part of its own stays with each rank, and no step has weighed anything since.
+    let even = |_: usize| 1.0 / n as f64;
+    let met = |i: usize| mean(&share, i) + keep * (mean(&even, i) - mean(&share, i));
+    let expected: Vec<f64> = (0..ranks[0].0.len()).map(met).collect();
+    ranks.iter().for_each(|(_, after)| close(after, &expected, 1e-12, "met"));
+}
+
+#[test]
+fn ranks_that_keep_a_part_of_their_own_are_not_together() {
+    fn lost(comm: &Comm<Cpu>, rule: impl OuterRule<Cpu> + 'static) -> Result<bool> {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        let mut step = LocalSteps::new(comm, &model, adam(rt, &model)?, rule, every(1))?;
+        step.step(|_| model.loss(rt, 0, &own(comm.rank(), comm.size())))?;
+        Ok(step.lost_at_resize().is_some())
+    }
+    let told = Ranks::new(2).run(cpu, |comm| Ok([lost(&comm, LocalSgd)?, lost(&comm, ElasticAveraging::default())?]));
+    assert_eq!(told.unwrap(), [[false, true]; 2]);
 }
 
 #[test]
@@ -348,6 +445,7 @@ fn a_step_that_one_rank_leaves_out_weighs_nothing_and_all_meet_with_one_rate() {
 
 #[test]
 fn machines_of_several_ranks_meet() {
+    let scratch = Scratch::new("local-updates-machines");
     let all = Ranks::new(4).run(cpu, |comm| {
         let (rt, whole) = (comm.runtime(), || Error::internal("a test", "no group"));
         let inside = comm.split(Some(comm.rank() / 2), comm.rank())?.ok_or_else(whole)?;
@@ -359,6 +457,13 @@ fn machines_of_several_ranks_meet() {
         for k in 0..4 {
             step.step(|_| model.loss(rt, k, &own(comm.rank(), 4)))?;
         }
+        // One rank saves each element that the machines share.
+        let step = step.among(&comm);
+        let parts = step.parts()?.into_iter().filter(|part| part.name == "parameter/a.bias");
+        let elements: usize = parts.map(|part| part.row.numel()).sum();
+        let of_all = comm.exchange_equal((elements as u64).to_le_bytes())?.into_iter().map(u64::from_le_bytes);
+        assert_eq!(of_all.sum::<u64>(), 9);
+        step.save(&scratch.folder(), &Default::default())?;
         weights(&model)
     });
     let all = all.unwrap();

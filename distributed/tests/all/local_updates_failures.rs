@@ -43,6 +43,23 @@ fn a_rank_that_fails_ends_the_step_of_all_and_frozen_parameters_stay() {
 }
 
 #[test]
+fn a_rank_that_trains_what_was_frozen_ends_the_step_of_all() {
+    let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        model.b.weight.set_requires_grad(false);
+        let mut step = LocalSteps::new(&comm, &model, adam(rt, &model)?, LocalSgd, every(2))?;
+        model.b.weight.set_requires_grad(comm.rank() == 1);
+        let steps = (0..2).try_for_each(|k| step.step(|_| model.loss(rt, k, &own(comm.rank(), 3))).map(drop));
+        // The rank itself goes on.
+        Ok([steps.unwrap_err().to_string(), comm.barrier().unwrap_err().to_string()])
+    });
+    for outcome in outcomes.unwrap() {
+        let errors = outcome.unwrap();
+        assert!(errors.iter().all(|error| error.contains("was frozen when this step was made")), "{errors:?}");
+    }
+}
+
+#[test]
 fn options_that_differ_are_told() {
     let outcome = Ranks::new(2).run(cpu, |comm| {
         let (rt, model) = (comm.runtime(), model(comm.runtime())?);
@@ -123,31 +140,37 @@ fn halves_and_what_was_not_saved_are_refused() {
 
 #[test]
 fn buffers_are_averaged_and_are_in_checkpoints_for_everybody() {
-    let scratch = Scratch::new("local-updates-buffers");
-    let folder = scratch.folder();
     let make = |rt: &Cpu| {
         let init = Init::new(rt, 3).dtype(DType::F64);
         Ok::<_, Error>(Normed { a: Linear::new(&init, 2, 4)?, norm: BatchNorm::new(&init, 4)? })
     };
-    let means = Ranks::new(3).run(cpu, |comm| {
-        let model = make(comm.runtime())?;
-        let inner = TrainStep::builder(&NoOpCommunicator::new(comm.runtime()), &model).optimizer(adamw()).build()?;
-        let mut step = LocalSteps::new(&comm, &model, inner, LocalSgd, every(2))?;
-        for k in 0..2 {
-            let x = Tensor::normal(comm.runtime(), [6, 2], DType::F64, 0.0, 1.0, (10 * k + comm.rank()) as u64)?;
-            step.step(|_| {
-                Loss::sum(model.norm.forward(&model.a.forward(&Var::new(x.clone()))?)?.square()?.sum_all()?, 6.0)
-            })?;
-        }
-        step.save(&folder, &Default::default())?;
-        model.norm.running_mean.value().to_vec::<f64>()
-    });
-    let means = means.unwrap();
-    assert!(means.iter().all(|mean| *mean == means[0] && mean.iter().any(|value| *value != 0.0)));
-    let rt = cpu(0).unwrap();
-    let other = make(&rt).unwrap();
-    CheckpointReader::open(folder.step(2)).unwrap().load_parameters(&other, |name| Some(name.into())).unwrap();
-    assert!(other.norm.running_mean.value().to_vec::<f64>().unwrap() == means[0]);
+    // All fragments at once, where there are two.
+    for fragments in [1, 2] {
+        let options = LocalUpdates { fragments, ..every(2) };
+        let scratch = Scratch::new("local-updates-buffers");
+        let folder = scratch.folder();
+        let means = Ranks::new(3).run(cpu, |comm| {
+            let model = make(comm.runtime())?;
+            let inner =
+                TrainStep::builder(&NoOpCommunicator::new(comm.runtime()), &model).optimizer(adamw()).build()?;
+            let mut step = LocalSteps::new(&comm, &model, inner, LocalSgd, options.clone())?;
+            for k in 0..2 {
+                let x = Tensor::normal(comm.runtime(), [6, 2], DType::F64, 0.0, 1.0, (10 * k + comm.rank()) as u64)?;
+                step.step(|_| {
+                    Loss::sum(model.norm.forward(&model.a.forward(&Var::new(x.clone()))?)?.square()?.sum_all()?, 6.0)
+                })?;
+            }
+            step.synchronize()?;
+            step.save(&folder, &Default::default())?;
+            model.norm.running_mean.value().to_vec::<f64>()
+        });
+        let means = means.unwrap();
+        assert!(means.iter().all(|mean| *mean == means[0] && mean.iter().any(|value| *value != 0.0)));
+        let rt = cpu(0).unwrap();
+        let other = make(&rt).unwrap();
+        CheckpointReader::open(folder.step(2)).unwrap().load_parameters(&other, |name| Some(name.into())).unwrap();
+        assert!(other.norm.running_mean.value().to_vec::<f64>().unwrap() == means[0]);
+    }
 }
 
 /// Of several ranks one never has examples; there is a step in which nobody has.

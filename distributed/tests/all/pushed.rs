@@ -41,8 +41,19 @@ fn step(
     }
 }
 
-/// Four steps in each of the ways, in turn where `mixed`; what each told, and the weights at the end.
+/// Four steps, given in each of these ways in turn, without ZeRO or with a stage of it.
 fn trained(world: usize, stage: Option<ZeroStage>, runs: usize, given: &[Given]) -> Vec<Recorded> {
+    compressed(world, stage, runs, given, GradCompression::Own)
+}
+
+/// As `trained`, with gradients that travel compressed where there is no ZeRO.
+fn compressed(
+    world: usize,
+    stage: Option<ZeroStage>,
+    runs: usize,
+    given: &[Given],
+    compression: GradCompression,
+) -> Vec<Recorded> {
     Ranks::new(world)
         .run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
@@ -52,7 +63,8 @@ fn trained(world: usize, stage: Option<ZeroStage>, runs: usize, given: &[Given])
             let one = |at: usize, k: usize| model.loss(&rt, at * runs + k, &examples);
             let way = |at: usize| given[at % given.len()];
             let Some(stage) = stage else {
-                let mut built = builder.loss_scaling(LossScaler::default()).build()?;
+                let buckets = BucketOptions { compression: compression.clone(), ..Default::default() };
+                let mut built = builder.loss_scaling(LossScaler::default()).buckets(buckets).build()?;
                 let told = (0..4).map(|at| bits(&step(&mut built, way(at), |k| one(at, k))?));
                 return Ok((told.collect::<Result<_>>()?, weights(&model)?));
             };
@@ -82,6 +94,41 @@ fn losses_and_gradients_in_hand_make_the_steps_of_step() {
         let whole = trained(2, stage, 3, &[Given::Whole]);
         assert_eq!(trained(2, stage, 3, &[Given::Losses, Given::Whole]), whole, "{stage:?}");
     }
+    // Means of halves: a step divides by the weight of all its losses before they travel.
+    let whole = compressed(2, None, 3, &[Given::Whole], GradCompression::F16);
+    assert_eq!(compressed(2, None, 3, &[Given::Losses], GradCompression::F16), whole);
+}
+
+#[test]
+fn one_rank_has_all_losses() {
+    for (runs, given) in [(1, Given::Gradients), (3, Given::Losses), (3, Given::Whole)] {
+        for [loss, own, _] in &trained(1, None, runs, &[given])[0].0 {
+            let [loss, own] = [loss, own].map(|bits| f64::from_bits(bits.expect("a mean")));
+            assert!((loss - own).abs() <= 1e-12 * loss, "{runs} of {given:?}: {loss}, of its own {own}");
+        }
+    }
+}
+
+#[test]
+fn gradients_of_a_loss_that_weighs_nothing_do_not_count() {
+    let trained = |spoiled: f64| {
+        let ranks = Ranks::new(2).run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            let mut step = TrainStep::builder(&comm, &model).optimizer(adamw()).build()?;
+            let own = model.loss(comm.runtime(), 0, &[comm.rank()])?;
+            let gradients = backward(own.total())?;
+            let loss = if comm.rank() == 1 { own.weightless()? } else { own };
+            let mut given = autograd::Gradients::new();
+            for (leaf, gradient) in gradients.iter() {
+                let factor = if comm.rank() == 1 { spoiled } else { 1.0 };
+                given.set(leaf, gradient.mul(factor)?)?;
+            }
+            step.step_from(&given, loss)?;
+            weights(&model)
+        });
+        ranks.unwrap().swap_remove(0)
+    };
+    assert_eq!(trained(f64::NAN), trained(0.0));
 }
 
 /// What four steps of two micro-batches told, and an evaluation after each.
