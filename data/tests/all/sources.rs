@@ -86,12 +86,11 @@ fn malformed_idx_files_are_errors() {
 #[test]
 fn csv_is_read_as_its_standard_has_it() {
     let folder = Folder::new("csv");
-    let text =
-        "name,x,y\r\nplain,1,2.5\r\n\"with, comma\",-3,\"4\"\r\n\"two\nlines and \"\"quotes\"\"\",5,6\n\nlast,7,";
+    let text = "name,x,y\r\nplain,1,2.5\r\n\"with, comma\",-3,\" 4\"\r\n\"two \"\"quoted\"\"\nlines\",5,6\n\nlast,7,";
     let csv = Csv::open(folder.file("a.csv", text)).unwrap();
     assert_eq!((csv.columns(), csv.len()), (&["name", "x", "y"].map(String::from)[..], 4));
     let names: Vec<String> = (0..4).map(|i| csv.get(i).unwrap().text("name").unwrap().to_owned()).collect();
-    assert_eq!(names, ["plain", "with, comma", "two\nlines and \"quotes\"", "last"]);
+    assert_eq!(names, ["plain", "with, comma", "two \"quoted\"\nlines", "last"]);
     assert_eq!(csv.get(1).unwrap().numbers(&["x", "y"]).unwrap().to_vec::<f32>().unwrap(), [-3.0, 4.0]);
     // Line numbers are those of the file, whatever quotes hold.
     says(csv.get(3).unwrap().number::<f32>("y"), &["a.csv: line 7: column `y` is ``, no number"]);
@@ -252,6 +251,14 @@ fn shards_are_read_as_webdataset_names_them() {
     assert_eq!((shards.get(2).unwrap().key, shards.get(2).unwrap().fields["txt"].len()), (format!("{long}b"), 4));
     says(first.field("json"), &["a/7: there is no field `json` among cls, jpg"]);
     says(shards.get(4), &["index is 4, and must be in 0..4"]);
+    // A link is no file.
+    let (mut builder, mut link) = (tar::Builder::new(Vec::new()), tar::Header::new_gnu());
+    link.set_entry_type(tar::EntryType::Symlink);
+    link.set_size(0);
+    builder.append_link(&mut link, "a.y", "a.x").unwrap();
+    let linked = [tar(&[("a.x", b"1")]), builder.into_inner().unwrap()].concat();
+    let linked = TarShards::open([folder.file("linked.tar", linked)]).unwrap();
+    assert!(linked.get(0).unwrap().fields.keys().eq(["x"]));
     // Put together, as `cat` does: each ends with blocks of zeros.
     let parts = [tar(&[("a.x", b"1"), ("b.x", b"2")]), tar(&[("c.x", b"3")])];
     let both = TarShards::open([folder.file("both.tar", parts.concat())]).unwrap();

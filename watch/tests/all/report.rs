@@ -101,6 +101,14 @@ fn a_page_holds_everything_and_obeys_nothing() {
 }
 
 #[test]
+fn the_last_samples_are_shown() {
+    let text = |step| Record::new(step, 0).with("sample", Value::Text(format!("of {step}")));
+    let html = Report::new("run").records(&(1..=7).map(text).collect::<Vec<_>>()).to_html();
+    let shown: Vec<u64> = (1..=7).filter(|step| html.contains(&format!("<pre>of {step}</pre>"))).collect();
+    assert_eq!(shown, [3, 4, 5, 6, 7]);
+}
+
+#[test]
 fn an_empty_report_is_a_page() {
     let page = Report::new("nothing").to_html();
     assert!(page.contains("<h1>nothing</h1>") && !page.contains("<h2>"));

@@ -49,7 +49,11 @@ fn a_line_of_json_is_what_was_measured() {
 fn a_resumed_run_goes_on_after_its_checkpoint() {
     let folder = Folder::new("resumed");
     let mut sink = Jsonl::in_folder(&folder).unwrap();
-    (1..=5).for_each(|step| sink.write(&record(step, step as f64).scalar("loss", 10.0 - step as f64)).unwrap());
+    for step in 1..=5 {
+        // Not a number at first, which is no least one.
+        let odd = if step == 1 { f64::NAN } else { step as f64 };
+        sink.write(&record(step, step as f64).scalar("loss", 10.0 - step as f64).scalar("odd", odd)).unwrap();
+    }
     drop(sink);
     // Killed while it wrote a line.
     let path = folder.path("metrics.jsonl");
@@ -64,8 +68,8 @@ fn a_resumed_run_goes_on_after_its_checkpoint() {
     let summary: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(folder.path("summary.json")).unwrap()).unwrap();
     assert_eq!((summary["step"].as_u64(), summary["seconds"].as_f64()), (Some(6), Some(5.0)));
-    let loss = &summary["scalars"]["loss"];
-    assert_eq!([&loss["last"], &loss["min"], &loss["max"]].map(|x| x.as_f64().unwrap()), [100.0, 5.0, 100.0]);
+    let of = |name: &str| ["last", "min", "max"].map(|which| summary["scalars"][name][which].as_f64().unwrap());
+    assert_eq!([of("loss"), of("odd")], [[100.0, 5.0, 100.0], [5.0, 2.0, 5.0]]);
 }
 
 #[test]
@@ -258,6 +262,7 @@ fn lines_of_one_step_are_one_record() {
     let scalars = |i: usize| read[i].scalars().map(|(name, value)| (name.to_string(), value)).collect::<Vec<_>>();
     assert_eq!(read.len(), 2);
     assert_eq!(scalars(1), [("a".into(), 1.0), ("b".into(), 6.0), ("loss".into(), 2.0)]);
+    assert_eq!(read[1].seconds(), 3.0);
 }
 
 #[test]
