@@ -35,7 +35,7 @@ const ELASTIC: &[&str] = &[
     "elastic",
     "copies",
 ];
-const SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint"];
+const SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint", "hyper_parameters"];
 const LOCAL: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "local_updates"];
 const POWER: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "powersgd::a_step_that_is_left_out"];
@@ -105,6 +105,20 @@ const COMPOSED: &[&str] =
     &["test", "-p", "weftgrad-conformance", "--test", "composed", "--", "interpolate", "grid_sample"];
 const IMAGES: &[&str] = &["test", "-p", "weftgrad-data", "--features", "image", "--test", "all", "--", "images"];
 const ENDS: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "ends"];
+const STEPS: &[&str] = &[
+    "test",
+    "-p",
+    "weftgrad-distributed",
+    "--lib",
+    "--test",
+    "all",
+    "--",
+    "accumulated_runs",
+    "buffer_sync",
+    "unequal_sums",
+    "sums::",
+];
+const REPORTS: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "report"];
 
 /// Each is a place, what stands there once, what is put there instead, and the command that must fail then.
 #[rustfmt::skip]
@@ -286,7 +300,6 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "nn/src/loss.rs", from: "d * (d / beta) * 0.5", to: "d * d * 0.5 / beta", test: NN },
     Mutant { file: "nn/src/loss.rs", from: "let zero = x.eq(0.0);", to: "let zero = x.le(0.0);", test: NN },
     Mutant { file: "optim/src/gradients.rs", from: "let refused = self.frozen.contains(&leaf.id());", to: "let refused = false;", test: OPTIM },
-    Mutant { file: "distributed/src/train/push.rs", from: "(self.pushed, self.prepared) = (Vec::new(), false);", to: "self.pushed = Vec::new();", test: PUSHED },
     Mutant { file: "distributed/src/train/push.rs", from: "        self.prepared = false;\n", to: "", test: PUSHED },
     Mutant { file: "distributed/src/train/push.rs", from: "before.len() + 1 == self.accumulation()", to: "before.len() == self.accumulation()", test: PUSHED },
     Mutant { file: "distributed/src/train/push.rs", from: "Some(&loss), last)?;", to: "None, last)?;", test: PUSHED },
@@ -317,19 +330,19 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/expert_parallel/strategy.rs", from: "saves: ranks.counts_examples,", to: "saves: true,", test: SETS },
     Mutant { file: "distributed/src/expert_parallel/strategy.rs", from: "weighed_over: means.then(|| mesh.axis(Axis::Expert).clone()),", to: "weighed_over: None,", test: SETS },
     Mutant { file: "distributed/src/train/pipeline.rs", from: "last && self.is_last", to: "last", test: SETS },
-    Mutant { file: "distributed/src/train/step.rs", from: "if own == 0 && most > 0 {", to: "if own == 0 && most > 1 {", test: UNEVEN },
+    Mutant { file: "distributed/src/train/step.rs", from: "if own == 0 && most > 0 {", to: "if own == 0 && most > 1 {", test: EXPERTS },
     Mutant { file: "distributed/src/train/builder.rs", from: "if tied.iter().any(|own| own == name)", to: "if tied.is_empty() && name.is_empty()", test: SETS },
     Mutant { file: "distributed/src/combinations.rs", from: "is_none_or(|partner| !self.has(partner))", to: "is_none_or(|partner| self.has(partner))", test: COMBINED },
     Mutant { file: "distributed/src/combinations.rs", from: "        refused([Uneven, ReduceEachPass], EACH_PASS),\n", to: "", test: BALANCE },
     Mutant { file: "adaptive/src/balance/step.rs", from: "*of_share = f64::max(*of_share, computed);", to: "*of_share = 0.0;", test: WRAPPED },
     Mutant { file: "adaptive/src/balance/step.rs", from: "ranges[ranks.share.index].clone()", to: "ranges[ranks.everyone.rank() % ranges.len()].clone()", test: WRAPPED },
-    Mutant { file: "adaptive/src/local_updates/step.rs", from: "inside.share.index == 0 && inside.losses", to: "inside.losses", test: WRAPPED },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "inside.share.index == 0 && inside.losses", to: "inside.losses", test: LOCAL },
     Mutant { file: "adaptive/src/local_updates/step.rs", from: "            named.extend(stage.named_parameters());\n", to: "", test: WRAPPED },
     Mutant { file: "distributed/src/train/metrics.rs", from: "TrainingMetrics { weight, context_ranks: 1, ..self }", to: "TrainingMetrics { weight, ..self }", test: LOCAL_LOOP },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "expert_leaves(&**stage)", to: "HashSet::from([expert_leaves(&**stage).len()])", test: EXPERTS },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "count.saturating_sub(micro * own).min(own)", to: "count.min(own)", test: PIPED },
     Mutant { file: "distributed/src/train/updates.rs", from: "stepped: true,", to: "stepped: false,", test: LOCAL },
-    Mutant { file: "distributed/src/ddp/unfreeze.rs", from: "self.begun = 0;", to: "self.begun = 3;", test: FROZEN },
+    Mutant { file: "distributed/src/ddp/unfreeze.rs", from: "self.begun = 0;", to: "self.begun = 3;", test: BUCKETS },
     Mutant { file: "distributed/src/zero/engine.rs", from: "self.sends.add(unit);", to: "", test: FROZEN },
     Mutant { file: "distributed/src/checkpoint/lock.rs", from: "is_mine && matches!(tried, Ok(None)) && begun.elapsed() < most", to: "is_mine && matches!(tried, Ok(None))", test: POLICIES },
     Mutant { file: "adaptive/src/elastic/store.rs", from: "at.0 != edge.0 && at.1 != edge.1", to: "at.0 != edge.0", test: ELASTIC },
@@ -337,4 +350,31 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "nn/src/moe/routing.rs", from: "self.loads.of_counted(&self.logits)?", to: "self.logits", test: EXPERTS },
     Mutant { file: "train/src/callbacks/weight_averaging.rs", from: "Event::StepEnd(_) if run.has_stepped()", to: "Event::StepEnd(metrics) if metrics.stepped()", test: LOCAL_LOOP },
     Mutant { file: "comm/src/agreement.rs", from: "unwrap_or_else(|panic| resume_unwind(panic));", to: "unwrap_or(Ok(()));", test: AGREEMENTS },
+    Mutant { file: "distributed/src/train/step.rs", from: "self.strategy.sync_buffers(self.updates.config.buffers)?;", to: "if metrics.stepped { self.strategy.sync_buffers(self.updates.config.buffers)?; }", test: STEPS },
+    Mutant { file: "distributed/src/train/step.rs", from: "self.all(fits)?;", to: "fits?;", test: STEPS },
+    Mutant { file: "distributed/src/train/run.rs", from: "without.is_empty() || without.len() == have.len()", to: "without.is_empty()", test: EXPERTS },
+    Mutant { file: "distributed/src/train/updates.rs", from: "let totals = equal(everyone, totals)?;", to: "", test: STEPS },
+    Mutant { file: "distributed/src/train/updates.rs", from: "let scale = equal(everyone, scale)?;", to: "", test: STEPS },
+    Mutant { file: "distributed/src/train/updates.rs", from: "Ok(all_gather_bool(comm, own)?[0])", to: "{ let _ = all_gather_bool(comm, own)?; Ok(own) }", test: STEPS },
+    Mutant { file: "distributed/src/train/checkpoint.rs", from: "random(share).or_else(|| random(0))", to: "random(share)", test: AGREEMENTS },
+    Mutant { file: "distributed/src/train/push.rs", from: "self.hook(loss.counts).on_leaf", to: "self.hook(true).on_leaf", test: PUSHED },
+    Mutant { file: "distributed/src/train/push.rs", from: "        self.begin_pass(&before, Some(&loss), last)?;", to: "        self.begin_pass(&[], Some(&loss), last)?;", test: PUSHED },
+    Mutant { file: "distributed/src/sums.rs", from: "cat(&numbers.iter().collect::<Vec<_>>(), 0)?.to_dtype(wide)?.sum_all()", to: "cat(&numbers.iter().collect::<Vec<_>>(), 0)?.sum_all()?.to_dtype(wide)", test: STEPS },
+    Mutant { file: "distributed/src/strategy/set.rs", from: "        self.parts().try_for_each(|part| part.sync_buffers(how))", to: "        self.parts().take(1).try_for_each(|part| part.sync_buffers(how))", test: STEPS },
+    Mutant { file: "distributed/src/strategy/set_checkpoint.rs", from: "self.parts_mut().for_each(|part| part.expect(numbers));", to: "self.parts_mut().take(1).for_each(|part| part.expect(numbers));", test: FROZEN },
+    Mutant { file: "distributed/src/ddp/exchange.rs", from: "params.map(|p| p.leaf.requires_grad()).collect()", to: "params.map(|_| true).collect()", test: STEPS },
+    Mutant { file: "distributed/src/zero/gradients.rs", from: "&|k| used[pieces[k].parameter]", to: "&|k| used[k]", test: ZERO },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "if keep == 0.0 && which.len()", to: "if which.len()", test: LOCAL },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "if which.contains(&0) {", to: "if which == [0] {", test: LOCAL },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "self.end(&in_flight, self.options.keep).map(drop)", to: "self.end(&in_flight, 0.0).map(drop)", test: LOCAL },
+    Mutant { file: "adaptive/src/local_updates/checkpoint.rs", from: "fragment.weight = if as_saved { weight } else { 0.0 };", to: "fragment.weight = weight;", test: LOCAL },
+    Mutant { file: "adaptive/src/local_updates/checkpoint.rs", from: "fragment.rate = f64::from_bits(number(&rate(k)));", to: "", test: LOCAL },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "abort_on_err(&self.comm, self.require_frozen())?;", to: "self.require_frozen()?;", test: LOCAL },
+    Mutant { file: "adaptive/src/balance/step.rs", from: "exchange = exchange.min(exchanged);", to: "exchange = exchanged;", test: BALANCE },
+    Mutant { file: "adaptive/src/balance/step.rs", from: "input(own.start.saturating_sub(1))?", to: "input(own.start)?", test: BALANCE },
+    Mutant { file: "adaptive/src/balance/step.rs", from: "                set_counted_rows(before);", to: "", test: BALANCE },
+    Mutant { file: "adaptive/src/balance/balancer.rs", from: "            self.exact = wanted;\n            self.limit();", to: "            self.exact = wanted;", test: BALANCE },
+    Mutant { file: "watch/src/sink/jsonl/read.rs", from: "(into.epoch, into.fraction, into.time) = (later.epoch, later.fraction, later.time);", to: "", test: SINKS },
+    Mutant { file: "watch/src/sink/jsonl/summary.rs", from: "min: seen.min.min(x)", to: "min: if x < seen.min { x } else { seen.min }", test: SINKS },
+    Mutant { file: "watch/src/report/samples.rs", from: ".skip(all.len().saturating_sub(SHOWN))", to: ".take(SHOWN)", test: REPORTS },
 ];
