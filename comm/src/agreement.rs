@@ -16,8 +16,8 @@ use super::{Collectives, Comm, Communicator, Work, collectives::MakeCall};
 /// that failed. Blocks.
 #[track_caller]
 pub fn all_ok<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -> Result<T> {
-    let told = own.as_ref().err().map_or(String::new(), |error| error.to_string());
-    let all = comm.exchange(told.as_bytes())?;
+    let message = own.as_ref().err().map_or(String::new(), |error| error.to_string());
+    let all = comm.exchange(message.as_bytes())?;
     let failed = all.iter().position(|cause| !cause.is_empty());
     match (own, failed) {
         (Err(error), _) => Err(error.on_rank(comm.world_rank())),
@@ -38,23 +38,23 @@ pub fn all_ok_after<R: Runtime, T>(comm: &Comm<R>, op: &'static str, work: impl 
         return all_ok(comm, op, work());
     }
     let (at, progress, rank) = (Location::caller(), WorkProgress::default(), trace::rank());
-    let tell = || {
+    let report = || {
         rank.into_iter().for_each(trace::set_rank);
         progress.report_progress(comm, at)
     };
-    let (own, told) = thread::scope(|scope| {
+    let (own, reported) = thread::scope(|scope| {
         let done = DoneWhenDropped(&progress);
-        let teller = thread::Builder::new().name("work in progress".into()).spawn_scoped(scope, tell);
-        let own = match &teller {
+        let reporter = thread::Builder::new().name("work in progress".into()).spawn_scoped(scope, report);
+        let own = match &reporter {
             Ok(_) => work(),
             Err(error) => Err(Error::io("thread `work in progress`", io::Error::new(error.kind(), error.to_string()))),
         };
         drop(done);
         // A panic of an engine is this rank's own: it makes no call after that.
-        let ended = |teller: ScopedJoinHandle<'_, _>| teller.join().unwrap_or_else(|panic| resume_unwind(panic));
-        (own, teller.map_or_else(|_| progress.report_progress(comm, at), ended))
+        let ended = |reporter: ScopedJoinHandle<'_, _>| reporter.join().unwrap_or_else(|panic| resume_unwind(panic));
+        (own, reporter.map_or_else(|_| progress.report_progress(comm, at), ended))
     });
-    match told {
+    match reported {
         Ok(()) => all_ok(comm, op, own),
         // The world has failed, perhaps by this rank's own error.
         Err(error) => own.and(Err(error)),

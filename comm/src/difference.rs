@@ -30,8 +30,8 @@ fn shown(a: Option<&str>, b: Option<&str>) -> (String, String) {
         let right = if line.chars().count() > from + SHOWN { "…" } else { "" };
         format!("`{left}{part}{right}`")
     };
-    let said = |line: Option<&str>| line.map_or("nothing more".into(), part);
-    (said(a), said(b))
+    let text = |line: Option<&str>| line.map_or("nothing more".into(), part);
+    (text(a), text(b))
 }
 
 #[cfg(test)]

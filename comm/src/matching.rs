@@ -84,9 +84,9 @@ mod tests {
             let call =
                 Fingerprint { what, dtype: DType::F32, in_place: true, header: false, parts: [4].into(), of: None, at };
             let header = Fingerprint { header: true, ..call.clone() };
-            let told = |a, b| mismatch(&[0, 1], (0, a), (1, b), Places::Any);
-            assert_eq!((told(&call, &call), told(&header, &header)), (None, None), "{call}");
-            let why = told(&call, &header).unwrap_or_default();
+            let outcome = |a, b| mismatch(&[0, 1], (0, a), (1, b), Places::Any);
+            assert_eq!((outcome(&call, &call), outcome(&header, &header)), (None, None), "{call}");
+            let why = outcome(&call, &header).unwrap_or_default();
             assert!(why.contains("over another communicator"), "{call}: {why}");
         }
     }

@@ -34,7 +34,7 @@ impl FlightRecorder {
     pub fn lines(&self) -> String {
         let mut text = String::from("last calls:");
         for (rank, calls) in self.0.iter().enumerate() {
-            let told = |(group, n, call): &RecordedCall| {
+            let line = |(group, n, call): &RecordedCall| {
                 let call = call.in_world(group);
                 if group.iter().copied().eq(0..self.0.len()) {
                     format!("#{n} {call}")
@@ -42,7 +42,7 @@ impl FlightRecorder {
                     format!("#{n} of ranks {group:?} {call}")
                 }
             };
-            let calls: Vec<String> = calls.iter().rev().map(told).collect();
+            let calls: Vec<String> = calls.iter().rev().map(line).collect();
             // Writing to a String cannot fail.
             let _ =
                 write!(text, "\n  rank {rank}: {}", if calls.is_empty() { "none".into() } else { calls.join(" ← ") });

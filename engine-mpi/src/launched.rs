@@ -21,7 +21,7 @@ mod tests {
 
     #[test]
     fn a_launcher_of_another_installation_is_noticed() {
-        let said = |rank, size| {
+        let mismatch = |rank, size| {
             let get = |name: &str| match name {
                 "OMPI_COMM_WORLD_RANK" => Some("3".into()),
                 "OMPI_COMM_WORLD_SIZE" => Some("8".into()),
@@ -29,8 +29,8 @@ mod tests {
             };
             launcher_mismatch(rank, size, get)
         };
-        assert_eq!(said(3, 8), None);
-        let why = said(0, 1).expect("another installation");
+        assert_eq!(mismatch(3, 8), None);
+        let why = mismatch(0, 1).expect("another installation");
         assert!(why.contains("rank 3 of 8") && why.contains("rank 0 of 1"), "{why}");
         assert_eq!(launcher_mismatch(0, 1, |_| None), None);
     }

@@ -204,9 +204,9 @@ fn class(code: c_int) -> c_int {
 fn error_text(code: c_int) -> String {
     let (mut text, mut length) = ([0u8; 4096], 0);
     // SAFETY: no version writes more than MPI_MAX_ERROR_STRING bytes, which is below 4096.
-    let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut length) };
+    let status = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut length) };
     let length = usize::try_from(length).unwrap_or(0).min(text.len());
-    if told == 0 { String::from_utf8_lossy(&text[..length]).into_owned() } else { format!("error {code}") }
+    if status == 0 { String::from_utf8_lossy(&text[..length]).into_owned() } else { format!("error {code}") }
 }
 
 fn check(call: &'static str, code: c_int) -> Result<()> {

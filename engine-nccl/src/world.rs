@@ -79,14 +79,14 @@ impl<H: Runtime> World<H> {
 
     /// Returns the world's failure, if it has failed, as an error of call `op`.
     pub(crate) fn check(&self, op: &'static str) -> Result<()> {
-        let told = match self.control.upgrade() {
+        let polled = match self.control.upgrade() {
             Some(control) => control.poll().map_err(|error| of_call(error, op)),
             None => Ok(()),
         };
-        if told.is_err() {
+        if polled.is_err() {
             self.end();
         }
-        told?;
+        polled?;
         if self.over.load(Ordering::Acquire) {
             return Err(Error::usage(op, "the communicator was aborted").on_rank(self.world_rank));
         }

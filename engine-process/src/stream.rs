@@ -174,7 +174,7 @@ impl Peer {
         while let Some((length, after)) = rest.split_first_chunk::<8>() {
             let length = u64::from_le_bytes(*length);
             if length > LARGEST as u64 {
-                return Some(Event::Broken(rank, format!("one says that it has {length} bytes")));
+                return Some(Event::Broken(rank, format!("one has a length of {length} bytes")));
             }
             let Some((message, after)) = after.split_at_checked(length as usize) else { break };
             rest = after;

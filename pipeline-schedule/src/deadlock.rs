@@ -7,11 +7,11 @@ use super::replay::BlockedRank;
 /// An error that names the ranks which wait for each other in a cycle, or else the one that waits for something
 /// impossible.
 pub(super) fn deadlock_error(op: &'static str, stuck: &[BlockedRank]) -> Error {
-    let told: Vec<String> = wait_cycle(stuck)
+    let lines: Vec<String> = wait_cycle(stuck)
         .iter()
         .map(|s| format!("rank {} at position {}, {}, waits for {}", s.rank, s.position, s.action, s.waits))
         .collect();
-    Error::schedule(op, format!("deadlock: {}", told.join("; ")))
+    Error::schedule(op, format!("deadlock: {}", lines.join("; ")))
 }
 
 /// Follows waits from rank to rank, to a cycle or to a rank that waits for no rank.

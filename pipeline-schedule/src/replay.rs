@@ -118,7 +118,7 @@ impl<'a> Replay<'a> {
     fn advance(&mut self, rank: usize) -> bool {
         match self.head(rank) {
             None => false,
-            Some(Action::Message(message)) if self.sends == SendMode::Synchronous => self.meet(rank, message),
+            Some(Action::Message(message)) if self.sends == SendMode::Synchronous => self.transfer(rank, message),
             Some(Action::Message(message)) => self.post(rank, message),
             Some(action) => self.run(rank, action),
         }
@@ -184,7 +184,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Plays a synchronous message, once both ends have reached it.
-    fn meet(&mut self, rank: usize, message: Message) -> bool {
+    fn transfer(&mut self, rank: usize, message: Message) -> bool {
         let Some((peer, other)) = self.partner(message) else { return false };
         if self.head(other) != Some(peer.into()) {
             return false;

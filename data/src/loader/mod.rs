@@ -354,7 +354,7 @@ impl Request<'_> {
         let mut examples = Vec::with_capacity(self.rows.indices.len());
         for &index in &self.rows.indices {
             if self.stop.load(Ordering::Relaxed) {
-                return Err(Error::usage("Loader", "the batch was given up: nobody reads it any more"));
+                return Err(Error::usage("Loader", "the batch was dropped: its reader has ended"));
             }
             examples.push(dataset.get(index as usize).map_err(|e| self.located(e, index))?);
         }

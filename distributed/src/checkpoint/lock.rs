@@ -98,8 +98,8 @@ impl Folder {
             sleep(POLL.min(left));
         }
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let said = format!("process {} on `{}`", std::process::id(), host.trim());
-        file.set_len(0).and_then(|()| file.write_all(said.as_bytes())).map_err(|e| Error::io(&path, e))?;
+        let holder = format!("process {} on `{}`", std::process::id(), host.trim());
+        file.set_len(0).and_then(|()| file.write_all(holder.as_bytes())).map_err(|e| Error::io(&path, e))?;
         Ok(Some(FolderLock { _file: file }))
     }
 

@@ -104,8 +104,8 @@ impl Updates {
         strategy: &dyn Strategy<R>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<Option<Vec<HyperParams>>> {
-        let asked = self.config.hyper_parameters == HyperParameters::Restored;
-        asked.then(|| hyper::restored(numbers, strategy.hyper_parameters()?)).transpose()
+        let restores = self.config.hyper_parameters == HyperParameters::Restored;
+        restores.then(|| hyper::restored(numbers, strategy.hyper_parameters()?)).transpose()
     }
 
     /// An error if [`restore_hyper`](Updates::restore_hyper) would fail.

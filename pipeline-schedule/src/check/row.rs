@@ -58,11 +58,11 @@ impl RowChecker<'_> {
     /// Requires the peer stage of a message to be on another rank.
     fn wanted(&self, action: Action) -> CheckResult {
         let Action::Message(message) = action else { return Ok(()) };
-        let apart = |peer: &Message| {
+        let is_remote = |peer: &Message| {
             let placement = self.schedule.placement();
             placement.rank_of(peer.stage).is_some() && !placement.together(peer.stage, message.stage)
         };
-        match message.peer().filter(apart) {
+        match message.peer().filter(is_remote) {
             Some(_) => Ok(()),
             None => Err("no other rank is at the other end of this message".into()),
         }

@@ -82,7 +82,7 @@ fn transfers(schedule: &Schedule, costs: &Costs, spans: &[Vec<Span>]) -> Vec<Tra
             let Some(from) = schedule.placement().rank_of(send.stage) else { continue };
             let ready = made[send.direction as usize][send.stage * schedule.micro_batches() + send.micro];
             let latest = needed.saturating_sub(costs.comm);
-            let moment = meeting(&spans[from], &spans[to], ready, latest);
+            let moment = transfer_time(&spans[from], &spans[to], ready, latest);
             transfers.push(Transfer { send, recv, from, to, moment });
         }
     }
@@ -106,7 +106,7 @@ fn times(schedule: &Schedule, spans: &[Vec<Span>]) -> [Vec<u64>; 2] {
 
 /// The moment from `ready` to `latest` at which the ranks wait least for each other; the first of several. A moment
 /// within a pass of the sender counts only if that pass ends in time for the reader.
-fn meeting(from: &[Span], to: &[Span], ready: u64, latest: u64) -> u64 {
+fn transfer_time(from: &[Span], to: &[Span], ready: u64, latest: u64) -> u64 {
     let (mut best, mut least) = (ready, u64::MAX);
     let mut moment = Some(ready);
     while let Some(now) = moment.filter(|&now| least > 0 && now <= latest.max(ready)) {

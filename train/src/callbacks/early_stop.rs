@@ -51,7 +51,7 @@ impl EarlyStop {
     fn reason_to_stop(&mut self, value: f64, step: u64) -> Option<String> {
         let name = self.monitor.name();
         if self.stop_at.is_some_and(|bound| self.monitor.clone().min_delta(0.0).is_better(value, Some(bound))) {
-            return Some(format!("`{name}` is {value}, as good as was asked for"));
+            return Some(format!("`{name}` is {value}, better than `stop_at`"));
         }
         if self.monitor.is_better(value, self.best.map(|best| best.value)) {
             (self.best, self.waited) = (Some(BestValue { step, value }), 0);

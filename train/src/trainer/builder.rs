@@ -157,13 +157,13 @@ where
         Self: Send + Sync + 'static,
     {
         let stop = Arc::new(AtomicBool::new(false));
-        let asked = stop.clone();
+        let requested = stop.clone();
         let train = move || {
             if ranks == 1 {
                 let one: Comm<R> = Arc::new(NoOpCommunicator::new(&runtime(0)?));
-                return self.run_until(&one, &asked);
+                return self.run_until(&one, &requested);
             }
-            let all = Ranks::new(ranks).run(runtime, |comm| self.run_until(&comm, &asked))?;
+            let all = Ranks::new(ranks).run(runtime, |comm| self.run_until(&comm, &requested))?;
             all.into_iter()
                 .next()
                 .ok_or_else(|| Error::range("TrainerBuilder::run", "number of ranks", 0, "at least 1"))

@@ -57,8 +57,8 @@ where
             trainer.sinks.clear();
         }
         // After ranks have left an elastic world, rank 0 may be another process than the first world's rank 0.
-        let leads = if trainer.elastic.is_some() { comm.rank() == 0 } else { comm.world_rank() == 0 };
-        if !leads {
+        let is_rank_zero = if trainer.elastic.is_some() { comm.rank() == 0 } else { comm.world_rank() == 0 };
+        if !is_rank_zero {
             trainer.sinks.clear();
         }
         trainer.loader = match trainer.step.properties().in_turn {
