@@ -47,3 +47,15 @@ pub use positioned::read_exact_at;
 pub use runtime::*;
 pub use shape::{AxisSet, MAX_RANK, Shape};
 pub use tensor::{Tensor, TensorMut};
+
+/// The traits of all operations on tensors and on variables of the tape: `use numcore::prelude::*`.
+pub mod prelude {
+    pub use crate::{
+        fused::NnOps,
+        ops::{
+            Apply, ColumnOps, ConvOps, DiagonalOps, DistanceOps, FftOps, GridSampleOps, IndexOps, IndexingOps,
+            InterpolateOps, JoinOps, MatmulOps, PadOps, PointwiseOps, PoolOps, ReduceOps, RepeatOps, ScanOps,
+            ScatterOps, SearchOps, SelectOps, SortOps, ViewOps,
+        },
+    };
+}

@@ -107,29 +107,44 @@ pub use train;
 #[cfg(feature = "watch")]
 pub use watch;
 
-/// The names that most programs use: `use weftgrad::prelude::*`.
+/// The names that most programs use, and the crates: `use weftgrad::prelude::*`.
 pub mod prelude {
+    #[cfg(feature = "adaptive")]
+    pub use adaptive;
     pub use autograd::{
-        Backward, BackwardHook, Gradients, Var, autocast, backward_with_hooks, checkpoint, manual_seed, no_grad,
+        self, Backward, BackwardHook, Gradients, Var, autocast, backward_with_hooks, checkpoint, manual_seed, no_grad,
         recomputed,
+    };
+    #[cfg(feature = "data")]
+    pub use data;
+    #[cfg(feature = "distributed")]
+    pub use distributed::{
+        self,
+        comm::{Collectives, ReduceOp},
+        mesh::Mesh,
+        plan::ParallelPlan,
+        train::TrainStep,
+        zero::ZeroStage,
     };
     pub use nn::{self, Forward, ModuleExt, for_facade::Module};
     pub use numcore::{
-        DType, Result, Runtime, Shape, Tensor, Within,
-        fused::NnOps,
-        ops::{
-            Apply, ColumnOps, ConvOps, DiagonalOps, DistanceOps, Ellipsis, FftOps, GridSampleOps, IndexOps,
-            IndexingOps, InterpolateOps, JoinOps, MatmulOps, NewAxis, PadOps, PointwiseOps, PoolOps, ReduceOps,
-            RepeatOps, ScanOps, ScatterOps, SearchOps, SelectOps, SortOps, ViewOps,
-        },
+        DType, Error, Result, Runtime, Shape, Tensor, TensorMut, Within,
+        fused::ConvOptions,
+        ops::{self, Ellipsis, NewAxis},
+        prelude::*,
     };
-    pub use optim;
+    pub use optim::{self, AdamW, AdamWConfig, Optimizer};
     #[cfg(feature = "cpu")]
     pub use runtime_cpu::Cpu;
     #[cfg(feature = "cuda")]
     pub use runtime_cuda::Cuda;
     #[cfg(feature = "wgpu")]
     pub use runtime_wgpu::Wgpu;
+    #[cfg(feature = "train")]
+    pub use train;
+
+    #[cfg(all(feature = "cpu", feature = "distributed"))]
+    pub use crate::Launcher;
 }
 
 /// The chapters of the book in `docs/book/src`. Their code is compiled, and run unless it needs more than a test has.

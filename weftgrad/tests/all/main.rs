@@ -2,4 +2,5 @@
 #![allow(missing_docs)]
 
 mod coming_from;
+mod tables;
 mod training;

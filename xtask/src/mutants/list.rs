@@ -97,7 +97,7 @@ const MODELS: &[&str] = &[
     "trained_whole",
     "padding",
 ];
-const NUMERICS: &[&str] = &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "numerics"];
+const NUMERICS: &[&str] = &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "numerics", "errors"];
 const AUTOGRAD: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "checkpoints", "recomputed"];
 const NN: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "safetensors", "losses", "an_op_names"];
 const OPTIM: &[&str] = &["test", "-p", "weftgrad-optim", "--test", "all", "--", "frozen"];
@@ -275,6 +275,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "numcore/src/ops/moments.rs", from: "matches!(x.spec().dtype, DType::F32 | DType::BF16)", to: "matches!(x.spec().dtype, DType::BF16)", test: NUMERICS },
     Mutant { file: "numcore/src/safetensors.rs", from: "if stated > rest || stated > MAX_HEADER {", to: "if first == b'{' || stated > rest || stated > MAX_HEADER {", test: NN },
     Mutant { file: "numcore/src/ops/scan.rs", from: "&[&countable(x)?]", to: "&[x]", test: NUMERICS },
+    Mutant { file: "numcore/src/ops/reductions.rs", from: "if axes.is_empty() {", to: "if false {", test: NUMERICS },
+    Mutant { file: "numcore/src/shape.rs", from: "if axes.is_empty() {", to: "if false {", test: NUMERICS },
     Mutant { file: "numcore/src/ops/reductions.rs", from: "reduce(&countable(x)?, ReduceKind::Prod", to: "reduce(x, ReduceKind::Prod", test: NUMERICS },
     Mutant { file: "numcore/src/ops/moments.rs", from: "[far.select(m, 1.0)]", to: "[far.select(1.0, 1.0)]", test: ENDS },
     Mutant { file: "numcore/src/ops/moments.rs", from: "[zero.select(0.0, zero.select(1.0, x).sqrt())]", to: "[zero.select(x, zero.select(1.0, x).sqrt())]", test: ENDS },

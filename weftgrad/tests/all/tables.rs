@@ -1,0 +1,130 @@
+//! The names in the tables of the book are those of the crates, and the prelude brings every operation.
+
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+fn text(path: &str) -> String {
+    fs::read_to_string(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
+}
+
+/// The paths of types, variants, functions and modules in the code of a page's tables. Of the page that compares
+/// frameworks, the names of types without a path too, and only from the column about this one.
+fn named(page: &str) -> BTreeSet<String> {
+    let compares = page == "coming-from.md";
+    let is_name = |word: &&str| {
+        let is_type = word.starts_with(char::is_uppercase) && word.contains(char::is_lowercase);
+        word.contains("::") || compares && is_type
+    };
+    let mut names = BTreeSet::new();
+    for row in text(&format!("docs/book/src/{page}")).lines().filter(|line| line.starts_with('|')) {
+        let row = row.trim_end_matches('|');
+        let cell = if compares { row.rsplit(" | ").next().unwrap_or_default() } else { row };
+        for code in cell.split('`').skip(1).step_by(2) {
+            let words =
+                code.split(|c: char| !(c.is_alphanumeric() || "_:".contains(c))).map(|word| word.trim_matches(':'));
+            names.extend(words.filter(is_name).map(without_method));
+        }
+    }
+    // The standard library's, and one of the page's own.
+    names.retain(|name| !["Default", "Net", "None"].contains(&name.as_str()));
+    names
+}
+
+/// The path of the type alone, of that of a method.
+fn without_method(path: &str) -> String {
+    match path.rsplit_once("::") {
+        Some((of, last)) if last.starts_with(char::is_lowercase) => {
+            let is_type = of.rsplit("::").next().is_some_and(|name| name.starts_with(char::is_uppercase));
+            if is_type { of.into() } else { path.into() }
+        }
+        _ => path.into(),
+    }
+}
+
+/// Imports each name from a scope, and compares the names with those in the tables of a page.
+macro_rules! page {
+    ($page:literal: $scope:item $($($part:ident)::+),*) => {{
+        #[allow(unused_imports)]
+        mod names {
+            $scope
+            $(use $($part)::+ as _;)*
+        }
+        let known = [$(stringify!($($part)::+)),*].map(|name| name.replace(' ', ""));
+        assert_eq!(named($page), BTreeSet::from(known), "{}", $page);
+    }};
+}
+
+#[test]
+fn tables_name_what_there_is() {
+    page! { "coming-from.md":
+        use weftgrad::{adaptive::{balance::*, elastic::*, local_updates::*}, prelude::*};
+        AdamW, AdamWConfig, BackwardHook, BalancePolicy::FollowSpeeds, BalancePolicy::Sync, Balanced, ConvOptions,
+        DType::BF16, DType::F32, DType::I64, DiLoCo, Elastic, ElasticWorld, Ellipsis, Forward, Launcher, LocalSgd,
+        LocalSteps, Mesh, Module, NewAxis, ParallelPlan, ReduceOp::Sum, Runtime, SlowMo, Tensor, TensorMut, TrainStep,
+        Var, ZeroStage::Gradients, ZeroStage::Optimizer, ZeroStage::Parameters, autograd::Function,
+        autograd::apply_function, autograd::detect_anomaly, autograd::grad, data::Dataset, data::Loader,
+        data::tokens::TokenFile, distributed::comm::Quorum, distributed::ddp::Ddp, distributed::pipeline::PipelineModel,
+        distributed::pipeline::ScheduleKind::OneFOneB, distributed::train::HyperParameters::Restored, nn::Gpt, nn::Init,
+        nn::Linear, nn::Sequential, nn::loss::cross_entropy, nn::loss::linear_cross_entropy, nn::loss::mse, nn::under,
+        ops::cat, ops::einsum, ops::stack, optim::Cosine, optim::LossScaler, optim::ParamGroups, optim::StepLr,
+        optim::WarmupCosine, optim::clip_grad_norm, train::Checkpoints, train::DistributedTrainConfig, train::EarlyStop,
+        train::Trainer, train::Weighting::ByWeight, train::Weighting::PerMicroBatch, train::metrics,
+        train::recorder::Profile, train::sink::TensorBoard
+    }
+    #[cfg(all(feature = "image", feature = "parquet", feature = "text"))]
+    page! { "data.md":
+        use weftgrad::data::*;
+        Dataset, Last::Drop, sources::Csv, sources::JsonLines, sources::Parquet, sources::SafetensorsRows,
+        sources::TarShards, sources::TextFolder, sources::Tokenizer, sources::image::ImageFolder, sources::read_idx,
+        stream::Replay, stream::Stream, stream::StreamLoader, stream::lines, tokens::IndexedTokens, tokens::TokenFile
+    }
+    page! { "glossary.md":
+        use weftgrad::{distributed::{buckets::BucketOptions, comm::{self, Communicator}, pipeline}, *};
+        BackwardHook, BucketOptions, Communicator, adaptive::elastic, adaptive::local_updates, autograd::Backward,
+        autograd::Deferred, autograd::Leaf, autograd::Residency, autograd::recomputed, comm::Fingerprint,
+        comm::Membership, comm::Partial, distributed::buckets, distributed::mesh::Mesh, distributed::pipeline,
+        distributed::train::Strategy, distributed::zero, nn::parallel::Placed, nn::parallel::SequencePart,
+        nn::parallel::TensorGroup, nn::parallel::TensorPlan, numcore::fused, numcore::ops::Op, numcore::ops::Rule,
+        numcore::placement::TensorPlacement, numcore::pointwise::Program, pipeline::Checked
+    }
+    page! { "many-ranks.md":
+        use weftgrad::{distributed::{buckets::*, zero::*}, nn::{Init, moe::*, parallel::*}, optim::*, prelude::*};
+        ContextSlot, GradCompression::Bf16, GradCompression::PowerSgd, Init, Mesh, Routing, StatePlace::Host,
+        ZeroStage::Gradients, ZeroStage::Optimizer, ZeroStage::Parameters
+    }
+    page! { "uneven-machines.md":
+        use weftgrad::{adaptive::elastic::*, distributed::comm::*};
+        Elastic, ElasticWorld, Quorum
+    }
+    page! { "first-training-run.md":
+        use weftgrad::{data::*, distributed::train::*, train::*};
+        Checkpoints, Loader, Loss, Trainer, weftgrad::devices
+    }
+}
+
+/// The traits of operations that `numcore` declares.
+#[test]
+fn the_prelude_has_all_operations() {
+    let library = text("numcore/src/lib.rs");
+    let (_, prelude) = library.split_once("pub mod prelude").unwrap();
+    let mut folders = vec![PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../numcore/src")];
+    let mut traits = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            for line in fs::read_to_string(&path).unwrap().lines() {
+                let Some((name, _)) =
+                    line.trim().strip_prefix("pub trait ").and_then(|line| line.split_once(": Apply {"))
+                else {
+                    continue;
+                };
+                assert!(prelude.contains(name), "{name}");
+                traits += 1;
+            }
+        }
+    }
+    assert!(traits > 20, "{traits}");
+}
