@@ -178,6 +178,6 @@ impl<R: Runtime> OptimizerCore<R> for Combined<R> {
             "several optimizers in one take no further parameters, so {} cannot be trained: make them anew",
             names.join(", ")
         );
-        Err(Error::argument("Combined", why))
+        Err(Error::unsupported("Combined", why))
     }
 }

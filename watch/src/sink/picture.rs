@@ -19,7 +19,7 @@ impl Picture {
     pub fn new(width: u32, height: u32, channels: u8, pixels: Vec<u8>) -> Result<Self> {
         let bytes = u64::from(width).checked_mul(u64::from(height)).and_then(|n| n.checked_mul(u64::from(channels)));
         if !matches!(channels, 1 | 3 | 4) {
-            let allowed = "1 (grey), 3 (RGB) or 4 (RGBA)";
+            let allowed = "1 (grey), 3 (RGB) or 4 (RGBA) for a picture";
             return Err(Error::range("Picture::new", "number of channels", u32::from(channels), allowed));
         }
         if width == 0 || height == 0 || bytes != Some(pixels.len() as u64) {
