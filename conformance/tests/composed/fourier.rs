@@ -166,7 +166,7 @@ fn what_is_no_transform() -> Result<()> {
     refused(ints(&[2, 2], &[1; 4]).fft(None, 0, FftNorm::Backward), &["fft", "i64"]);
     refused(row(&[1.0, 2.0]).reshape([1, 2])?.fft(Some(0), 0, FftNorm::Backward), &["fft", "no elements"]);
     refused(row(&[1.0, 2.0]).reshape([1, 2])?.fft(None, 1, FftNorm::Backward), &["fft", "axis 1"]);
-    refused(x.stft(None, Stft { hop: 0, ..Stft::new(2) }), &["stft", "hop 0"]);
+    refused(x.stft(None, Stft { hop: 0, ..Stft::new(2) }), &["stft", "hop is 0"]);
     refused(x.stft(Some(&row(&[1.0; 5])), Stft::new(4)), &["stft", "[5]"]);
     refused(x.reshape([1, 3])?.istft(None, Stft::new(4), None), &["istft"]);
     refused(T::window(&cpu(), Window::Hann, 3, true, DType::I32), &["window", "i32"]);

@@ -122,7 +122,7 @@ fn parameters_come_out_of_a_checkpoint_by_other_names() {
         close(name, a, b, 0.0);
     }
     let error = reader.load_parameters(&target, |name| Some(format!("x.{name}"))).unwrap_err().to_string();
-    assert!(error.contains("norm.weight is not there as parameter/x.norm.weight"), "{error}");
+    assert!(error.contains("norm.weight is missing under the name parameter/x.norm.weight"), "{error}");
     let narrow = |name: &str| (name == "norm.weight").then(|| "lm_head.weight".to_owned());
     let error = reader.load_parameters(&target, narrow).unwrap_err().to_string();
     assert!(error.contains("norm.weight is [12] here, and parameter/lm_head.weight is [43, 12]"), "{error}");

@@ -116,6 +116,6 @@ mod tests {
             }
         }
         assert!(reason_to_stop(1, 0.21).is_none() && reason_to_stop(1, 0.22).is_none());
-        assert!(reason_to_stop(1, 0.23).is_some_and(|why| why.contains("is 0.230, above 0.2")));
+        assert!(reason_to_stop(1, 0.23).is_some_and(|why| why.contains("is 0.230, above 0.05")));
     }
 }
