@@ -246,8 +246,7 @@ pub static COMBINATIONS: &[Refused] = {
         ),
         refused(
             [Elastic, WeightsDiffer],
-            "there is no step after which all ranks have the same weights, and another number of them would begin without what each has \
-                 learned: take one fragment and a rule that keeps nothing of a rank's own",
+            "there is no step after which all ranks have equal weights, and another number of ranks would lose the updates of each: take one fragment and a rule that keeps nothing of a rank's own",
         ),
     ]
 };
