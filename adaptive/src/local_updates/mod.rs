@@ -2,9 +2,9 @@
 //! gradients in each step.
 //!
 //! Each rank, or each machine, has a [`TrainStep`](distributed::train::TrainStep) of its own, the *inner* step. The
-//! state of its optimizer is not exchanged. After every [`every`](LocalUpdates::every) steps an [`OuterRule`] computes
-//! new *global* weights `X` for all ranks. It uses the global weights of the last synchronization and the mean `X̄` of the
-//! ranks' current weights:
+//! state of its optimizer is not exchanged. After every [`every`](LocalUpdates::every) steps an [`OuterRule`]
+//! computes new *global* weights `X` for all ranks. It uses the global weights of the last synchronization and the
+//! mean `X̄` of the ranks' current weights:
 //!
 //! | rule | global weights | a rank's next weights | source |
 //! |---|---|---|---|

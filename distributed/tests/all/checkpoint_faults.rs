@@ -121,7 +121,7 @@ fn ranks_load_what_rank_0_has_once_they_see_it() {
         loaded.unwrap()
     };
     // Rank 0 cannot look into its folder, and says so to rank 1, which could into its own.
-    fs::write(&first.0.with_extension("file"), "").unwrap();
+    fs::write(first.0.with_extension("file"), "").unwrap();
     let unread = Ranks::new(2).outcomes(cpu, |comm| {
         let folders = [Folder::new(first.0.with_extension("file")), second.folder()];
         folders[comm.rank()].latest_of_all(&comm)

@@ -63,7 +63,7 @@ fn compressed(
             let one = |at: usize, k: usize| model.loss(&rt, at * runs + k, &examples);
             let way = |at: usize| given[at % given.len()];
             let Some(stage) = stage else {
-                let buckets = BucketOptions { compression: compression.clone(), ..Default::default() };
+                let buckets = BucketOptions { compression, ..Default::default() };
                 let mut built = builder.loss_scaling(LossScaler::default()).buckets(buckets).build()?;
                 let told = (0..4).map(|at| bits(&step(&mut built, way(at), |k| one(at, k))?));
                 return Ok((told.collect::<Result<_>>()?, weights(&model)?));

@@ -26,7 +26,7 @@ static BLEND: LazyLock<Program> =
 /// Every rank keeps the averages of a part of the parameters: with four ranks a quarter on each. So there is one
 /// average over all ranks, whatever the strategy. For an evaluation they take the place of the weights. With ZeRO they
 /// are put into the shards, so that no rank has more of the parameters than it keeps; elsewhere ranks broadcast their
-/// parts. Averages of halves are `f32`. Stages of pipelines are evaluated with their weights; checkpoints have averages.
+/// parts. Averages of halves are `f32`. Pipeline stages are evaluated with their weights; checkpoints hold averages.
 ///
 /// A limit: parameters may be sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards or a tensor
 /// axis. An evaluation then holds all parameters that a rank computes with in its memory, and putting weights of half
