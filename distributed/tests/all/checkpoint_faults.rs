@@ -124,10 +124,11 @@ fn ranks_load_what_rank_0_has_once_they_see_it() {
     fs::write(first.0.with_extension("file"), "").unwrap();
     let unread = Ranks::new(2).outcomes(cpu, |comm| {
         let folders = [Folder::new(first.0.with_extension("file")), second.folder()];
-        folders[comm.rank()].latest_of_all(&comm)
+        // The error itself, as a rank that ended with it would tell the other.
+        Ok(folders[comm.rank()].latest_of_all(&comm).map(drop).unwrap_err().to_string())
     });
     fs::remove_file(first.0.with_extension("file")).unwrap();
-    refused(unread.unwrap(), &["Not a directory"]);
+    assert!(unread.unwrap().into_iter().all(|error| error.unwrap().contains("Not a directory")));
     // Rank 1 has an older one, which it calls the latest, and sees the new one after a while.
     copy(1, &second.folder().step(0));
     let stale = load(Duration::from_millis(400));

@@ -19,7 +19,7 @@ impl Branches<Cpu> {
         Ok(Branches { both: layer(1)?, left: layer(2)?, right: layer(3)?, never: layer(4)? })
     }
 
-    fn loss(&self, comm: &Comm<Cpu>) -> Result<Loss<Cpu>> {
+    pub fn loss(&self, comm: &Comm<Cpu>) -> Result<Loss<Cpu>> {
         let x = Var::new(Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?);
         let branch = if comm.rank() == 0 { &self.left } else { &self.right };
         Ok(Loss::mean(branch.forward(&self.both.forward(&x)?)?.square()?.sum_all()?))

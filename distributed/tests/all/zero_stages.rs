@@ -1,6 +1,9 @@
 //! ZeRO: sharded training is that of one rank.
 
-use crate::{data_parallel_unused::Branches, prelude::*};
+use crate::{
+    data_parallel_unused::{Branches, branches_alone},
+    prelude::*,
+};
 
 pub fn options(stage: ZeroStage, units: UnitOf) -> ZeroOptions {
     ZeroOptions { stage, units, ..Default::default() }
@@ -35,6 +38,28 @@ fn checkpointed_activations_gather_again() {
         });
         let off = many.losses.iter().zip(&one).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(off < 1e-12, "{how:?}: {off:e}");
+    }
+}
+
+/// A rank has pieces of some of a unit's parameters, and leaves those that no rank has used.
+#[test]
+fn parameters_of_one_unit_are_used_or_not() {
+    let one = branches_alone(2);
+    for stage in ZeroStage::ALL {
+        let trained = Ranks::new(3).run(cpu, |comm| {
+            let model = Branches::new(comm.runtime())?;
+            let options = ZeroOptions { stage, units: UnitOf::whole(), unused: Unused::Allow, ..Default::default() };
+            let mut trainer = sharded(&comm, &model, config(), options)?;
+            for _ in 0..2 {
+                trainer.step(|_| model.loss(&comm))?;
+            }
+            let _scope = trainer.gather_full_params()?;
+            weights(&model)
+        });
+        for weights in trained.unwrap() {
+            let off = weights.iter().zip(&one).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
+            assert!(off <= 1e-12, "{stage:?}: {off:e}");
+        }
     }
 }
 
