@@ -174,7 +174,7 @@ impl<R: Runtime> Var<R> {
 /// Adds the parameters among the operands to an error, to identify the layer of the model that failed.
 #[cold]
 fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
-    use ErrorKind::{Argument, Config, DType, Device, Index, NoGradient, Range, Shape, Unsupported};
+    use ErrorKind::{Argument, Config, DType, Device, Index, NoGradient, Range, Shape, Unsupported, Usage};
     let of_operands = matches!(
         error.kind(),
         Shape { .. }
@@ -182,6 +182,7 @@ fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
             | Argument { .. }
             | Range { .. }
             | Config { .. }
+            | Usage { .. }
             | Device { .. }
             | Index { .. }
             | Unsupported { .. }

@@ -274,7 +274,7 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
     ) -> Result<Work<TensorMut<R>>> {
         let whole: usize = parts.iter().sum();
         let own = parts.get(self.rank()).copied().unwrap_or(0);
-        require_parts("all_gather", parts.len(), self.size())?;
+        require_parts("all_gather", "number of parts", parts.len(), self.size())?;
         require_memory("all_gather", x, own, &out, whole)?;
         let call = self.call(Collective::AllGather, x.dtype(), own, at)?;
         let call = Call { recv: parts.into(), input: Some(row(x)?), output: Some(out), of: of.cloned(), ..call };
@@ -290,8 +290,8 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         at: &'static Location<'static>,
     ) -> Result<Work<TensorMut<R>>> {
         let n = self.size();
-        require_parts("all_to_all", send.len(), n)?;
-        require_parts("all_to_all", recv.len(), n)?;
+        require_parts("all_to_all", "number of parts to send", send.len(), n)?;
+        require_parts("all_to_all", "number of parts to receive", recv.len(), n)?;
         require_memory("all_to_all", x, send.iter().sum(), &out, recv.iter().sum())?;
         let call = self.call(Collective::AllToAll, x.dtype(), x.shape().numel(), at)?;
         let call = Call { send: send.into(), recv: recv.into(), input: Some(row(x)?), output: Some(out), ..call };
@@ -371,7 +371,7 @@ fn fit<R: Runtime>(
     rank: usize,
     out: &TensorMut<R>,
 ) -> Result<usize> {
-    require_parts(op, parts.len(), n)?;
+    require_parts(op, "number of parts", parts.len(), n)?;
     require_memory(op, x, parts.iter().sum(), out, parts[rank])?;
     Ok(parts[rank])
 }
@@ -393,6 +393,7 @@ fn require_memory<R: Runtime>(
     Err(Error::shape(op, &[*x.shape(), *out.shape()], why))
 }
 
-fn require_parts(op: &'static str, parts: usize, ranks: usize) -> Result<()> {
-    if parts == ranks { Ok(()) } else { Err(Error::range(op, "number of parts", parts, ranks)) }
+fn require_parts(op: &'static str, name: &'static str, parts: usize, ranks: usize) -> Result<()> {
+    let allowed = || format!("{ranks}, one for each rank");
+    if parts == ranks { Ok(()) } else { Err(Error::range(op, name, parts, allowed())) }
 }

@@ -242,7 +242,8 @@ fn of_reason(tag: u8, from: &mut WireReader<'_>) -> Result<Error> {
     Ok(of(Portable::read(from)?, Portable::read(from)?))
 }
 
-/// Kinds whose fields are numbers and text keep their kind; others become arguments with the complete message.
+/// Kinds of numbers and text keep their kind, and the module's path. `Shape`, `DType`, `Index`, `Io` and all kinds of
+/// memory, devices and the tape become `Argument`, with their message.
 impl Portable for Error {
     fn write(&self, to: &mut Writer) {
         match self.kind() {
@@ -265,10 +266,11 @@ impl Portable for Error {
             ErrorKind::Format { what, why } => to.u8(14).text(what).text(why),
             kind => match reason(kind) {
                 Some((tag, op, why)) => to.u8(tag).text(op).text(why),
-                None => to.u8(4).text(&self.to_string()),
+                None => to.u8(4).text(&self.kind().to_string()),
             },
         };
         self.rank().write(to);
+        to.text(self.path());
     }
     fn read(from: &mut WireReader<'_>) -> Result<Self> {
         let error = match from.u8()? {
@@ -293,6 +295,7 @@ impl Portable for Error {
             tag => of_reason(tag, from)?,
         };
         let rank = Option::<usize>::read(from)?;
+        let error = error.within(from.text()?);
         Ok(match rank {
             Some(rank) => error.on_rank(rank),
             None => error,

@@ -2,6 +2,9 @@
 #![cfg(feature = "open-mpi")]
 #![allow(missing_docs)]
 
+#[path = "support/saves.rs"]
+mod saves;
+
 use std::{
     env, fs,
     process::{Command, ExitCode, Output},
@@ -25,6 +28,7 @@ use real_distributed::{
     zero::ZeroStage,
 };
 use runtime_cpu::Cpu;
+use saves::{a_job_killed_while_it_saves_resumes_at_another_size, killed_later, train};
 
 /// What ranks are told to do, in their environment.
 const ROLE: &str = "WEFTGRAD_TEST_ROLE";
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
                 a_panic_is_told_and_the_job_fails,
                 survivors_of_a_killed_rank_go_on,
                 survivors_of_a_rank_killed_while_data_moves_go_on,
+                a_job_killed_while_it_saves_resumes_at_another_size,
                 an_elastic_run_goes_on_without_a_killed_rank,
                 an_elastic_run_goes_on_without_a_rank_that_failed,
                 an_elastic_run_goes_on_without_two_ranks,
@@ -92,6 +97,11 @@ fn rank(role: &str) -> ExitCode {
                 killed_later(&comm);
                 (0..200).try_for_each(|_| sum(&comm, 1 << 20))
             }
+            "save" => {
+                killed_later(&comm);
+                train(&comm, 500)
+            }
+            "resume" => train(&comm, 3),
             "stop" => steps(&comm, |step| if step == 5 { signal("STOP") } else { Ok(()) }),
             // At some step, of seconds' worth of them.
             _ => steps(&comm, |step| if step == seed() { signal("KILL") } else { Ok(()) }),
@@ -138,16 +148,6 @@ fn signal(name: &str) -> Result<()> {
 /// The time of day, which all processes of a machine share.
 fn micros() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros())
-}
-
-/// Kills the lost rank's process some milliseconds from now, whatever it does then.
-fn killed_later(comm: &Comm<Cpu>) {
-    if comm.rank() == LOST {
-        std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_millis(5 + 13 * seed() as u64 % 200));
-            signal("KILL")
-        });
-    }
 }
 
 /// A survivor makes a world of those that are left, and works in it.

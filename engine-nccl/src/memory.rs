@@ -1,6 +1,6 @@
 //! Addresses of tensors for the library.
 
-use numcore::{Error, ErrorKind, Result, Runtime, Tensor, TensorMut};
+use numcore::{Error, Result, Runtime, Tensor, TensorMut};
 
 /// Finds addresses of memory that is used on one queue.
 pub(crate) struct Addresses<'a, R: Runtime> {
@@ -32,7 +32,7 @@ impl<R: Runtime> Addresses<'_, R> {
     }
 
     fn unreachable(&self) -> Error {
-        let why = "NCCL moves memory of NVIDIA GPUs; use another engine there".into();
-        ErrorKind::Unsupported { op: self.op, device: Some(self.queue.device()), why }.into()
+        let why = "NCCL moves memory of NVIDIA GPUs; use another engine there";
+        Error::unsupported_on(self.queue.device(), self.op, why)
     }
 }

@@ -226,8 +226,7 @@ impl<R: Runtime> Job for Moves<R> {
             _ => return None,
         };
         let (from, to) = (self.of.members[from], self.of.members[self.of.rank]);
-        let why = format!("rank {from} sends {sent} elements to rank {to}, which expects {wanted}");
-        (sent != wanted).then(|| Error::mismatch("all_to_all", why).to_string())
+        (sent != wanted).then(|| format!("rank {from} sends {sent} elements to rank {to}, which expects {wanted}"))
     }
 
     fn begin(&mut self, headers: CallHeaders) -> Result<()> {

@@ -28,7 +28,7 @@ pub fn set_counted_rows(counted: Option<CountedRows>) -> Option<CountedRows> {
     COUNTED.replace(counted)
 }
 
-/// How many of `n` rows count: the first ones, as many for each row of the batch that counts. If `n` is no multiple of
+/// The number of `n` rows that count: the first ones, as many for each row of the batch that counts. If `n` is no multiple of
 /// the batch's rows, every row counts.
 pub fn counted_rows(n: usize) -> usize {
     match COUNTED.get() {

@@ -138,7 +138,11 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
         let mut settings = self.settings();
         let Some(found) = settings.iter_mut().find(|s| s.name == name) else {
             let names: Vec<&str> = settings.iter().map(|s| s.name).collect();
-            return Err(Error::config(Self::NAME, "name", format!("has no `{name}`; it has {}", names.join(", "))));
+            return Err(Error::config(
+                Self::NAME,
+                "hyper_parameters",
+                format!("has no `{name}`; it has {}", names.join(", ")),
+            ));
         };
         if found.value.assign(numbers) {
             return Ok(());

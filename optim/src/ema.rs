@@ -88,7 +88,7 @@ impl<R: Runtime> Ema<R> {
         Ok(())
     }
 
-    /// Moves the averages to the order of the parameters in a [reordered](OptimizerCore::reorder) optimizer.
+    /// Moves the averages to the order of the parameters in a [reordered](crate::OptimizerCore::reorder) optimizer.
     fn follow(&mut self, params: &[&mut FlatParams<R>]) -> Result<()> {
         let stays = |(p, of): (&&mut FlatParams<R>, &Vec<Arc<Leaf<R>>>)| {
             p.len() == of.len() && p.leaves().iter().zip(of).all(|(a, b)| Arc::ptr_eq(a, b))

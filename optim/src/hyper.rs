@@ -50,6 +50,6 @@ pub(crate) fn require_groups(optimizer: &'static str, given: usize, groups: usiz
 
 /// The error of an optimizer that does not report its hyper-parameters.
 pub(crate) fn not_reported<T>(what: &'static str) -> Result<T> {
-    let why = "does not report its hyper-parameters: implement `hyper_parameters` and its partners, or leave them to the configuration";
+    let why = "it does not report its hyper-parameters: implement `hyper_parameters` and its partners, or leave them to the configuration";
     Err(Error::unsupported(what, why))
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use numcore::{ErrorKind, Result};
+use numcore::{Error, Result};
 use parking_lot::Mutex;
 
 use crate::{
@@ -41,7 +41,7 @@ impl CapturedKeys {
         let at = keys.iter().position(|k| *k == key).unwrap_or(keys.len());
         if at == MOST {
             let why = format!("a captured step draws random values with more than {MOST} keys");
-            return Err(ErrorKind::Unsupported { op, device: Some(self.engine.device), why }.into());
+            return Err(Error::unsupported_on(self.engine.device, op, why));
         }
         if at == keys.len() {
             keys.push(key);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use numcore::{ErrorKind, Result};
+use numcore::{Error, ErrorKind, Result};
 
 use crate::{
     driver::{Mark, Stream},
@@ -45,7 +45,7 @@ impl CudaEvent {
             Some(_) => "the event is a point in a captured step, which nothing outside of it can wait for",
             None => "a captured step cannot wait for other queues: wait for them before it is captured and launched",
         };
-        Err(ErrorKind::Unsupported { op: "wait", device: Some(queue.engine.device), why: why.into() }.into())
+        Err(Error::unsupported_on(queue.engine.device, "wait", why))
     }
 
     pub(crate) fn is_reached(&self) -> Result<bool> {

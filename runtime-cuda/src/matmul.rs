@@ -3,7 +3,7 @@
 //! dimensions, axes along which an operand repeats batches of stride 0. Only operands without such a form are copied to
 //! contiguous memory first, and those of products that the library refuses.
 
-use numcore::{DType, ErrorKind, Layout, MAX_RANK, Out, Result, Scalar, Shape, Support, View};
+use numcore::{DType, Error, Layout, MAX_RANK, Out, Result, Scalar, Shape, Support, View};
 use smallvec::SmallVec;
 
 use crate::{
@@ -27,7 +27,7 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
     }
     if !out.to.dtype.is_float() {
         let why = format!("there is no matrix product of {}", out.to.dtype);
-        return Err(ErrorKind::Unsupported { op: "matmul", device: Some(cuda.queue.engine.device), why }.into());
+        return Err(Error::unsupported_on(cuda.queue.engine.device, "matmul", why));
     }
     if a.dims()[a.dims().len() - 1] == 0 {
         return if out.add { Ok(()) } else { fill(cuda, out.to, Scalar::I64(0), false) };
@@ -208,7 +208,7 @@ fn by_copies(cuda: &Cuda, a: &Operand, b: &Operand, out: &Target) -> Result<()> 
                 "the library computes no product {a:?} x {b:?} of {dtype}, also without a workspace and on aligned copies ({failure}); \
                  use other shapes or another type"
             );
-            Err(ErrorKind::Unsupported { op: "matmul", device: Some(cuda.queue.engine.device), why }.into())
+            Err(Error::unsupported_on(cuda.queue.engine.device, "matmul", why))
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    Accumulate, DType, Layout, MAX_RANK, Out, ProgramOperand as In, Result, Scalar, Shape, View,
+    Accumulate, DType, Error, Layout, MAX_RANK, Out, ProgramOperand as In, Result, Scalar, Shape, View,
     pointwise::{Program, Typed},
 };
 use smallvec::SmallVec;
@@ -111,12 +111,7 @@ fn densely(cuda: &Cuda, program: &Program, ins: &[InputSource], scalars: &[Scala
     }
     if kept.is_empty() {
         let why = format!("its {} inputs and {} outputs are more than a kernel can be given", ins.len(), outs.len());
-        return Err(numcore::ErrorKind::Unsupported {
-            op: program.name(),
-            device: Some(cuda.queue.engine.device),
-            why,
-        }
-        .into());
+        return Err(Error::unsupported_on(cuda.queue.engine.device, program.name(), why));
     }
     launch(cuda, program, &dense, scalars, outs)
 }

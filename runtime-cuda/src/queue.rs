@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use numcore::{
-    Error, ErrorKind, Result,
+    Error, Result,
     trace::{self, SpanKind},
 };
 use parking_lot::Mutex;
@@ -139,7 +139,7 @@ impl Queue {
         if grid.blocks.iter().zip(MOST_BLOCKS).any(|(b, most)| *b > most) {
             let why =
                 format!("kernel {entry}: {:?} blocks are more than {MOST_BLOCKS:?}; use smaller tensors", grid.blocks);
-            return Err(ErrorKind::Unsupported { op, device: Some(self.engine.device), why }.into());
+            return Err(Error::unsupported_on(self.engine.device, op, why));
         }
         // SAFETY: the caller's promise.
         let launch = || unsafe { self.driver().launch(self.stream, kernel, grid, args) };
@@ -296,8 +296,8 @@ impl Queue {
         if !self.capturing.load(Ordering::Acquire) {
             return Ok(());
         }
-        let why = "the host cannot take part in a captured step; read and write tensors outside of it".into();
-        Err(ErrorKind::Unsupported { op, device: Some(self.engine.device), why }.into())
+        let why = "the host cannot take part in a captured step; read and write tensors outside of it";
+        Err(Error::unsupported_on(self.engine.device, op, why))
     }
 
     /// Returns the device address at which a captured kernel reads this key of random bits; 0 outside of captures.

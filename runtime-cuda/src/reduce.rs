@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    DType, Layout, MAX_RANK, Out, ReduceKind, Result, Scalar, Shape, View,
+    DType, Error, Layout, MAX_RANK, Out, ReduceKind, Result, Scalar, Shape, View,
     pointwise::{Program, Typed},
 };
 use smallvec::SmallVec;
@@ -259,12 +259,7 @@ impl<'a> ReduceCall<'a> {
         if args.size() > LIMIT {
             let why =
                 format!("its {} inputs are more than a reduction can be given; make them contiguous", self.ins.len());
-            return Err(numcore::ErrorKind::Unsupported {
-                op: self.map.name(),
-                device: Some(cuda.queue.engine.device),
-                why,
-            }
-            .into());
+            return Err(Error::unsupported_on(cuda.queue.engine.device, self.map.name(), why));
         }
         let (results, along) = self.cut.block;
         let blocks = (self.kept.count() / self.groups().0).div_ceil(results);

@@ -2,7 +2,7 @@
 //! adjacent, in ascending order of their positions. There are no atomics, and the work is proportional to the number of
 //! pairs.
 
-use numcore::{ErrorKind, Result};
+use numcore::{Error, Result};
 
 use crate::{
     Cuda,
@@ -28,7 +28,7 @@ pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operan
     let most = count / n * size;
     if count > u32::MAX as usize {
         let why = format!("{count} indices are more than the {} that one scatter can sort; split it", u32::MAX);
-        return Err(ErrorKind::Unsupported { op: "scatter_add", device: Some(cuda.queue.engine.device), why }.into());
+        return Err(Error::unsupported_on(cuda.queue.engine.device, "scatter_add", why));
     }
     // One value above every destination stands for "out of range".
     let bits = (usize::BITS - most.leading_zeros()) as usize;

@@ -1,6 +1,6 @@
 //! Launches of sorts: short rows within a block, long ones by radix sort.
 
-use numcore::{DType, ErrorKind, Result, View, ViewMut};
+use numcore::{DType, Error, Result, View, ViewMut};
 
 use crate::{
     Cuda,
@@ -39,7 +39,7 @@ pub(crate) fn sort(
     let (dims, n) = (x.dims(), x.dims()[axis]);
     if n > i32::MAX as usize {
         let why = format!("a line of {n} elements is longer than {}", i32::MAX);
-        return Err(ErrorKind::Unsupported { op: "sort", device: Some(cuda.queue.engine.device), why }.into());
+        return Err(Error::unsupported_on(cuda.queue.engine.device, "sort", why));
     }
     let steps = [&values, &index, &x].map(|o| without(o.steps(), axis));
     let axes = LoopAxes::narrow(dims, &steps, (0..dims.len()).filter(|&a| a != axis));

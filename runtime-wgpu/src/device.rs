@@ -135,7 +135,7 @@ fn note(failed: &Mutex<Option<String>>, message: String) {
 }
 
 fn refused(index: u32, op: &'static str, why: String) -> Error {
-    ErrorKind::Unsupported { op, device: Some(DeviceId { kind: DeviceKind::Wgpu, index }), why }.into()
+    Error::unsupported_on(DeviceId { kind: DeviceKind::Wgpu, index }, op, why)
 }
 
 fn backend(index: u32, op: &'static str, message: String) -> Error {

@@ -119,7 +119,7 @@ fn row(body: &mut KernelBody<'_>, index: &str, flag: usize) -> String {
 /// The size of an indexed axis; an error if it is 0.
 fn in_range(op: &'static str, x: &OperandView<'_>, axis: usize) -> Result<usize> {
     match x.layout.dims()[axis] {
-        0 => Err(Error::late_index(op, Some(0))),
+        0 => Err(Error::range(op, "size of the indexed axis", 0usize, "at least 1")),
         size => Ok(size),
     }
 }

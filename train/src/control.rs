@@ -12,7 +12,6 @@ pub enum StopReason {
     /// The run has reached its length.
     Finished,
     /// A callback stopped the run, for the reason in the text.
-    #[doc(alias = "Asked")]
     Requested(String),
     /// The process received a signal: SIGTERM, or SIGINT (Ctrl-C).
     Interrupted,

@@ -6,7 +6,6 @@ use numcore::Runtime;
 /// The model of a loop whose training step owns the model, as a pipeline owns its stages:
 /// `Trainer::new(&ModelInStep, pipeline, loader)`.
 #[derive(Clone, Copy, Debug, Default)]
-#[doc(alias = "InStep")]
 pub struct ModelInStep;
 
 impl<R: Runtime> Module<R> for ModelInStep {

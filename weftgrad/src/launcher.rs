@@ -162,7 +162,6 @@ impl Launcher {
     }
 
     /// Tells whether this process has rank 0, which prints and saves for all ranks.
-    #[doc(alias = "leads")]
     pub fn is_rank_zero(&self) -> bool {
         match &self.engine {
             LaunchEngine::Threads(_) => true,

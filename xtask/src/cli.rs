@@ -37,7 +37,7 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         from: PathBuf,
     },
-    /// Print the processor's hot programs as Rust (runtime-cpu/src/pointwise/compile/hot.rs)
+    /// Write the processor's hot programs as Rust (runtime-cpu/src/pointwise/compile/hot.rs)
     Hot,
     /// Random calls, with PyTorch's values, gradients and second gradients: the stage `torch`
     Fuzz {

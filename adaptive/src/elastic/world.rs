@@ -65,7 +65,6 @@ impl<R: Runtime> ElasticWorld<R> {
     /// Sets the folder for the last commit if the remaining ranks cannot go on: too few are left, or it cannot be
     /// restored. It becomes a checkpoint, to which each of them writes the pieces it holds, unless the folder has a
     /// later one. Call it on every rank, in each world.
-    #[doc(alias = "save_stranded_in")]
     pub fn save_orphaned_in(&mut self, folder: &Folder) {
         self.orphaned = Some(folder.clone());
     }
@@ -113,7 +112,6 @@ impl<R: Runtime> ElasticWorld<R> {
 
     /// The commit that this world has [restored](ElasticWorld::restore): the generation that made it, and its number of
     /// updates.
-    #[doc(alias = "taken_up")]
     pub fn restored_commit(&self) -> Option<(u64, u64)> {
         self.restored
     }

@@ -39,10 +39,10 @@ impl LocalUpdates {
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("LocalUpdates", field, why));
         if self.fragments == 0 {
-            return wrong("fragments", "must be 1 or more: with 1, all parameters are one fragment".into());
+            return wrong("fragments", "`fragments` must be 1 or more: with 1, all parameters are one fragment".into());
         }
         if !(0.0..1.0).contains(&self.keep) {
-            return wrong("keep", format!("must be a share in [0, 1), not {}", self.keep));
+            return wrong("keep", format!("`keep` must be a share in [0, 1), not {}", self.keep));
         }
         let Some(every) = self.every else {
             return match (self.fragments, self.delay, self.warmup) {

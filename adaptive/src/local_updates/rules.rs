@@ -99,10 +99,8 @@ impl<R: Runtime> OuterRule<R> for SlowMo {
     fn next(&self, step: &OuterStep<'_, R>, state: &mut [Tensor<R>]) -> Result<Tensor<R>> {
         let gamma = step.inner_rate;
         if !(gamma > 0.0 && gamma.is_finite()) {
-            let why = format!(
-                "divides by the inner learning rate, which is {gamma}: end the schedule above 0, or synchronize before"
-            );
-            return Err(Error::state("SlowMo", why));
+            let allowed = "above 0 and finite, to divide by: end the schedule above 0, or synchronize before";
+            return Err(Error::range("SlowMo", "inner learning rate", gamma, allowed));
         }
         let gradient = step.global.sub(step.mean)?.mul(1.0 / gamma)?;
         state[0] = state[0].mul(self.momentum)?.add(&gradient)?;

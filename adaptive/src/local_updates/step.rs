@@ -228,7 +228,6 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     ///
     /// # Errors
     /// On every rank, if the weights of one rank are not finite, or one has failed. No weights have changed then.
-    #[doc(alias = "meet")]
     #[track_caller]
     pub fn synchronize(&mut self) -> Result<Synchronization> {
         let outcome = self.apply_in_flight().and_then(|()| self.synchronize_all());
@@ -251,20 +250,17 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     }
 
     /// The number of synchronizations so far. Each fragment counts separately.
-    #[doc(alias = "meetings")]
     pub fn synchronizations(&self) -> u64 {
         self.synchronizations
     }
 
     /// The last synchronization; none before the first.
-    #[doc(alias = "last_meeting")]
     pub fn last_synchronization(&self) -> Option<Synchronization> {
         self.last
     }
 
     /// Tells whether all ranks have equal weights after a synchronization. They have not if there are several
     /// fragments, or if ranks keep a share of their own weights.
-    #[doc(alias = "comes_together")]
     pub fn makes_weights_equal(&self) -> bool {
         let keep = if self.options.delay == 0 { 0.0 } else { self.options.keep };
         self.fragments.len() == 1 && keep == 0.0 && self.rule.keep() == 0.0
@@ -380,7 +376,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
                 non_finite.join(", ")
             ),
         };
-        Err(Error::state("a synchronization of ranks", why).on_rank(self.comm.world_rank()))
+        Err(Error::anomaly("a synchronization of ranks", why).on_rank(self.comm.world_rank()))
     }
 
     /// Applies the sums in flight.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use numcore::Runtime;
+use numcore::{Error, ErrorKind, Runtime};
 
 use super::super::{
     Collective, Places,
@@ -118,7 +118,11 @@ impl<R: Runtime> World<R> {
 
     fn dispatch(self: &Arc<Self>, own: &mut RankGroup<R>, group: usize, key: RoundKey) -> Result<(), FailureReason> {
         let Some(round) = own.rounds.get_mut(&key) else { return Ok(()) };
-        let shares = round.shares().map_err(|e| FailureReason::Mismatch { why: e.to_string() })?;
+        let why = |error: Error| match error.kind() {
+            ErrorKind::Mismatch { why, .. } => why.clone(),
+            _ => error.to_string(),
+        };
+        let shares = round.shares().map_err(|error| FailureReason::Mismatch { why: why(error) })?;
         if shares.is_empty() {
             own.complete(key)?;
             self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! The rendezvous of ranks that are threads: a newcomer that can be in no world with the others is refused, and they go on.
+//! The rendezvous of ranks that are threads. A newcomer that fits no world of the others is refused, and they go on.
 
 use std::{thread, time::Duration};
 

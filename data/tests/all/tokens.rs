@@ -33,7 +33,7 @@ fn every_type_is_read_as_it_was_written() {
             let error = write_tokens(&path, kind, &[3, kind.largest() + 1]).unwrap_err().to_string();
             assert!(
                 error.contains(&format!(
-                    "token is {}, and must be at most {}, as {kind} holds",
+                    "token is {}, and must be at most {}, as {kind} holds; it is token 1",
                     kind.largest() as u64 + 1,
                     kind.largest()
                 )),
@@ -148,7 +148,7 @@ fn what_is_written_for_megatron_has_its_bytes() {
             .document(&[70_000])
             .unwrap_err()
             .to_string()
-            .contains("token is 70000, and must be at most 65535, as u16 holds")
+            .contains("token is 70000, and must be at most 65535, as u16 holds; it is token 0")
     );
     writer.finish().unwrap();
     assert_eq!(std::fs::read(folder.path("w.bin")).unwrap(), [1, 0, 2, 0, 3, 0, 4, 0]);

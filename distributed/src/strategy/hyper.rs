@@ -7,8 +7,8 @@ use super::Strategy;
 
 /// The error of a strategy that does not report hyper-parameters.
 pub(super) fn not_reported<T>() -> Result<T> {
-    let why = "does not report its optimizer's hyper-parameters, so no checkpoint can have them: leave them to the configuration";
-    Err(Error::config("Strategy", "hyper_parameters", why))
+    let why = "this strategy does not report its optimizer's hyper-parameters, so no checkpoint can have them: leave them to the configuration";
+    Err(Error::unsupported("Strategy", why))
 }
 
 /// Hands each of several strategies its own consecutive groups of `groups`.

@@ -49,7 +49,7 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
         Features::default()
     }
 
-    /// Discards the gradients of the last step and prepares for the next one. `who` tells whether all ranks compute
+    /// Discards the gradients of the last step and prepares for the next one. `active` tells whether all ranks compute
     /// something in it, or only some. Ranks without examples make the same collective calls.
     fn prepare(&mut self, active: ActiveRanks) -> Result<()>;
 
@@ -82,7 +82,8 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     /// Fails if memory that the update writes has another holder, or if a learning rate is no number.
     fn check_update(&mut self) -> Result<()>;
 
-    /// Updates the parameters from the gradients times a scalar on the device.
+    /// Updates the parameters from the gradients times a scalar on the device, after
+    /// [`check_update`](Strategy::check_update) has succeeded.
     fn update(&mut self, scale: &Tensor<R>) -> Result<()>;
 
     /// Makes the buffers of all ranks equal after an update. Every rank calls it.

@@ -210,10 +210,6 @@ impl<R: Runtime> Strategy<R> for StrategySet<R> {
     }
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
-        if self.parts.len() > 1 {
-            // All parts are checked before the first is updated.
-            self.check_update()?;
-        }
         self.parts_mut().try_for_each(|part| part.update(scale))
     }
 

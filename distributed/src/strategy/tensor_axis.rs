@@ -50,7 +50,7 @@ impl<R: Runtime> TensorAxis<R> {
         let mut placed = HashMap::new();
         for (name, p) in model.named_parameters() {
             if !mesh.is_of_experts() && p.placed().is_some_and(|placed| placed.style() == TensorStyle::Experts) {
-                let why = "is of experts that are shared out among ranks: call `experts()` to the builder of the training step";
+                let why = "is of experts that are shared out among ranks: call `experts()` of the builder of the training step";
                 return Err(Error::state(name, why).on_rank(mesh.world().world_rank()));
             }
             require_known_ranks(mesh, &name, &p)?;

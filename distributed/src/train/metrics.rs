@@ -21,7 +21,6 @@ pub struct TrainingMetrics<R: Runtime> {
 }
 
 /// The divergence of ranks when they synchronized their weights after local updates.
-#[doc(alias = "Meeting")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Synchronization {
     /// The number of the synchronization, from 1.

@@ -223,8 +223,12 @@ impl<R: Runtime> TrainStep<R> {
         }
         if uneven {
             features.and(Feature::Uneven).check("TrainStep::step_uneven")?;
-            if most == 0 || own > most {
-                let allowed = format!("at most {most}, and that at least 1");
+            if most == 0 {
+                let name = "largest number of micro-batches of a rank";
+                return Err(Error::range("TrainStep::step_uneven", name, most, "at least 1"));
+            }
+            if own > most {
+                let allowed = format!("at most {most}, the largest of any rank");
                 return Err(Error::range("TrainStep::step_uneven", "number of micro-batches", own, allowed));
             }
         } else if own > configured || most == 0 {

@@ -117,7 +117,7 @@ fn ranks_draw_different_masks_from_one_seed() {
         let differ = |masks: &[Vec<f32>]| (0..masks.len()).all(|i| (0..i).all(|j| masks[i] != masks[j]));
         let saved = run(2, false, 5);
         assert!(differ(&saved), "{how:?}");
-        // As many ranks go on as they were; of more, each has masks of its own, whatever the seed of their process.
+        // Two ranks resume two with their masks. Of four, each has masks of its own, whatever the process's seed.
         assert_eq!(run(2, true, 5), saved, "{how:?}");
         let more = run(4, true, 5);
         assert!(differ(&more) && more[..2] == saved[..], "{how:?}");

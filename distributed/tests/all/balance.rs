@@ -8,7 +8,7 @@ fn model(rt: &Cpu) -> Result<Mlp<Cpu>> {
     Mlp::new(&Init::new(rt, 3).dtype(DType::F64))
 }
 
-/// ZeroStage many micro-batches each rank takes: the third takes none.
+/// The number of micro-batches of each rank: the third takes none.
 fn counts(ranks: usize) -> Vec<usize> {
     (0..ranks).map(|rank| (1 + rank * 2) % 5).collect()
 }

@@ -170,6 +170,18 @@ pub fn everywhere(n: usize, program: impl Fn(Comm<Cpu>) -> Result<Trace> + Sync)
     traces[0].clone()
 }
 
+/// The larger of two differences; NaN if one is.
+pub fn larger(a: f64, b: f64) -> f64 {
+    if b > a || b.is_nan() { b } else { a }
+}
+
+/// Asserts that two lists differ by at most `within` in each element.
+pub fn close(a: &[f64], b: &[f64], within: f64, what: &str) {
+    assert_eq!(a.len(), b.len());
+    let off = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, larger);
+    assert!(off <= within, "{what}: {off:e}");
+}
+
 /// The largest difference of two traces, relative to the largest value in each list.
 pub fn difference(a: &Trace, b: &Trace) -> f64 {
     let lists = |t: &Trace| [vec![t.losses.clone(), t.norms.clone()], t.weights.clone()].concat();
@@ -178,9 +190,9 @@ pub fn difference(a: &Trace, b: &Trace) -> f64 {
     let of = |(x, y): (&Vec<f64>, &Vec<f64>)| {
         assert_eq!(x.len(), y.len());
         let scale = y.iter().fold(f64::MIN_POSITIVE, |m, v| m.max(v.abs()));
-        x.iter().zip(y).fold(0.0, |m: f64, (x, y)| if x.is_nan() { f64::NAN } else { m.max((x - y).abs() / scale) })
+        x.iter().zip(y).map(|(x, y)| (x - y).abs() / scale).fold(0.0, larger)
     };
-    a.iter().zip(&b).map(of).fold(0.0, f64::max)
+    a.iter().zip(&b).map(of).fold(0.0, larger)
 }
 
 /// Cases of a product that a test runs: one of `of` as they come, from the first on, or [all](all_cases). An `of` without a factor in common with the lengths of the inner lists meets each of their values.

@@ -5,7 +5,7 @@ use crate::{
     prelude::*,
 };
 
-/// ZeroStage a step of two micro-batches fails.
+/// The place at which a step of two micro-batches fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// The first micro-batch cannot be computed.

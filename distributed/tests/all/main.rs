@@ -43,6 +43,7 @@ mod hyper_parameters;
 mod job;
 mod local_updates;
 mod local_updates_failures;
+mod local_updates_resumed;
 mod matrix;
 mod mixture;
 mod mixture_ways;

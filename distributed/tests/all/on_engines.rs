@@ -1,6 +1,6 @@
 // The tests that run on every engine's ranks, included in the root of an engine's program. There `distributed` is this
-// program: all of the crate, with `Ranks` of the engine, which its module `start` starts, in place of ranks that are
-// threads.
+// program: all of the crate, with `Ranks` of the engine in place of threads. The program has two modules: `start` starts
+// the engine's ranks, `job` is that of the tests.
 
 pub use real_distributed::*;
 

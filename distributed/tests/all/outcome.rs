@@ -62,9 +62,9 @@ pub fn distance(a: &RunOutcome, b: &RunOutcome) -> f64 {
     assert_eq!(a.iter().map(Vec::len).collect::<Vec<_>>(), b.iter().map(Vec::len).collect::<Vec<_>>());
     let of = |(x, y): (&Vec<f64>, &Vec<f64>)| {
         let scale = y.iter().fold(f64::MIN_POSITIVE, |m, v| m.max(v.abs()));
-        x.iter().zip(y).fold(0.0, |m: f64, (x, y)| if x.is_nan() { f64::NAN } else { m.max((x - y).abs() / scale) })
+        x.iter().zip(y).map(|(x, y)| (x - y).abs() / scale).fold(0.0, larger)
     };
-    a.iter().zip(&b).map(of).fold(0.0, |m: f64, d| if d.is_nan() { d } else { m.max(d) })
+    a.iter().zip(&b).map(of).fold(0.0, larger)
 }
 
 /// Every tensor of the last checkpoint, whole, as bytes.

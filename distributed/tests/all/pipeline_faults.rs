@@ -67,7 +67,8 @@ pub fn batch(comm: &Comm<Cpu>, m: usize) -> Result<MicroBatches<Cpu>> {
     MicroBatches::split(&[rows(comm.runtime(), 1, m)], &[rows(comm.runtime(), 2, m)], m)
 }
 
-/// Two runs, in which stage `stage` has fault in its `at`-th forward; then a barrier, so that no rank can end without having heard.
+/// The errors of two runs in which stage `stage` has a fault in its `at`-th forward. A barrier follows, so that each
+/// rank learns of the fault.
 fn with_fault(checked: &Checked, stage: usize, fault: StageFault, at: u64) -> Vec<Error> {
     let (stages, m) = (checked.schedule().stages(), checked.schedule().micro_batches());
     errors(checked.schedule().placement().ranks(), |comm| {

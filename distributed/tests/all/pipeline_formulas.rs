@@ -198,7 +198,7 @@ fn dualpipe_v() {
     }
 }
 
-/// ZeroStage many overlapped pairs each rank has.
+/// The number of overlapped pairs of each rank.
 fn overlapped(schedule: &Schedule) -> Vec<u64> {
     let pairs = |row: &Vec<Action>| row.iter().filter(|action| matches!(action, Action::Overlap(..))).count() as u64;
     schedule.rows().iter().map(pairs).collect()

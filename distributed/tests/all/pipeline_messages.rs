@@ -91,7 +91,7 @@ fn synchronous(comm: Comm<Cpu>) -> Comm<Cpu> {
     }))
 }
 
-/// ZeroStage transfers run.
+/// The way transfers run.
 #[derive(Clone, Copy)]
 enum Transfers {
     Independent,

@@ -69,8 +69,9 @@ pub use runtime_cpu::Cpu;
 pub use crate::{
     checkpoint_common::{Any, STAGES, Scratch},
     common::{
-        EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, bucketed, config, cpu, data_parallel, difference,
-        everywhere, half, own, pipelined, refused, set, sharded, sharded_pipeline, shards, simple, single, weights,
+        EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, bucketed, close, config, cpu, data_parallel,
+        difference, everywhere, half, larger, own, pipelined, refused, set, sharded, sharded_pipeline, shards, simple,
+        single, weights,
     },
     outcome::{Pieces, RunOutcome, assembled, contents, distance, pieces},
     training::Training,

@@ -1,10 +1,9 @@
-//! The kit of tests that train on many ranks: a [`Way`] says which model is trained, and how.
+//! The kit of tests that train on many ranks: a [`Way`] names the model and its distribution.
 //!
-//! [`Way::outcome`] trains it on the ranks of its axes, in stages if it has some, and puts together what they tell: losses,
-//! norms, and the whole weights, of pieces that must agree to the bit wherever two ranks have the same element.
-//! [`Way::alone`] is what one rank makes of the same model and the same examples by the plainest step there is, and
-//! [`Way::same`] compares the two. Tables of ways are in `ways` and, drawn from all there are, in `matrix`; a test of
-//! something else takes a [`Training`](crate::training::Training) of every rank in its hands, by [`Way::each`].
+//! [`Way::outcome`] trains the model on the ranks of the way's axes, in stages if it has some. It joins the ranks' losses,
+//! norms and weights; elements that two ranks have must agree to the bit. [`Way::alone`] trains it on one rank with the
+//! same examples, by the plainest step. [`Way::same`] compares the two. Tables of ways are in `ways`; `matrix` draws from
+//! all ways. [`Way::each`] gives another test the [`Training`](crate::training::Training) of every rank.
 
 use distributed::pipeline::{balanced, split};
 
@@ -53,7 +52,7 @@ pub struct Way {
     pub loss: VocabularyLoss,
     /// The factors of the routers' balance loss and z-loss.
     pub router: [f64; 2],
-    /// ZeroStage far the balance biases move after a step.
+    /// The distance that balance biases move after a step.
     pub bias_rate: f64,
     pub steps: usize,
     pub max_norm: Option<f64>,

@@ -19,7 +19,7 @@ pub fn rendezvous(ranks: usize, quorum: Quorum) -> (ThreadRendezvous<Cpu>, Vec<T
     ThreadRendezvous::new(runtimes, quorum, Duration::from_secs(60)).unwrap()
 }
 
-/// The outcomes of so many ranks, of whose commits others hold so many copies.
+/// The outcomes of `ranks` ranks; `copies` others hold a copy of each rank's commits.
 pub fn elastic<T: Send>(
     ranks: usize,
     copies: usize,
@@ -46,7 +46,7 @@ impl Newcomer {
     }
 }
 
-/// The outcomes of so many ranks with these faults, and last the newcomer's.
+/// The outcomes of `ranks` ranks with these faults, and last the newcomer's.
 pub fn joined<T: Send>(
     ranks: usize,
     faults: impl Fn(usize) -> Vec<(u64, u64, Fault)>,

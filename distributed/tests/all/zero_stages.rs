@@ -57,8 +57,7 @@ fn parameters_of_one_unit_are_used_or_not() {
             weights(&model)
         });
         for weights in trained.unwrap() {
-            let off = weights.iter().zip(&one).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
-            assert!(off <= 1e-12, "{stage:?}: {off:e}");
+            close(&weights, &one, 1e-12, &format!("{stage:?}"));
         }
     }
 }

@@ -41,8 +41,7 @@ pub fn outcomes<R: Runtime, T: Portable>(
     Ok(with_causes(outcomes.collect::<Result<_>>()?))
 }
 
-/// What every process tells the others. Where they do not run the same tests any more, one having failed alone, all
-/// end.
+/// Exchanges bytes among all processes. If one has failed alone, they run different tests, and all end.
 fn tell(own: &[u8]) -> Vec<Vec<u8>> {
     all().1.exchange(own).unwrap_or_else(|error| diverged(&error))
 }
@@ -82,7 +81,7 @@ pub fn meet() {
     all().1.barrier().unwrap_or_else(|error| diverged(&error));
 }
 
-/// What names of files that processes share begin with: all have one parent.
+/// The prefix of names of files that processes share: the number of their one parent.
 pub fn id() -> u32 {
     std::os::unix::process::parent_id()
 }

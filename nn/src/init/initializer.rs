@@ -170,10 +170,13 @@ fn matrix(shape: Shape) -> Result<[usize; 2]> {
 fn truncated(mean: f64, std: f64, low: f64, high: f64, seed: u64) -> Result<impl FnMut() -> f64> {
     let below = |x: f64| 0.5 * (1.0 + libm::erf((x - mean) / (std * std::f64::consts::SQRT_2)));
     let mass = below(high) - below(low);
-    // Not `mass < …`: a NaN among the arguments must be refused too.
-    if !(mass >= 1e-3 && std > 0.0) {
+    if std.is_nan() || std <= 0.0 {
+        return Err(Error::range("trunc_normal", "deviation", std, "above 0"));
+    }
+    // A NaN among the other arguments gives one here.
+    if mass.is_nan() || mass < 1e-3 {
         let allowed = format!(
-            "at least 1e-3: [{low}, {high}] holds so much of the normal with mean {mean} and deviation {std}; use a uniform"
+            "at least 1e-3, the part of the normal with mean {mean} and deviation {std} in [{low}, {high}]; use a uniform"
         );
         return Err(Error::range("trunc_normal", "probability", mass, allowed));
     }

@@ -87,7 +87,6 @@ impl<R: Runtime> BatchNorm<R> {
     /// Splits a batch into the rows that [count](crate::counted_rows) and the outputs of the others. Rows that do not
     /// count are no part of the batch's statistics, so their outputs use the running ones. `None` if all count.
     #[track_caller]
-    #[doc(alias = "apart")]
     pub fn split_counted(&self, x: &Var<R>) -> Result<Option<(Var<R>, Var<R>)>> {
         let rows = x.spec().shape.dims().first().copied().unwrap_or(0);
         let count = counted_rows(rows);

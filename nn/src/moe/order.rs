@@ -22,7 +22,10 @@ impl TokenOrder {
     /// # Errors
     /// If a choice names no expert, or the choices are no multiple of `top_k`.
     pub fn new(experts: &[i64], top_k: usize, count: usize) -> Result<Self> {
-        if top_k == 0 || !experts.len().is_multiple_of(top_k) {
+        if top_k == 0 {
+            return Err(Error::range("TokenOrder", "number of choices for a token", 0usize, "at least 1"));
+        }
+        if !experts.len().is_multiple_of(top_k) {
             let allowed = format!("{top_k} for each token");
             return Err(Error::range("TokenOrder", "number of choices", experts.len(), allowed));
         }
@@ -158,7 +161,7 @@ mod tests {
             (&[0, 4][..], 1, "expert is 4, and must be in 0..4, as choice 1"),
             (&[-1], 1, "expert is -1, and must be in 0..4, as choice 0"),
             (&[0, 1, 2], 2, "number of choices is 3, and must be 2 for each token"),
-            (&[0], 0, "number of choices is 1, and must be 0"),
+            (&[0], 0, "number of choices for a token is 0, and must be at least 1"),
         ] {
             let error = TokenOrder::new(experts, top_k, 4).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

@@ -133,7 +133,6 @@ impl TensorPlan {
     }
 
     /// Allows a model to lack the layers of the last pattern, such as a head that is tied to the embedding.
-    #[doc(alias = "if_there")]
     pub fn optional(mut self) -> Self {
         self.entries.iter_mut().next_back().into_iter().for_each(|last| last.optional = true);
         self

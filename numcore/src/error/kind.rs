@@ -181,11 +181,11 @@ pub enum ErrorKind {
         /// The error of that rank.
         cause: String,
     },
-    /// Ranks made different collective calls at one position of the sequence.
+    /// Ranks made different collective calls at one position of the sequence, or gave values that must be equal.
     Mismatch {
         /// The name of the operation that failed.
         op: &'static str,
-        /// Both calls, with their source lines.
+        /// Both calls, with their source lines, or the difference.
         why: String,
     },
     /// A deadline passed before every rank had arrived, or without progress between the ranks that had.

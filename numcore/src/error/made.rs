@@ -3,7 +3,7 @@
 use std::{fmt, io, path::PathBuf};
 
 use super::{Error, ErrorKind};
-use crate::{DType, Scalar, Shape};
+use crate::{DType, DeviceId, Scalar, Shape};
 
 impl Error {
     /// An error of kind [`ErrorKind::Shape`].
@@ -50,6 +50,11 @@ impl Error {
     /// An error of kind [`ErrorKind::Unsupported`] that does not depend on the device.
     pub fn unsupported(op: &'static str, why: impl Into<String>) -> Self {
         ErrorKind::Unsupported { op, device: None, why: why.into() }.into()
+    }
+
+    /// An error of kind [`ErrorKind::Unsupported`] that another device may not give.
+    pub fn unsupported_on(device: DeviceId, op: &'static str, why: impl Into<String>) -> Self {
+        ErrorKind::Unsupported { op, device: Some(device), why: why.into() }.into()
     }
 
     /// An error of kind [`ErrorKind::Anomaly`].

@@ -12,6 +12,7 @@ impl Error {
             | ErrorKind::Argument { op, .. }
             | ErrorKind::Range { op, .. }
             | ErrorKind::Config { op, .. }
+            | ErrorKind::Usage { op, .. }
             | ErrorKind::Unsupported { op, .. }
             | ErrorKind::Index { op, .. } => *op = name,
             _ => {}

@@ -210,7 +210,8 @@ fn require_within(op: &'static str, dtype: DType, x: i128) -> Result<()> {
         DType::U32 => 0..=u32::MAX.into(),
         _ => i64::MIN.into()..=i64::MAX.into(),
     };
-    let value = || i64::try_from(x).map_or(Scalar::F64(x as f64), Scalar::I64);
+    let wide = || u64::try_from(x).map_or(Scalar::F64(x as f64), Scalar::U64);
+    let value = || i64::try_from(x).map_or_else(|_| wide(), Scalar::I64);
     if range.contains(&x) { Ok(()) } else { Err(not_exact(op, dtype, value())) }
 }
 

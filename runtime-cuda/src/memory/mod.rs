@@ -15,7 +15,7 @@ mod segments;
 
 use std::sync::Arc;
 
-use numcore::{ErrorKind, MemoryAccount, MemoryCategory, MemoryReport, MemoryStats, OtherQueues, Result};
+use numcore::{Error, ErrorKind, MemoryAccount, MemoryCategory, MemoryReport, MemoryStats, OtherQueues, Result};
 use parking_lot::Mutex;
 
 use crate::{
@@ -230,7 +230,7 @@ impl Memory {
         let why = format!(
             "a captured step asks for {bytes} bytes that its pool does not hold; run it a few times before it is captured"
         );
-        ErrorKind::Unsupported { op: "capture", device: Some(self.device.device), why }.into()
+        Error::unsupported_on(self.device.device, "capture", why)
     }
 
     pub(crate) fn exhausted(&self, requested: usize) -> numcore::Error {

@@ -225,8 +225,9 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         let mut all = sum_over_ranks(run, &sums)?;
         let examples = all.pop().map_or(0.0, |(examples, _)| examples);
         if examples == 0.0 || self.loss && all[0].1 == 0.0 {
+            let name = if examples == 0.0 { "number of examples" } else { "weight of all losses" };
             let allowed = format!("above 0: `{}` has seen {examples} examples, and has no mean", self.prefix);
-            return Err(Error::range("Evaluate", "weight of all losses", 0.0, allowed));
+            return Err(Error::range("Evaluate", name, 0.0, allowed));
         }
         let recorded = recorded.means(run.comm())?;
         let names = self.loss.then_some("loss").into_iter().chain(self.measures.iter().map(|(name, _)| &**name));

@@ -89,8 +89,8 @@ pub enum Weighting {
     #[default]
     ByWeight,
     /// The mean over ranks and micro-batches, each of which counts as much as any other, however many examples it has.
-    /// It is the mean of the workers' means. Weights of losses are then no numbers of tokens or examples, so no length
-    /// and no interval can be in tokens.
+    /// With equal counts on all ranks it is the mean of the workers' means. Weights of losses are then no numbers of
+    /// tokens or examples, so no length and no interval can be in tokens.
     #[doc(alias = "ByWorker")]
     PerMicroBatch,
 }

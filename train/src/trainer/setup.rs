@@ -158,7 +158,6 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
 
     /// Tells whether this rank is rank 0, which prints for all.
     #[doc(alias("is_coordinator"))]
-    #[doc(alias = "leads")]
     pub fn is_rank_zero(&self) -> bool {
         self.comm().rank() == 0
     }

@@ -134,7 +134,7 @@ fn a_decay_that_is_none_is_refused() {
     let model = Mlp::new(comm.runtime(), 0.0).unwrap();
     let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
     let error = trainer.with(WeightAveraging::new(1.0)).run(loss).unwrap_err().to_string();
-    assert!(error.contains("must be in [0, 1)"), "{error}");
+    assert!(error.contains("the decay must be in [0, 1)"), "{error}");
 }
 
 #[test]

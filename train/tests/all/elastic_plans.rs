@@ -1,4 +1,4 @@
-//! What may happen to an elastic run, drawn from seeds.
+//! Events of elastic runs, drawn from seeds.
 
 use distributed::comm::Fault;
 use numcore::rng::Philox;
@@ -6,7 +6,7 @@ use numcore::rng::Philox;
 /// Steps of a run.
 pub const LENGTH: u64 = 5;
 
-/// What happens to a run.
+/// The events of one run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub ranks: usize,

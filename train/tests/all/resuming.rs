@@ -78,8 +78,8 @@ fn resumed_after_every_step_is_uninterrupted_to_the_bit() {
     }
 }
 
-/// Losses of a run that goes on, up to each step, on so many ranks: in canonical order of four chunks of two examples
-/// in a step, or not.
+/// Losses of a run in parts: each part goes on to a step, on a number of ranks. `in_order` sums a step's four chunks of
+/// two examples in canonical order.
 fn moved(parts: &[(usize, u64)], in_order: bool) -> Vec<(u64, f64)> {
     let (memory, scratch) = (Memory::default(), Scratch::new("moved"));
     for &(ranks, until) in parts {

@@ -65,8 +65,8 @@ fn what_does_not_fit_is_refused_and_counts_nothing() {
     assert_eq!(matrix.count(), 0);
     says(ConfusionMatrix::new(1 << 40), &["memory to hold their square"]);
     let mut auroc = Auroc::new();
-    says(auroc.update(&[0.0, f64::NAN], &[0, 1]), &["score is NaN"]);
-    says(auroc.update(&[0.0], &[2]), &["target is 2"]);
+    says(auroc.update(&[0.0, f64::NAN], &[0, 1]), &["score is NaN", "it is score 1"]);
+    says(auroc.update(&[0.0], &[2]), &["target is 2", "it is target 0"]);
     assert_eq!(auroc, Auroc::new());
     auroc.update(&[f64::NAN], &[IGNORED]).unwrap();
     for mut metric in [Box::new(accuracy) as Box<dyn Metric>, Box::new(matrix), Box::new(auroc), Box::new(Mean::new())]

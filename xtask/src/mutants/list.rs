@@ -60,7 +60,7 @@ const SETS: &[&str] = &[
     "pipeline",
     "expert",
     "hyper",
-    "sending",
+    "reduce_timing",
     "ways",
     "what_follows",
 ];

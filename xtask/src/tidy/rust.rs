@@ -2,7 +2,7 @@
 
 use proc_macro2::{TokenStream, TokenTree};
 
-/// The tokens outside of all brackets; a group of brackets is one token. What is no Rust has none.
+/// The tokens outside of all brackets; a group of brackets is one token. Text that is not Rust has none.
 pub fn tokens(source: &str) -> Vec<TokenTree> {
     source.parse::<TokenStream>().unwrap_or_default().into_iter().collect()
 }
@@ -18,7 +18,7 @@ pub fn flat(tokens: impl IntoIterator<Item = TokenTree>) -> Vec<TokenTree> {
     all
 }
 
-/// Whether the token is this identifier, or this mark.
+/// Tells whether a token is the identifier or the mark `text`.
 pub fn is(token: &TokenTree, text: &str) -> bool {
     match token {
         TokenTree::Ident(ident) => ident == text,
@@ -27,7 +27,7 @@ pub fn is(token: &TokenTree, text: &str) -> bool {
     }
 }
 
-/// Whether the token is a group of brackets around `content`, with spaces between its tokens.
+/// Tells whether a token is a group of brackets around `content`, with spaces between its tokens.
 pub fn holds(token: &TokenTree, content: &str) -> bool {
     matches!(token, TokenTree::Group(group) if group.stream().to_string() == content)
 }

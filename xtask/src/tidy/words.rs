@@ -72,7 +72,7 @@ impl Word {
     }
 }
 
-/// Whether `c` may occur in an identifier.
+/// Tells whether `c` may occur in an identifier.
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
