@@ -126,7 +126,7 @@ impl<R: Runtime> Checkpoints<R> {
 
     /// Saves no checkpoint of a failed run. Otherwise the state before a step that ends by an error or a panic on any
     /// rank is saved. The run can be resumed from there once the cause is removed. The communicator is aborted then, so
-    /// rank 0 waits some seconds for the files of the others.
+    /// rank 0 waits some seconds for the files of the others. A save that the failure cuts short is made in any case.
     pub fn skip_failure(mut self) -> Self {
         self.on_failure = false;
         self
@@ -360,9 +360,9 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         // The snapshot that was being written is in place by now, or will be written again.
         let unfinished = self.writing.clone();
         let _ = self.finish();
-        let Some(snapshot) = snapshot.or(unfinished.as_deref()) else { return Ok(()) };
-        let is_there = self.saved == Some(snapshot.step);
-        if !self.on_failure || self.writer.is_none() || is_there {
+        let before_step = snapshot.filter(|_| self.on_failure);
+        let Some(snapshot) = before_step.or(unfinished.as_deref()) else { return Ok(()) };
+        if self.writer.is_none() || self.saved == Some(snapshot.step) {
             return Ok(());
         }
         let (rank, ranks, run) = &self.here;

@@ -81,6 +81,37 @@ fn a_step_that_fails_on_one_rank_loses_nothing() {
 }
 
 #[test]
+fn a_policy_can_leave_a_failed_run_as_it_was_last_saved() {
+    for (ranks, fails) in [(1, 5), (2, 5), (1, 2)] {
+        let scratch = Scratch::new("skip-failure");
+        let run = |fails: Option<u64>| {
+            on_ranks(ranks, |comm| {
+                let model = Mlp::new(comm.runtime(), 0.0)?;
+                // The save of step 3 goes on when the fifth step fails.
+                let slow = Folder::new(&scratch.0).watched(|_| {
+                    sleep(Duration::from_millis(20));
+                    Ok(())
+                });
+                let checkpoints = Checkpoints::at(slow).every(Interval::Steps(3)).ignore_signals();
+                let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()));
+                let trainer = trainer.until(Length::Steps(7)).with(checkpoints.skip_failure()).resume(Resume::IfThere);
+                let mut left = fails.unwrap_or(u64::MAX);
+                let report = trainer.run(|model, batch| {
+                    left -= 1;
+                    if left == 0 { Err(Error::other("no such token")) } else { loss(model, batch) }
+                })?;
+                Ok((report.resumed, report.progress.step))
+            })
+        };
+        let error = run(Some(fails)).unwrap_err().to_string();
+        assert!(error.contains("no such token"), "{error}");
+        let saved = (fails > 3).then_some(3);
+        assert_eq!(Folder::new(&scratch.0).latest().unwrap(), saved, "{ranks} ranks, step {fails} fails");
+        assert_eq!(run(None).unwrap(), (saved, 7));
+    }
+}
+
+#[test]
 fn with_sharded_parameters_too() {
     for ranks in [1, 2] {
         let losses = failed(ranks, Some(ZeroStage::Parameters), 5, true);
