@@ -18,8 +18,6 @@ use crate::{Callback, CallbackState, Event, Run, parsed};
 pub struct DivergenceGuard {
     threshold: f64,
     ends: bool,
-    /// The number of the last synchronization that was checked.
-    seen: u64,
     /// The last divergence of each fragment, and the number of synchronizations in a row in which it rose.
     fragments: BTreeMap<usize, (f64, u64)>,
 }
@@ -30,7 +28,7 @@ const RISING: u64 = 3;
 impl DivergenceGuard {
     /// Ends a run at a divergence above `threshold` that has risen three times in a row; 0.05 is usual.
     pub fn above(threshold: f64) -> Self {
-        DivergenceGuard { threshold, ends: true, seen: 0, fragments: BTreeMap::new() }
+        DivergenceGuard { threshold, ends: true, fragments: BTreeMap::new() }
     }
 
     /// Records the divergence, and never ends the run.
@@ -40,8 +38,7 @@ impl DivergenceGuard {
 
     /// The reason to end the run after a synchronization, if there is one.
     fn reason_to_stop(&mut self, synchronization: Synchronization) -> Option<String> {
-        let Synchronization { number, fragment, divergence } = synchronization;
-        self.seen = number;
+        let Synchronization { fragment, divergence, .. } = synchronization;
         let (before, rising) = self.fragments.get(&fragment).copied().unwrap_or((f64::INFINITY, 0));
         let rising = if divergence > before { rising + 1 } else { 0 };
         self.fragments.insert(fragment, (divergence, rising));
@@ -56,9 +53,6 @@ impl<R: Runtime, M, B> Callback<R, M, B> for DivergenceGuard {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let Event::StepEnd(metrics) = event else { return Ok(()) };
         let Some(synchronization) = metrics.synchronization() else { return Ok(()) };
-        if self.seen == synchronization.number {
-            return Ok(());
-        }
         run.record("divergence", synchronization.divergence);
         if let Some(why) = self.reason_to_stop(synchronization) {
             run.control().stop(why);
@@ -71,7 +65,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for DivergenceGuard {
     }
 
     fn state(&self) -> CallbackState {
-        let mut state = CallbackState::from([("meeting".into(), self.seen.to_string())]);
+        let mut state = CallbackState::new();
         for (fragment, (divergence, rising)) in &self.fragments {
             state.insert(format!("divergence/{fragment}"), divergence.to_string());
             state.insert(format!("rising/{fragment}"), rising.to_string());
@@ -80,7 +74,6 @@ impl<R: Runtime, M, B> Callback<R, M, B> for DivergenceGuard {
     }
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
-        self.seen = parsed(state, "meeting")?;
         self.fragments.clear();
         for fragment in state.keys().filter_map(|key| key.strip_prefix("divergence/")?.parse().ok()) {
             let of = |what: &str| format!("{what}/{fragment}");
@@ -117,5 +110,28 @@ mod tests {
         }
         assert!(reason_to_stop(1, 0.21).is_none() && reason_to_stop(1, 0.22).is_none());
         assert!(reason_to_stop(1, 0.23).is_some_and(|why| why.contains("is 0.230, above 0.05")));
+    }
+
+    #[test]
+    fn rises_are_counted_in_a_row_and_over_a_checkpoint() {
+        // The last of these divergences stops a run, if any does.
+        let rows: [(&[f64], bool); 4] = [
+            (&[0.1, 0.2, 0.3, 0.4], true),
+            (&[0.1, 0.2, 0.3, 0.2, 0.3], false),
+            (&[0.1, 0.2, 0.3, 0.3, 0.4], false),
+            (&[0.01, 0.02, 0.03, 0.04], false),
+        ];
+        for (divergences, stops) in rows {
+            let mut guard = DivergenceGuard::above(0.05);
+            for (divergence, number) in divergences.iter().zip(1..) {
+                // Each value comes after a checkpoint.
+                let state = Callback::<numcore::NullRuntime, (), ()>::state(&guard);
+                guard = DivergenceGuard::above(0.05);
+                Callback::<numcore::NullRuntime, (), ()>::restore(&mut guard, &state).unwrap();
+                let synchronization = Synchronization { number, fragment: 3, divergence: *divergence };
+                let stops = stops && number == divergences.len() as u64;
+                assert_eq!(guard.reason_to_stop(synchronization).is_some(), stops, "{divergences:?}");
+            }
+        }
     }
 }
