@@ -215,8 +215,12 @@ fn a_pipelines_timeline_is_one_too() {
     let shape = pipeline::PipeShape { ranks: 2, stages_per_rank: 1, micro_batches: 4 };
     let schedule = pipeline::ScheduleKind::GPipe.generate(shape).unwrap().lower(pipeline::Lowering::default()).unwrap();
     let simulation = schedule.simulate(&pipeline::Costs::default(), pipeline::SendMode::Overlapped).unwrap();
-    let timeline = RunTimeline::from(&pipeline::Timeline::from(&simulation));
+    let simulated = pipeline::Timeline::from(&simulation);
+    let timeline = RunTimeline::from(&simulated);
     assert_eq!((timeline.ranks.len(), timeline.ranks[1].tracks[0].name.as_str()), (2, "pipeline"));
+    for (rank, events) in timeline.ranks.iter().zip(&simulated.ranks) {
+        assert_eq!(rank.tracks.iter().map(|track| track.spans.len()).sum::<usize>(), events.len());
+    }
     check(&events(&timeline.to_chrome_json()));
 }
 
@@ -240,7 +244,8 @@ fn windows_of_steps_become_files() {
     assert_eq!(events(&json).iter().filter(|e| e["name"] == "work").count(), 1);
     // No step before a window, and what cannot be written.
     let occupied = folder.file("occupied", "a file");
-    let mut profile = Profile::in_folder(&occupied).wait(0).active(1);
+    // A window has a step at least.
+    let mut profile = Profile::in_folder(&occupied).wait(0).active(0);
     profile.step().unwrap();
     let error = profile.step().unwrap_err().to_string();
     assert!(error.contains("occupied"), "{error}");
@@ -249,14 +254,22 @@ fn windows_of_steps_become_files() {
 #[test]
 fn a_trainer_records_windows_of_all_its_ranks() {
     let _alone = alone();
-    let folder = Folder::new("trainer");
+    // Whoever records, the file of its own is named after it.
+    for only in [None, Some(0), Some(1)] {
+        records_windows(&Folder::new("trainer"), only);
+    }
+}
+
+/// Trains on two ranks, of which either records, or only one does.
+fn records_windows(folder: &Folder, only: Option<usize>) {
     let program = |comm: comm::Comm<Cpu>| {
         let (rt, comm) = (comm.runtime().clone(), TracedCommunicator::over(&comm));
         let model = Linear::new(&Init::new(&rt, 0), 2, 1)?;
         let step = TrainStep::builder(&comm, &model).optimizer(optim::SgdConfig::default()).build()?;
         let rows = Rows::new(Array::new([16, 2], (0..32).map(|i| i as f32 / 100.0).collect())?)?;
         let loader = Loader::new(rows).batch(4).rank(comm.rank(), comm.size()).stack().on(&rt);
-        let profile = Profile::in_folder(folder.path("run")).wait(1).active(2);
+        let windows = u64::from(only.is_none_or(|only| only == comm.rank()));
+        let profile = Profile::in_folder(folder.path("run")).wait(1).active(2).repeat(windows);
         let trainer = Trainer::new(&model, step, loader).until(Length::Steps(6)).with(profile);
         let report = trainer.run(|model, batch| {
             let error = model.forward(&autograd::Var::new(batch.data.clone()))?;
@@ -266,6 +279,9 @@ fn a_trainer_records_windows_of_all_its_ranks() {
     };
     let steps = Ranks::new(2).run(|_| Ok(Cpu::builder().threads(1).build()), program).unwrap();
     assert_eq!(steps, [6, 6]);
+    if let Some(rank) = only {
+        assert!(folder.path("run").join(format!("trace.rank{rank}.1.svg")).is_file());
+    }
     // One of the ranks recorded, for both.
     let files = ["trace.rank0.1.json", "trace.rank1.1.json"];
     for file in files.map(|file| fs::read_to_string(folder.path("run").join(file)).unwrap()) {

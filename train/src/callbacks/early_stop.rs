@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_value_that_is_good_enough_ends_the_run() {
-        let mut stop = EarlyStop::on(Monitor::max("accuracy")).stop_at(0.9);
+        let mut stop = EarlyStop::on(Monitor::max("accuracy").min_delta(0.5)).stop_at(0.9);
         assert!(stop.reason_to_stop(0.9, 1).is_none());
         assert!(stop.reason_to_stop(0.91, 2).is_some());
     }

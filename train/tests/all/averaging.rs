@@ -26,6 +26,11 @@ fn run<S: Step<Cpu>>(comm: &Comm<Cpu>, model: &Mlp<Cpu>, step: S, averaged: bool
 
 #[test]
 fn it_is_the_formula_and_what_evaluations_see() {
+    is_the_formula(WeightAveraging::new(0.7), |_| 0.7);
+    is_the_formula(WeightAveraging::new(0.4).warmup(), |update| (0.4f64).min((1.0 + update) / (10.0 + update)));
+}
+
+fn is_the_formula(averaging: WeightAveraging<Cpu>, decay: impl Fn(f64) -> f64) {
     let (comm, memory) = (one(), Memory::default());
     let model = Mlp::new(comm.runtime(), 0.0).unwrap();
     let before = weights(&model).unwrap();
@@ -33,15 +38,15 @@ fn it_is_the_formula_and_what_evaluations_see() {
     Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()))
         .until(Length::Steps(6))
         .with(Weights(seen.clone()))
-        .with(WeightAveraging::new(0.7).use_at_end())
+        .with(averaging.use_at_end())
         .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never))
         .sink(memory.clone())
         .run(loss)
         .unwrap();
-    let average = seen
-        .borrow()
-        .iter()
-        .fold(before, |average, weights| average.iter().zip(weights).map(|(a, w)| a + (w - a) * (1.0 - 0.7)).collect());
+    let average = seen.borrow().iter().zip(1..).fold(before, |average, (weights, update)| {
+        let take = 1.0 - decay(f64::from(update));
+        average.iter().zip(weights).map(|(a, w)| a + (w - a) * take).collect()
+    });
     let left = weights(&model).unwrap();
     assert!(left.iter().zip(&average).all(|(a, b)| (a - b).abs() < 1e-14), "{left:?} {average:?}");
     // The model has the averages now: what it gives is what the evaluation at the end gave.
@@ -101,24 +106,38 @@ fn every_strategy_evaluates_the_same_averages_and_trains_as_without() {
 fn a_run_may_go_on_with_averages_that_a_checkpoint_lacks_and_without_those_it_has() {
     let scratch = Scratch::new("averages-otherwise");
     let seen = Rc::new(RefCell::new(Vec::new()));
-    let to = |steps: u64, averaging: Option<WeightAveraging<Cpu>>| {
+    // Goes back once after its second step.
+    struct GoesBack(u64);
+    impl<M, B> Callback<Cpu, M, B> for GoesBack {
+        fn on(&mut self, event: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, M, B>) -> Result<()> {
+            self.0 += u64::from(matches!(event, Event::StepEnd(_)));
+            if matches!(event, Event::StepEnd(_)) && self.0 == 2 {
+                run.control().go_back();
+            }
+            Ok(())
+        }
+    }
+    let run = |steps: u64, averaging: Option<WeightAveraging<Cpu>>, goes_back: bool| {
         let comm = one();
         let model = Mlp::new(comm.runtime(), 0.0).unwrap();
         let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
         let trainer = trainer.until(Length::Steps(steps)).resume(Resume::IfThere).with(Weights(seen.clone()));
+        let trainer = trainer.with(GoesBack(if goes_back { 0 } else { 2 }));
         let trainer = trainer.with(Checkpoints::in_folder(&scratch.0).ignore_signals());
         let trainer = averaging.into_iter().fold(trainer, Trainer::with);
         trainer.run(loss).map(|_| weights(&model).unwrap())
     };
+    let to = |steps: u64, averaging: Option<WeightAveraging<Cpu>>| run(steps, averaging, false);
     let before = to(2, None).unwrap();
     let error = to(4, Some(WeightAveraging::new(0.7))).unwrap_err().to_string();
     assert!(error.contains("is missing") && error.contains("WeightAveraging::begin_anew"), "{error}");
     seen.borrow_mut().clear();
-    // They are in the checkpoint of step 4, and begin with the weights of step 2.
-    let left = to(4, Some(WeightAveraging::new(0.7).begin_anew().use_at_end())).unwrap();
+    // They are in the checkpoint of step 4, and begin with the weights of step 2, to which the run goes back.
+    let left = run(4, Some(WeightAveraging::new(0.7).begin_anew().use_at_end()), true).unwrap();
     let next =
         |average: Vec<f64>, weights: &Vec<f64>| average.iter().zip(weights).map(|(a, w)| a + (w - a) * 0.3).collect();
-    let average: Vec<f64> = seen.borrow().iter().fold(before, next);
+    assert_eq!(seen.borrow().len(), 4);
+    let average: Vec<f64> = seen.borrow().iter().skip(2).fold(before, next);
     assert!(left.iter().zip(&average).all(|(a, b)| (a - b).abs() < 1e-14), "{left:?} {average:?}");
     let error = to(5, None).unwrap_err().to_string();
     assert!(error.contains("nothing restores it") && error.contains("WeightAveraging::dropped"), "{error}");
@@ -138,10 +157,10 @@ fn a_decay_that_is_none_is_refused() {
 }
 
 #[test]
-fn the_best_weights_are_the_averages_that_were_evaluated() {
+fn the_best_weights_are_those_that_were_evaluated() {
     for ranks in [1, 2] {
-        let scratch = Scratch::new("best-averages");
-        let left = |steps: u64, restores: bool| {
+        let scratch = [true, false].map(|_| Scratch::new("best-averages"));
+        let left = |steps: u64, restores: bool, evaluates: bool| {
             on_ranks(ranks, |comm| {
                 let (model, calls) = (Mlp::new(comm.runtime(), 0.0)?, std::cell::Cell::new(0));
                 // Four batches in an evaluation: the second one gives the best value.
@@ -151,12 +170,18 @@ fn the_best_weights_are_the_averages_that_were_evaluated() {
                 };
                 let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1));
                 let averages = WeightAveraging::new(0.7);
+                let averages = match (restores, evaluates) {
+                    (true, true) => averages,
+                    (false, true) => averages.use_at_end(),
+                    (_, false) => averages.skip_evaluations(),
+                };
                 let mut trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                     .until(Length::Steps(steps))
-                    .with(if restores { averages } else { averages.use_at_end() })
+                    .with(averages)
                     .with(evaluate.measure("value", value).without_loss());
                 if restores {
-                    let checkpoints = Checkpoints::in_folder(&scratch.0).best("validation/value").ignore_signals();
+                    let checkpoints = Checkpoints::in_folder(&scratch[usize::from(evaluates)].0);
+                    let checkpoints = checkpoints.best("validation/value").ignore_signals();
                     trainer = trainer.with(checkpoints.restore_best());
                 }
                 trainer.run(loss)?;
@@ -164,6 +189,8 @@ fn the_best_weights_are_the_averages_that_were_evaluated() {
             })
             .unwrap()
         };
-        assert_eq!(left(5, true), left(2, false), "{ranks} ranks");
+        for evaluates in [true, false] {
+            assert_eq!(left(5, true, evaluates), left(2, false, evaluates), "{ranks} ranks, averages: {evaluates}");
+        }
     }
 }

@@ -60,6 +60,22 @@ fn a_step_that_failed_after_its_forward_pass_is_saved_without_its_statistics() {
 }
 
 #[test]
+fn statistics_that_differ_between_ranks_are_told_where_they_are_compared() {
+    let compared = |compares: EqualWeights| {
+        on_ranks(2, |comm| {
+            let model = Normed::new(comm.runtime())?;
+            let step = TrainStep::builder(comm, &model).optimizer(adamw()).build()?;
+            let trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(2));
+            trainer.with(compares.clone()).run(|model, batch| model.loss(batch, 1.0)).map(drop)
+        })
+    };
+    let parameters = EqualWeights::every(Interval::Steps(1));
+    compared(parameters.clone()).unwrap();
+    let error = compared(parameters.with_buffers()).unwrap_err().to_string();
+    assert!(error.contains("after step 1 `norm.running_mean` differs between rank 1 and rank 0"), "{error}");
+}
+
+#[test]
 fn an_update_that_is_left_out_leaves_no_statistics() {
     let comm = one();
     let model = Normed::new(comm.runtime()).unwrap();

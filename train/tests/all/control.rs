@@ -134,6 +134,18 @@ fn ranks_that_were_told_different_things_say_so() {
     }
 }
 
+/// Records a scalar after each step.
+struct RecordsRank;
+
+impl<R: Runtime, M, B> Callback<R, M, B> for RecordsRank {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        if matches!(event, Event::StepEnd(_)) {
+            record_scalar("rank", run.comm().rank() as f64);
+        }
+        Ok(())
+    }
+}
+
 #[test]
 fn recorded_scalars_are_weighted_means_over_micro_batches_and_ranks() {
     for ranks in WORLDS {
@@ -143,6 +155,7 @@ fn recorded_scalars_are_weighted_means_over_micro_batches_and_ranks() {
             Trainer::new(&model, ddp(comm, &model, 2)?, loader(comm.runtime()))
                 .until(Length::Steps(3))
                 .record_every(Interval::Steps(1))
+                .with(RecordsRank)
                 .sink(memory.clone())
                 .run(|model, batch| {
                     // The mean over a batch: weighted, means of shares make the mean of the whole.
@@ -170,6 +183,12 @@ fn recorded_scalars_are_weighted_means_over_micro_batches_and_ranks() {
             assert!((mean - expected).abs() < 1e-12, "step {step} on {ranks} ranks: {mean} {expected}");
         }
         assert_eq!(memory.of("first rank"), [(1, 7.0), (2, 7.0), (3, 7.0)]);
+        let middle = (ranks as f64 - 1.0) / 2.0;
+        assert_eq!(
+            memory.of("rank"),
+            [(1, middle), (2, middle), (3, middle)],
+            "of no batch, so every rank counts once"
+        );
     }
 }
 

@@ -161,6 +161,24 @@ fn metrics_are_counted_over_all_ranks_to_the_bit() {
 }
 
 #[test]
+fn a_metric_is_of_one_evaluation() {
+    use train::metrics::Mean;
+    let (comm, memory, mut batches) = (one(), Memory::default(), 0.0);
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let count = |metric: &mut Mean, _: &(), _: &Batch<Rows>| {
+        batches += 1.0;
+        metric.add(batches);
+        Ok(())
+    };
+    let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)).without_loss();
+    let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+    let trainer = trainer.until(Length::Steps(2)).with(evaluate.metric("batch", Mean::new(), count));
+    let report = trainer.sink(memory.clone()).run(loss).unwrap();
+    assert_eq!(memory.of("validation/batch"), [(1, 2.5), (2, 6.5)], "four batches in each");
+    assert_eq!(report.evaluated["validation/batch"], 6.5);
+}
+
+#[test]
 fn what_is_evaluated_rarely_can_be_monitored() {
     let run = |name: &str| {
         let comm = one();
@@ -242,25 +260,30 @@ fn an_evaluation_of_no_example_is_an_error() {
     assert!(error.contains("`validation` has seen 0 examples"), "{error}");
 }
 
+type Evaluation<'e> = Evaluate<'e, Mlp<Cpu>, Rows>;
+
 #[test]
 fn ranks_must_have_the_same_data() {
-    let run = |other_training: bool| {
+    let run = |other_training: bool, other_evaluation: fn(Evaluation<'_>) -> Evaluation<'_>| {
         let outcomes = distributed::comm::Ranks::new(2).outcomes(cpu, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
-            let (train, held_out) = (loader(comm.runtime()), held_out(comm.runtime()));
-            let (train, held_out) = match (comm.rank(), other_training) {
-                (0, _) => (train, held_out),
-                (_, true) => (train.shuffle(4), held_out),
-                (_, false) => (train, held_out.batch(8)),
-            };
+            let (mut train, mut evaluate) = (loader(comm.runtime()), Evaluate::on(held_out(comm.runtime())));
+            if comm.rank() == 1 {
+                train = if other_training { train.shuffle(4) } else { train };
+                evaluate = other_evaluation(evaluate);
+            }
             let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, train).until(Length::Steps(1));
-            trainer.with(Evaluate::on(held_out)).run(loss).map(|_| ())
+            trainer.with(evaluate).run(loss).map(|_| ())
         });
         outcomes.unwrap().swap_remove(0).unwrap_err().to_string()
     };
-    let (train, evaluate) = (run(true), run(false));
+    let train = run(true, |evaluate| evaluate);
     assert!(train.contains("the data to train on of rank 0"), "{train}");
-    assert!(evaluate.contains("the data of `validation` of rank 0"), "{evaluate}");
+    let fewer: fn(Evaluation<'_>) -> Evaluation<'_> = |evaluate| evaluate.limit_batches(3);
+    for other in [fewer, |_| Evaluate::on(held_out(&Cpu::with_threads(1)).batch(8))] {
+        let evaluate = run(false, other);
+        assert!(evaluate.contains("the data of `validation` of rank 0"), "{evaluate}");
+    }
 }
 
 #[test]

@@ -47,11 +47,12 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Due {
 
 #[test]
 fn events_come_in_order() {
-    let log = Log::default();
+    let (log, memory) = (Log::default(), Memory::default());
     let comm = one();
     let model = Mlp::new(comm.runtime(), 0.0).unwrap();
     let trainer = Trainer::new(&model, ddp(&comm, &model, 2).unwrap(), loader(comm.runtime()));
-    trainer.until(Length::Epochs(2.0)).with(log.clone()).run(loss).unwrap();
+    let trainer = trainer.until(Length::Epochs(2.0)).record_every(Interval::Steps(5)).sink(memory.clone());
+    trainer.with(log.clone()).run(loss).unwrap();
     // Five batches in an epoch, two in a step: the last step of an epoch takes what is left.
     let expected = [
         "begin",
@@ -69,6 +70,10 @@ fn events_come_in_order() {
         "end: Finished",
     ];
     assert_eq!(*log.0.borrow(), expected);
+    // The last step is recorded too, and a record is of the epoch that its step was in.
+    let records = memory.0.lock().unwrap();
+    let told: Vec<_> = records.iter().map(|record| (record.step, record.epoch, record.fraction)).collect();
+    assert_eq!(told, [(5, 1, Some((1.0 + 32.0 / 37.0) / 2.0)), (6, 1, Some(1.0))]);
 }
 
 #[test]
@@ -161,7 +166,37 @@ fn limits_overfitting_and_dry_runs() {
     let (steps, seen) = trained(|trainer| trainer.overfit_batches(2));
     assert_eq!(steps, 4);
     assert_eq!([&seen[0].1, &seen[1].1], [&seen[2].1, &seen[3].1]);
-    assert_eq!(trained(|trainer| trainer.fast_dev_run(3)).0, 3);
+}
+
+#[test]
+fn a_dry_run_looks_for_nothing_and_leaves_nothing() {
+    let (comm, scratch, memory) = (one(), Scratch::new("dry"), Memory::default());
+    let run = |is_dry: bool, fails_at: u64| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let batches = std::cell::Cell::new(0);
+        let count = |_: &(), _: &Batch<Rows>| {
+            batches.set(batches.get() + 1);
+            Ok((0.0, 1.0))
+        };
+        let mut trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(2));
+        trainer = trainer.with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never).measure("x", count));
+        trainer = trainer.with(Checkpoints::in_folder(&scratch.0).ignore_signals()).resume(Resume::IfThere);
+        if is_dry {
+            trainer = trainer.fast_dev_run(3).record_every(Interval::Steps(1)).sink(memory.clone());
+        }
+        let report = trainer.run(|model, batch| match batch.step == fails_at {
+            true => Err(Error::other("no such token")),
+            false => loss(model, batch),
+        })?;
+        Ok::<_, Error>((report.resumed, report.progress.step, batches.get()))
+    };
+    let steps = || Folder::new(&scratch.0).steps().unwrap();
+    // One of four batches is evaluated.
+    assert_eq!(run(true, u64::MAX).unwrap(), (None, 3, 1));
+    assert!(run(true, 1).unwrap_err().to_string().contains("no such token"));
+    assert!(steps().is_empty() && memory.0.lock().unwrap().is_empty());
+    assert_eq!(run(false, u64::MAX).unwrap(), (None, 2, 4));
+    assert_eq!((run(true, u64::MAX).unwrap(), steps()), ((None, 3, 1), vec![2]));
 }
 
 #[test]

@@ -99,15 +99,15 @@ fn a_share_without_examples_waits_for_the_meeting() {
 
 #[test]
 fn averages_of_weights_leave_no_trace_in_the_training() {
-    let losses = |averaged: bool| {
+    let losses = |averaging: Option<fn() -> WeightAveraging<Cpu>>| {
         let memory = Memory::default();
         on_ranks(3, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
             // Evaluated between two synchronizations, where ranks are apart.
             let step = local(comm, &model, SlowMo::default(), LocalUpdates { every: Some(4), ..Default::default() })?;
             let mut trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(10));
-            if averaged {
-                trainer = trainer.with(WeightAveraging::new(0.7));
+            if let Some(averaging) = averaging {
+                trainer = trainer.with(averaging());
             }
             let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).skip_end();
             trainer.with(evaluate).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).map(drop)
@@ -115,9 +115,10 @@ fn averages_of_weights_leave_no_trace_in_the_training() {
         .unwrap();
         (memory.of("loss"), memory.of("validation/loss"))
     };
-    let (with, without) = (losses(true), losses(false));
+    let (with, without) = (losses(Some(|| WeightAveraging::new(0.7))), losses(None));
     assert_eq!(with.0, without.0);
     assert_ne!(with.1, without.1, "averages are other weights");
+    assert_eq!(losses(Some(|| WeightAveraging::new(0.7).skip_evaluations())), without);
 }
 
 #[test]

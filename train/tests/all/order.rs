@@ -16,6 +16,7 @@ impl<F: FnMut(&str, TestRun<'_, '_>)> Callback<Cpu, Mlp<Cpu>, Rows> for EventLog
             Event::Ending(_) => format!("ending at {}", run.progress().step),
             Event::EpochEnd => format!("epoch ended at {}", run.progress().step),
             Event::Save { snapshot, .. } => format!("saves {}", snapshot.step),
+            Event::Skipped => format!("skipped at {}", run.progress().step),
             Event::WentBack => format!("back at {}", run.progress().step),
             Event::End(_) => "end".into(),
             _ => return Ok(()),
@@ -58,14 +59,17 @@ fn a_run_that_goes_back_at_its_last_step_ends_once_and_evaluates_no_broken_weigh
                 .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).ignore_signals())
                 .with(NonFinite::go_back(1))
                 .with(validation(Interval::Steps(4)).limit_batches(3))
+                .with(validation(Interval::Steps(3)).limit_batches(1).skip_end().name("other"))
                 .sink(memory.clone())
         },
     );
     let expected = [
         "begin",
         "saves 2",
+        "evaluated at 3",
         "back at 2",
         "saves 2",
+        "evaluated at 3",
         "epoch ended at 3",
         "evaluated at 4",
         "ending at 4",
@@ -75,6 +79,34 @@ fn a_run_that_goes_back_at_its_last_step_ends_once_and_evaluates_no_broken_weigh
     assert_eq!(events.unwrap(), expected);
     let values = memory.of("validation/loss");
     assert!(values.len() == 1 && values[0].1.is_finite(), "{values:?}");
+    assert_eq!(values[0].0, 4, "what was due when the run went back is due no more");
+}
+
+#[test]
+fn a_run_that_goes_back_while_it_ends_ends_anew() {
+    let events = |stops: bool| {
+        let (scratch, mut clock) = (Scratch::new("back-while-ending"), None);
+        let ask = |said: &str, run: TestRun<'_, '_>| match said {
+            "step 3" if stops && clock.is_none() => run.control().stop("enough"),
+            "evaluated at 3" | "evaluated at 4" if clock.is_none() => {
+                clock = Some(run.progress().elapsed);
+                run.control().go_back();
+            }
+            "back at 2" => assert!(clock.is_some_and(|clock| clock <= run.progress().elapsed), "time does not go back"),
+            _ => {}
+        };
+        let events = told(ask, |trainer| {
+            let checkpoints = Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).ignore_signals();
+            trainer.until(Length::Steps(4)).limit_batches(3).with(checkpoints).with(validation(Interval::Never))
+        });
+        events.unwrap().into_iter().filter(|said| !said.starts_with("epoch")).collect::<Vec<_>>()
+    };
+    let to = |step: u64| [format!("ending at {step}"), format!("evaluated at {step}")];
+    let [begin, end, back, saves_2, saves_4] = ["begin", "end", "back at 2", "saves 2", "saves 4"].map(String::from);
+    let before =
+        |step: u64| [vec![begin.clone(), saves_2.clone()], to(step).to_vec(), vec![back.clone(), saves_2.clone()]];
+    assert_eq!(events(false), [before(4).concat(), to(4).to_vec(), vec![saves_4, end.clone()]].concat());
+    assert_eq!(events(true), [before(3).concat(), to(2).to_vec(), vec![end.clone()]].concat());
 }
 
 #[test]
@@ -93,16 +125,35 @@ fn what_is_asked_for_while_the_run_ends_is_done() {
 
 #[test]
 fn an_epoch_that_is_left_out_is_an_epoch_and_can_be_the_last() {
-    let ask = |said: &str, run: TestRun<'_, '_>| {
-        if ["step 2", "step 4"].contains(&said) {
-            run.control().skip_epoch();
-        }
-    };
-    let events =
-        told(ask, |trainer| trainer.until(Length::Epochs(2.0)).with(validation(Interval::Epochs(1.0)).skip_end()));
-    let expected =
-        ["begin", "evaluated at 2", "epoch ended at 2", "evaluated at 4", "ending at 4", "epoch ended at 4", "end"];
-    assert_eq!(events.unwrap(), expected);
+    // At the end of an epoch nothing of it is left to skip.
+    for (batches, skips) in [(5, true), (2, false)] {
+        let (scratch, mut due) = (Scratch::new("skipped"), Vec::new());
+        let ask = |said: &str, run: TestRun<'_, '_>| {
+            if ["step 2", "step 4"].contains(&said) {
+                run.control().skip_epoch();
+            }
+            if said.starts_with("skipped") || said.starts_with("epoch") {
+                let intervals = [Interval::Steps(1), Interval::Seconds(1e-9)];
+                due.push((said.to_string(), intervals.map(|interval| run.is_due(&interval))));
+            }
+        };
+        let events = told(ask, |trainer| {
+            let checkpoints = Checkpoints::in_folder(&scratch.0).every(Interval::Epochs(1.0)).ignore_signals();
+            let trainer = trainer.until(Length::Epochs(2.0)).limit_batches(batches).with(checkpoints.skip_end());
+            trainer.with(validation(Interval::Epochs(1.0)).skip_end())
+        });
+        let epoch = |step: u64, skipped: bool| {
+            let all = ["skipped", "evaluated", "ending", "epoch ended", "saves"];
+            let all =
+                all.into_iter().filter(|what| (skipped || *what != "skipped") && (step == 4 || *what != "ending"));
+            all.map(|what| format!("{what} at {step}").replace("saves at", "saves")).collect::<Vec<_>>()
+        };
+        let expected = [vec!["begin".into()], epoch(2, skips), epoch(4, skips), vec!["end".into()]].concat();
+        assert_eq!(events.unwrap(), expected);
+        // The skipped batches complete no interval of steps, nor of time, which stands still; the step before them has.
+        assert_eq!(due.len(), if skips { 4 } else { 2 });
+        due.iter().for_each(|(said, due)| assert_eq!(*due, [said.starts_with("epoch"); 2], "{said}"));
+    }
 }
 
 #[test]

@@ -17,14 +17,24 @@ fn broken_at(
 
 #[test]
 fn a_loss_that_is_not_finite_ends_the_run_with_its_step() {
-    for ranks in [1, 3] {
+    for (ranks, gradients_alone) in [(1, false), (3, false), (1, true), (3, true)] {
         let error = on_ranks(ranks, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
-            let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()));
-            trainer.with(NonFinite::stop()).run(broken_at(2)).map(|_| ())
+            let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).with(NonFinite::stop());
+            let run = trainer.run(|model, batch| {
+                if !gradients_alone {
+                    return broken_at(2)(model, batch);
+                }
+                // The square root has no slope at 0.
+                let own = loss(model, batch)?;
+                let nothing = if batch.step == 2 { own.total().mul(0.0)?.sqrt()? } else { own.total().mul(0.0)? };
+                Loss::sum(own.total().add(&nothing)?, own.weight())
+            });
+            run.map(|_| ())
         });
         let error = error.unwrap_err().to_string();
-        assert!(error.contains("the loss of step 3 is"), "{error}");
+        assert!(error.contains("the loss of step 3 is") && error.contains("norm of the gradients NaN"), "{error}");
+        assert_eq!(error.contains("is NaN") || error.contains("is inf"), !gradients_alone, "{error}");
     }
 }
 
@@ -40,6 +50,7 @@ fn going_back_leaves_out_what_led_there() {
                 .record_every(Interval::Steps(1))
                 .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).ignore_signals())
                 .with(NonFinite::go_back(1))
+                .with(Throughput::new())
                 .sink(memory.clone())
                 .run(broken_at(3))?;
             assert_eq!(report.progress.epochs(), 1.0 + 4.0 * 8.0 / 37.0);
@@ -50,6 +61,8 @@ fn going_back_leaves_out_what_led_there() {
         // Batch 3 was in step 4, which is taken again with what comes next: 2 steps are back, 8 batches were read.
         assert_eq!(steps, [1, 2, 3, 4, 3, 4, 5, 6, 7], "{ranks} ranks");
         assert_eq!(memory.of("went_back"), [(4, 1.0)]);
+        let speeds = memory.of("throughput/tokens_per_second");
+        assert!(speeds.len() == 9 && speeds.iter().all(|(_, speed)| *speed > 0.0), "{speeds:?}");
     }
 }
 
@@ -95,11 +108,16 @@ fn a_run_whose_updates_are_all_left_out_ends() {
     let step =
         distributed::train::TrainStep::builder(&comm, &model).optimizer(adamw()).skip_non_finite().build().unwrap();
     let trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(10));
+    let mut calls = 0;
     let error = trainer.run(|model, batch| {
+        calls += 1;
         let own = loss(model, batch)?;
-        distributed::train::Loss::sum(own.total().mul(f64::NAN)?, own.weight())
+        // One step in between is taken.
+        let factor = if calls == 60 { 1.0 } else { f64::NAN };
+        distributed::train::Loss::sum(own.total().mul(factor)?, own.weight())
     });
     assert!(error.unwrap_err().to_string().contains("the last 100 steps were not finite"));
+    assert_eq!(calls, 160);
 }
 
 /// Changes a parameter on one rank.
@@ -151,7 +169,12 @@ fn speed_is_counted_over_all_ranks() {
     on_ranks(2, |comm| {
         let model = Mlp::new(comm.runtime(), 0.0)?;
         let (peak, parameters) = (1e9, model.num_parameters().total as f64);
-        let throughput = Throughput::new().peak_flops(peak).exchange(|| std::time::Duration::ZERO);
+        // Each time that it is asked, a second more was waited.
+        let mut waited = 5;
+        let throughput = Throughput::new().peak_flops(peak).exchange(move || {
+            waited += 1;
+            Duration::from_secs(waited)
+        });
         Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
             .until(Length::Steps(6))
             .record_every(Interval::Steps(2))
@@ -168,6 +191,10 @@ fn speed_is_counted_over_all_ranks() {
             }
             // Sixteen examples in two steps, and thirteen in those that end the epoch.
             let each = memory.of("throughput/steps_per_second");
+            for ((_, waited), (_, per_second)) in memory.of("throughput/exchange_wait").iter().zip(&each) {
+                assert!((waited / per_second - 0.5).abs() < 1e-9, "a second in two steps: {waited} {per_second}");
+            }
+            assert!(memory.of("throughput/data_wait").iter().all(|(_, waited)| *waited > 0.0));
             let per_step: Vec<f64> = tokens.iter().zip(each).map(|((_, t), (_, s))| t / s).collect();
             for (found, expected) in per_step.iter().zip([8.0, 8.0, 6.5]) {
                 assert!((found - expected).abs() < 1e-9, "{per_step:?}");

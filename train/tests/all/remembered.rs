@@ -175,6 +175,21 @@ fn what_was_best_of_one_value_says_nothing_of_another() {
     assert_eq!(Folder::new(&scratch.0).marked("best").unwrap(), Some(6));
 }
 
+/// Early stopping waits for more than a small improvement, which the checkpoint has all the same.
+#[test]
+fn the_best_value_is_that_of_the_checkpoint() {
+    for stops_first in [true, false] {
+        let scratch = Scratch::new("best-of-two");
+        let (report, _) = valued(&[2.0, 1.9], Resume::No, |trainer| {
+            let stop = EarlyStop::on(Monitor::min("validation/value").min_delta(0.5));
+            let best = in_folder(&scratch).best("validation/value");
+            if stops_first { trainer.with(stop).with(best) } else { trainer.with(best).with(stop) }
+        })
+        .unwrap();
+        assert_eq!(report.best["validation/value"], BestValue { step: 2, value: 1.9 });
+    }
+}
+
 #[test]
 fn callbacks_are_told_apart_by_what_they_look_at() {
     let (scratch, other) = (Scratch::new("order"), Scratch::new("order-other"));
@@ -214,6 +229,7 @@ fn a_value_that_nothing_gives_is_an_error() {
     assert!(Folder::new(&scratch.0).steps().unwrap().is_empty());
     let error = run(true, 2, false).unwrap_err().to_string();
     assert!(error.contains("no evaluation that gives `validation/loss` has run"), "{error}");
+    run(true, 0, false).unwrap();
     run(true, 3, false).unwrap();
     run(true, 2, true).unwrap();
 }

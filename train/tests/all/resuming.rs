@@ -1,6 +1,7 @@
 //! Resuming: what follows is what would have followed.
 
 use optim::AdamWConfig;
+use train::{CallbackState, Progress};
 
 use crate::{common::*, prelude::*};
 
@@ -194,7 +195,7 @@ impl<M, B> train::Callback<Cpu, M, B> for KeepsNothing {
         "keeps-nothing"
     }
 
-    fn restore(&mut self, state: &train::CallbackState) -> Result<()> {
+    fn restore(&mut self, state: &CallbackState) -> Result<()> {
         self.0.borrow_mut().push(state.len());
         Ok(())
     }
@@ -214,6 +215,79 @@ fn a_callback_that_kept_nothing_is_told_so() {
     }
     // The first time it was not there when the checkpoint was saved.
     assert_eq!(*told.borrow(), [0]);
+}
+
+/// When runs of one folder began, with the numbers that callbacks of one name kept; and the clock before the last step.
+#[derive(Default)]
+struct Begun {
+    at: Vec<(u64, Progress)>,
+    clock: Duration,
+}
+
+/// Keeps a number. Each step before the third takes time.
+struct Keeps(u64, Rc<RefCell<Begun>>);
+
+impl<M, B> Callback<Cpu, M, B> for Keeps {
+    fn on(&mut self, event: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, M, B>) -> Result<()> {
+        let mut begun = self.1.borrow_mut();
+        match event {
+            Event::Begin => begun.at.push((self.0, *run.progress())),
+            Event::StepBegin if self.0 == 1 => sleep(Duration::from_millis(60 >> (2 * run.progress().step))),
+            Event::StepEnd(_) if self.0 == 1 => {
+                // Intervals of time are checked from the beginning of one step to that of the next.
+                let at = |elapsed| Progress { elapsed, ..Progress::default() };
+                let (from, to) = (at(begun.clock), at(run.progress().elapsed));
+                begun.clock = to.elapsed;
+                let every = Interval::Seconds(from.elapsed.as_secs_f64());
+                assert_eq!(run.is_due(&every), every.is_due(&from, &to, run.length()), "{from:?} {to:?}");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> &str {
+        "keeps"
+    }
+
+    fn state(&self) -> CallbackState {
+        CallbackState::from([("kept".into(), self.0.to_string())])
+    }
+
+    fn restore(&mut self, state: &CallbackState) -> Result<()> {
+        self.0 = train::parsed(state, "kept")?;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_run_begins_where_it_ended() {
+    let (scratch, memory, begun) = (Scratch::new("begins"), Memory::default(), Rc::<RefCell<Begun>>::default());
+    let run = |until: u64, kept: [u64; 2]| {
+        let comm = one();
+        let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+        let trainer = kept.into_iter().fold(trainer, |trainer, kept| trainer.with(Keeps(kept, Rc::clone(&begun))));
+        let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Never).at_start();
+        trainer
+            .until(Length::Steps(until))
+            .record_every(Interval::Never)
+            .with(evaluate)
+            // It needs no value in a run without a step.
+            .with(EarlyStop::on("validation/loss"))
+            .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
+            .sink(memory.clone())
+            .resume(Resume::IfThere)
+            .run(loss)
+            .unwrap()
+    };
+    let first = run(2, [1, 2]);
+    let again = run(2, [8, 9]);
+    assert_eq!(begun.borrow().at[2..], [(1, first.progress), (2, first.progress)]);
+    assert_eq!((again.resumed, again.evaluated, again.loss), (Some(2), first.evaluated, None));
+    assert!(again.progress.elapsed >= first.progress.elapsed, "its clock goes on");
+    run(3, [8, 9]);
+    assert_eq!(memory.of("validation/loss").into_iter().map(|(step, _)| step).collect::<Vec<_>>(), [0, 2, 3]);
 }
 
 #[test]

@@ -184,7 +184,7 @@ impl<F: FnMut(&mut Run<'_, Cpu, Mlp<Cpu>, Rows>) -> Result<()>> Callback<Cpu, Ml
 fn each_folder_has_an_interval_of_its_own() {
     let (often, rarely) = (Scratch::new("often"), Scratch::new("rarely"));
     on_ranks(2, |comm| {
-        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let (model, mut went) = (Mlp::new(comm.runtime(), 0.0)?, false);
         let saves = |folder: &Scratch, steps| {
             Checkpoints::in_folder(&folder.0).every(Interval::Steps(steps)).skip_end().ignore_signals()
         };
@@ -192,15 +192,52 @@ fn each_folder_has_an_interval_of_its_own() {
             .until(Length::Steps(9))
             .with(saves(&often, 2))
             .with(saves(&rarely, 3))
+            // To the checkpoint of step 4, which one of the folders has.
+            .with(After(5, |run: &mut Run<'_, _, _, _>| {
+                if !std::mem::replace(&mut went, true) {
+                    run.control().go_back();
+                }
+                Ok(())
+            }))
             .with(After(7, |run: &mut Run<'_, _, _, _>| {
                 run.control().save();
                 Ok(())
             }))
             .run(loss)
+            .map(drop)
     })
     .unwrap();
     assert_eq!(Folder::new(&often.0).steps().unwrap(), [2, 4, 6, 7, 8]);
     assert_eq!(Folder::new(&rarely.0).steps().unwrap(), [3, 6, 7, 9]);
+}
+
+/// Remembers how many records there were when they were flushed.
+struct Flushes(usize, Arc<Mutex<Vec<usize>>>);
+
+impl Sink for Flushes {
+    fn write(&mut self, _: &Record) -> Result<()> {
+        self.0 += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.1.lock().unwrap().push(self.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn what_was_recorded_before_a_save_is_flushed() {
+    let (scratch, flushed, comm) = (Scratch::new("flushed"), Arc::default(), one());
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()))
+        .until(Length::Steps(5))
+        .record_every(Interval::Steps(1))
+        .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).ignore_signals().skip_end())
+        .sink(Flushes(0, Arc::clone(&flushed)))
+        .run(loss)
+        .unwrap();
+    assert_eq!(*flushed.lock().unwrap(), [2, 4, 5]);
 }
 
 #[test]

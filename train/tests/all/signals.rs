@@ -183,16 +183,18 @@ fn evaluations_asked_for_in_the_step_of_an_interrupt_run_when_the_run_goes_on() 
 fn what_a_run_owes_at_its_end_runs_when_it_goes_on() {
     for ranks in [1, 3] {
         let scratch = Scratch::new("owed-at-end");
-        let run = || {
+        let run = |evaluates_at_end: bool| {
             let memory = Memory::default();
             let reason = on_ranks(ranks, |comm| {
                 let model = Mlp::new(comm.runtime(), 0.0)?;
                 let interrupts = Interrupts(6);
+                let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Never);
+                let evaluate = if evaluates_at_end { evaluate } else { evaluate.skip_end() };
                 let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                     .until(Length::Steps(6))
                     .with(interrupts)
-                    .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never))
-                    .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
+                    .with(evaluate)
+                    .with(Checkpoints::in_folder(scratch.0.join(evaluates_at_end.to_string())).ignore_signals())
                     .sink(memory.clone())
                     .resume(Resume::IfThere)
                     .run(loss)?;
@@ -200,8 +202,10 @@ fn what_a_run_owes_at_its_end_runs_when_it_goes_on() {
             });
             (reason.unwrap(), memory.of("validation/loss").into_iter().map(|(step, _)| step).collect::<Vec<_>>())
         };
-        assert_eq!(run(), (StopReason::Interrupted, vec![]), "{ranks} ranks");
-        assert_eq!(run(), (StopReason::Finished, vec![6]), "{ranks} ranks");
+        for (evaluates_at_end, evaluated) in [(true, vec![6]), (false, vec![])] {
+            assert_eq!(run(evaluates_at_end), (StopReason::Interrupted, vec![]), "{ranks} ranks");
+            assert_eq!(run(evaluates_at_end), (StopReason::Finished, evaluated), "{ranks} ranks");
+        }
     }
 }
 
@@ -214,6 +218,58 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Interrupts {
             run.control().interrupt();
         }
         Ok(())
+    }
+}
+
+#[test]
+fn an_interrupted_run_is_saved_by_a_policy_that_listens() {
+    for (ignores, skips_end, saved) in [(false, true, Some(3)), (true, true, None), (true, false, Some(3))] {
+        let (comm, scratch) = (one(), Scratch::new("interrupted-saves"));
+        let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+        let checkpoints = Checkpoints::in_folder(&scratch.0);
+        let checkpoints = if ignores { checkpoints.ignore_signals() } else { checkpoints };
+        let checkpoints = if skips_end { checkpoints.skip_end() } else { checkpoints };
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+        let report = trainer.until(Length::Steps(6)).with(Interrupts(3)).with(checkpoints).run(loss).unwrap();
+        assert_eq!(report.reason, StopReason::Interrupted);
+        assert_eq!(Folder::new(&scratch.0).latest().unwrap(), saved, "ignores signals: {ignores}");
+    }
+}
+
+const ALONE: &str = "WEFTGRAD_TEST_SIGNAL_ALONE";
+
+/// What the test below starts: a run that is sent a signal in its second step, and listens or does not.
+#[test]
+fn alone_child() {
+    let Ok(listens) = std::env::var(ALONE) else { return };
+    let (comm, scratch, mut steps) = (one(), Scratch::new("signal-alone"), 0);
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let mut trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+    trainer = trainer.until(Length::Steps(50)).with(Checkpoints::in_folder(&scratch.0).ignore_signals());
+    if listens == "yes" {
+        trainer = trainer.with(StopOnSignal::new());
+    }
+    let report = trainer.run(|model, batch| {
+        steps += 1;
+        if steps == 2 {
+            let own = std::process::id().to_string();
+            assert!(Command::new("kill").args(["-TERM", &own]).status().unwrap().success());
+            sleep(Duration::from_millis(100));
+        }
+        loss(model, batch)
+    });
+    let report = report.unwrap();
+    assert_eq!(report.reason, StopReason::Interrupted);
+    assert!(report.progress.step < 50);
+}
+
+#[test]
+fn a_signal_ends_a_run_that_listens_and_a_process_that_does_not() {
+    for (listens, code) in [("yes", Some(0)), ("no", None)] {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "signals::alone_child", "--test-threads", "1"]).env(ALONE, listens);
+        let status = child.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        assert_eq!(status.code(), code, "listens: {listens}");
     }
 }
 

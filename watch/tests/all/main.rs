@@ -1,7 +1,8 @@
-//! What people look at while a model trains: sinks, metrics and reports.
+//! What people look at while a model trains: sinks, metrics, timelines and reports.
 
 #[path = "../../../data/tests/common/mod.rs"]
 mod folder;
 mod metrics;
+mod recorder;
 mod report;
 mod sinks;

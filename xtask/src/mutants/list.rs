@@ -76,7 +76,7 @@ const GEMM: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "wi
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
 const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "buffers"];
 const UNEVEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "data_parallel_unused"];
-const POLICIES: &[&str] =
+pub(super) const POLICIES: &[&str] =
     &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures", "evaluation"];
 const STAGES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "stages"];
 const FOLDED: &[&str] =

@@ -4,6 +4,7 @@
 //! must have no changes, and whose builds are there already.
 
 mod list;
+mod training;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use list::MUTANTS;
+use training::TRAINING;
 
 use crate::repo;
 
@@ -36,10 +38,15 @@ enum Fate {
 /// Tests end long before, unless a fault makes them wait for good.
 const MOST: Duration = Duration::from_secs(120);
 
+/// All faults.
+fn all() -> impl Iterator<Item = &'static Mutant> {
+    MUTANTS.iter().chain(TRAINING)
+}
+
 /// Tries the faults whose file's path contains `part`, and prints what became of each.
 pub fn run(here: bool, part: &str) -> Result<(), String> {
     let tree = if here { unchanged()? } else { copied()? };
-    let chosen: Vec<&Mutant> = MUTANTS.iter().filter(|mutant| mutant.file.contains(part)).collect();
+    let chosen: Vec<&Mutant> = all().filter(|mutant| mutant.file.contains(part)).collect();
     let mut fates = Vec::new();
     let mut passed: Vec<&[&str]> = Vec::new();
     for mutant in chosen {
@@ -151,7 +158,7 @@ mod tests {
 
     #[test]
     fn each_fault_has_one_place() {
-        for mutant in MUTANTS {
+        for mutant in all() {
             let text = fs::read_to_string(repo::root().join(mutant.file)).expect(mutant.file);
             assert_eq!(text.matches(mutant.from).count(), 1, "{}: {}", mutant.file, mutant.from);
             assert_ne!(mutant.from, mutant.to);

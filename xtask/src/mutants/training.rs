@@ -1,0 +1,44 @@
+//! The changes of the training loop, and of timelines, that a test must notice.
+
+use super::{Mutant, list::POLICIES};
+
+const LOOP: &[&str] = &[
+    "test",
+    "-p",
+    "weftgrad-train",
+    "--test",
+    "all",
+    "--",
+    "order",
+    "intervals",
+    "a_run_begins_where",
+    "averaging::it_is",
+    "averaging::the_best",
+];
+const TIMELINES: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "recorder"];
+
+#[rustfmt::skip]
+pub const TRAINING: &[Mutant] = &[
+    Mutant { file: "train/src/resume.rs", from: "        state.progress.elapsed = self.elapsed;\n", to: "", test: LOOP },
+    Mutant { file: "train/src/resume.rs", from: "elapsed: nanos(ELAPSED)?", to: "elapsed: nanos(CHECKED)?", test: LOOP },
+    Mutant { file: "train/src/resume.rs", from: "nth(i))).collect()", to: "0 * nth(i))).collect()", test: LOOP },
+    Mutant { file: "train/src/trainer/follow_up.rs", from: "        self.state.before = start;\n", to: "", test: LOOP },
+    Mutant { file: "train/src/trainer/follow_up.rs", from: "u64::MAX if at.position == 0 =>", to: "u64::MAX if at.position == u64::MAX =>", test: LOOP },
+    Mutant { file: "train/src/run.rs", from: "let now = Progress { elapsed: self.checked, ..self.progress };", to: "let now = self.progress;", test: LOOP },
+    Mutant { file: "train/src/callbacks/evaluate.rs", from: "(self.ran_at, self.is_due) = (None, false);", to: "self.is_due = false;", test: LOOP },
+    Mutant { file: "train/src/callbacks/evaluate.rs", from: "for_each(|(_, metric)| metric.reset());\n        let modes", to: "for_each(|_| ());\n        let modes", test: POLICIES },
+    Mutant { file: "train/src/trainer/train_loop.rs", from: "if metrics.stepped() { 0 } else { self.skipped + 1 }", to: "self.skipped + u32::from(!metrics.stepped())", test: POLICIES },
+    Mutant { file: "train/src/trainer/train_loop.rs", from: "epoch: before.epoch,", to: "epoch: progress.epoch,", test: LOOP },
+    Mutant { file: "train/src/trainer/start.rs", from: "            trainer.resume = Resume::No;\n", to: "", test: LOOP },
+    Mutant { file: "train/src/callbacks/non_finite.rs", from: " && norm.is_none_or(f64::is_finite)", to: "", test: POLICIES },
+    Mutant { file: "train/src/callbacks/checkpoints.rs", from: "snapshot.filter(|_| self.on_failure)", to: "snapshot", test: POLICIES },
+    Mutant { file: "train/src/callbacks/checkpoints.rs", from: "before_step.or(unfinished.as_deref())", to: "before_step.or(unfinished.as_deref().filter(|_| self.on_failure))", test: POLICIES },
+    Mutant { file: "train/src/callbacks/weight_averaging.rs", from: "let decay = if self.warmup {", to: "let decay = if t < 0.0 {", test: LOOP },
+    Mutant { file: "train/src/callbacks/weight_averaging.rs", from: "u64::from(self.evaluate))", to: "1)", test: LOOP },
+    Mutant { file: "watch/src/recorder/timeline.rs", from: "by_rank(&all, |counter| counter.rank.unwrap_or(rank))", to: "by_rank(&all, |_: &TraceCounter| rank)", test: TIMELINES },
+    Mutant { file: "watch/src/recorder/timeline.rs", from: "    counters.sort_by_key(|counter| counter.at);\n", to: "    counters.truncate(usize::MAX);\n", test: TIMELINES },
+    Mutant { file: "watch/src/recorder/timeline.rs", from: "end <= span.start && end < span.end", to: "end <= span.start", test: TIMELINES },
+    Mutant { file: "watch/src/recorder/chrome.rs", from: "span.kind != SpanKind::Collective && span.end >= at", to: "span.end >= at", test: TIMELINES },
+    Mutant { file: "watch/src/recorder/chrome.rs", from: "nanoseconds % 1000)", to: "nanoseconds % 1)", test: TIMELINES },
+    Mutant { file: "watch/src/recorder/svg.rs", from: ">= NARROWEST && depth <= DEEPEST", to: ">= NARROWEST", test: TIMELINES },
+];
