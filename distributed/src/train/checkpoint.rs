@@ -6,7 +6,7 @@ use autograd::{RandomState, random_state, set_random_state};
 use numcore::{Error, Result, Runtime, Tensor};
 use optim::{HyperParams, LossScaler};
 
-use super::{HyperParameters, TrainStep, Updates};
+use super::{HyperParameters, TrainStep, Updates, updates::Torn};
 use crate::{
     checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, hyper, names},
     strategy::Strategy,
@@ -64,14 +64,13 @@ impl Updates {
         numbers
     }
 
-    /// An error if an update failed while it changed weights, which then belong to no step.
+    /// An error if an update or a load failed while it changed weights, which then belong to no step.
     pub(crate) fn check_whole(&self) -> Result<()> {
-        if !self.is_torn {
-            return Ok(());
-        }
+        let Some(torn) = self.torn else { return Ok(()) };
+        let what = if torn == Torn::Load { "a load" } else { "an update" };
         let why = format!(
-            "the update of step {} failed while it was made, so some weights are those before it and some those after it: load a checkpoint",
-            self.steps + 1
+            "after step {} {what} failed while it changed weights, so some may be new and some old: load a checkpoint",
+            self.steps
         );
         Err(Error::usage("a training step", why))
     }
@@ -142,7 +141,7 @@ impl Updates {
     pub(crate) fn restore(&mut self, numbers: &BTreeMap<String, u64>, share: usize) -> Result<()> {
         self.scaler = self.resumed(numbers)?;
         let number = |name: &str| numbers.get(name).copied();
-        (self.steps, self.is_torn) = (number("trainer/steps").unwrap_or(0), false);
+        (self.steps, self.torn) = (number("trainer/steps").unwrap_or(0), None);
         // The stream is that of the current share. A share that the checkpoint lacks continues from the state of share
         // 0.
         let random = |share| Some((number(&names::own(share, "seed"))?, number(&names::own(share, "drawn"))?));
@@ -199,6 +198,7 @@ impl<R: Runtime> Checkpointed<R> for TrainStep<R> {
     ) -> Result<()> {
         // Micro-batches of a step that was begun were computed with other weights.
         self.discard_pushed();
+        self.updates.torn = Some(Torn::Load);
         self.strategy.restore(read, numbers)?;
         self.updates.restore_hyper(&mut *self.strategy, numbers)?;
         self.updates.restore(numbers, self.strategy.ranks().random_stream)

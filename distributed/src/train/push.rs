@@ -5,7 +5,7 @@ use std::panic::Location;
 use autograd::{BackwardHook, Gradients, LeafGrad};
 use numcore::{Error, Result, Runtime, ops::PointwiseOps};
 
-use super::{EmptyStep, Loss, TrainStep, TrainingMetrics, at_call};
+use super::{EmptyStep, Loss, TrainStep, TrainingMetrics, at_call, updates::Torn};
 use crate::{comm::Comm, strategy::ActiveRanks};
 
 impl<R: Runtime> TrainStep<R> {
@@ -60,7 +60,7 @@ impl<R: Runtime> TrainStep<R> {
     fn push(&mut self, loss: Loss<R>) -> Result<Option<TrainingMetrics<R>>> {
         self.require_whole("TrainStep::backward_and_step")?;
         if self.pushed.is_empty() && !std::mem::take(&mut self.prepared) {
-            self.strategy.prepare(ActiveRanks::All)?;
+            self.prepare(ActiveRanks::All)?;
         }
         let before = std::mem::take(&mut self.pushed);
         let last = before.len() + 1 == self.accumulation();
@@ -75,7 +75,7 @@ impl<R: Runtime> TrainStep<R> {
         let losses = std::mem::take(&mut self.pushed);
         let metrics = self.update(&losses, EmptyStep::Fails)?;
         // The caller computes the next loss before the next call: gradients' memory moves while there is no graph.
-        self.strategy.prepare(ActiveRanks::All)?;
+        self.prepare(ActiveRanks::All)?;
         self.prepared = true;
         Ok(Some(metrics))
     }
@@ -107,11 +107,20 @@ impl<R: Runtime> TrainStep<R> {
         self.update(&[loss.detached()?], EmptyStep::Fails)
     }
 
+    /// Prepares a step. An error if some weights are those of a checkpoint whose load failed, and others are not. A
+    /// step may follow an update that failed.
+    fn prepare(&mut self, active: ActiveRanks) -> Result<()> {
+        if self.updates.torn == Some(Torn::Load) {
+            self.updates.check_whole()?;
+        }
+        self.strategy.prepare(active)
+    }
+
     /// Prepares a step that gets its micro-batches in one call. An error if `backward_and_step` has begun another step.
     pub(super) fn prepare_whole(&mut self, active: ActiveRanks) -> Result<()> {
         self.prepared = false;
         if self.pushed.is_empty() {
-            return self.strategy.prepare(active);
+            return self.prepare(active);
         }
         let why = format!(
             "{} of {} micro-batches were given to `backward_and_step`: finish that step, or call `discard_pushed`",

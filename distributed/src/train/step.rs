@@ -87,7 +87,8 @@ impl<R: Runtime> TrainStep<R> {
     ///
     /// # Errors
     /// An error on one rank is an error on all, and ends the communicator. In a world of one rank nothing has changed
-    /// then: the next step is the same as without the error.
+    /// then: the next step is the same as without the error. A load that failed while it changed weights makes every
+    /// later step an error, until a checkpoint is loaded.
     #[track_caller]
     pub fn step<I: Into<StepInput<R>>>(
         &mut self,

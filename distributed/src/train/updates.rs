@@ -23,8 +23,15 @@ pub(crate) struct Updates {
     pub(crate) config: TrainingConfig,
     pub(crate) scaler: Option<LossScaler>,
     pub(crate) steps: u64,
-    /// True if an update has begun, and has not ended.
-    pub(crate) is_torn: bool,
+    /// The change of weights that has begun, and has not ended.
+    pub(crate) torn: Option<Torn>,
+}
+
+/// A change of weights that failed half-way leaves some new and some old.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Torn {
+    Update,
+    Load,
 }
 
 /// The scale of clipped gradients, `min(1, max / (‖g·s‖ + 1e-6)) · s`, as in `clip_grad_norm`. The gradients still have
@@ -34,7 +41,7 @@ static CLIPPED: LazyLock<Program> =
 
 impl Updates {
     pub(crate) fn new(config: TrainingConfig) -> Self {
-        Updates { scaler: config.loss_scaling.clone(), config, steps: 0, is_torn: false }
+        Updates { scaler: config.loss_scaling.clone(), config, steps: 0, torn: None }
     }
 
     /// The factor of the gradient of every loss.
@@ -102,9 +109,9 @@ impl Updates {
             // The last place at which a late error, of this rank or another, still prevents the update.
             everyone.poll()?;
             strategy.check_update()?;
-            self.is_torn = true;
+            self.torn = Some(Torn::Update);
             strategy.update(&scale)?;
-            (self.steps, self.is_torn) = (self.steps + 1, false);
+            (self.steps, self.torn) = (self.steps + 1, None);
         }
         if let Some(scaler) = &mut self.scaler {
             scaler.adapt(metrics.stepped);

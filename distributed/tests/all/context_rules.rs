@@ -54,27 +54,23 @@ fn a_loss_of_ones_own_stands_for_whole_sequences() {
 fn ranks_that_read_one_share_draw_alike_after_a_checkpoint() {
     let path: PathBuf = std::env::temp_dir().join(format!("weftgrad-context-random-{}", job::id()));
     let case = case(2);
-    let step_over = |comm: &Comm<Cpu>, axes: &[(Axis, usize)]| {
-        let mesh = over(comm, axes)?;
-        let model = case.gpt_on(&mesh)?;
-        TrainStep::builder(&mesh, &model).optimizer(adamw()).build()
-    };
-    let saved = Ranks::new(4).run(cpu, |comm| {
-        let step = step_over(&comm, &[(Axis::Data, 4)])?;
+    case.clone().over(&[(Axis::Data, 4)]).each(|training| {
         // Ranks that have drawn differently, as with losses that draw.
-        manual_seed(comm.rank() as u64 + 10);
-        step.save(&Folder::new(&path), &BTreeMap::new())
+        manual_seed(training.mesh.world().rank() as u64 + 10);
+        training.step.save(&Folder::new(&path), &BTreeMap::new())
     });
-    saved.unwrap();
-    for axes in [&[(Axis::Context, 4)][..], &[(Axis::Data, 2), (Axis::Context, 2)]] {
-        let states = Ranks::new(4).run(cpu, |comm| {
-            let mut step = step_over(&comm, axes)?;
-            step.load(&Folder::new(&path))?;
+    let staged = || case.clone().staged(ScheduleKind::OneFOneB, 1);
+    for (way, ranks_that_share) in [
+        (case.clone().over(&[(Axis::Context, 4)]), 4),
+        (case.clone().over(&[(Axis::Data, 2), (Axis::Context, 2)]), 2),
+        (staged().over(&[(Axis::Pipe, 1), (Axis::Data, 2), (Axis::Context, 2)]), 2),
+        (staged().over(&[(Axis::Pipe, 2), (Axis::Context, 2)]), 2),
+    ] {
+        let seeds = way.each(|training| {
+            training.step.load(&Folder::new(&path))?;
             Ok(autograd::random_state().seed)
         });
-        let due = |rank: usize| 10 + if axes.len() == 2 { rank as u64 / 2 } else { 0 };
-        let seeds: Vec<u64> = states.unwrap();
-        assert_eq!(seeds, (0..4).map(due).collect::<Vec<_>>(), "{axes:?}");
+        assert_eq!(seeds, (0..4).map(|rank| 10 + rank / ranks_that_share).collect::<Vec<_>>(), "{:?}", way.axes);
     }
     let _ = std::fs::remove_dir_all(path);
 }

@@ -123,7 +123,10 @@ fn ranks_that_run_out_or_have_no_batch_take_part_until_all_are_done() {
                     let factor = if calls > batches { f64::INFINITY } else { 1.0 };
                     Loss::sum(own.total().mul(factor)?, own.weight())
                 };
-                trainer.run(0..batches, loss, |loss| trace.losses.push(loss))?;
+                trainer.run(0..batches, loss, |loss| {
+                    assert_eq!(nn::counted_rows(7), 7, "rows do not count after a step");
+                    trace.losses.push(loss);
+                })?;
                 trace.weights.push(trainer.weights(&model)?);
                 Ok(trace)
             });

@@ -194,3 +194,24 @@ fn no_stage_is_updated_where_another_cannot_be() {
     drop(held);
     trainer.step(batch).unwrap();
 }
+
+#[test]
+fn a_load_that_failed_leaves_no_step_to_go_on_from() {
+    let scratch = Scratch::new("torn-load");
+    for how in STAGES {
+        let folder = Folder::new(scratch.0.join(format!("{how:?}")));
+        let comm = Arc::new(NoOpCommunicator::new(&cpu(0).unwrap())) as Comm<Cpu>;
+        let model = Mlp::new(&Init::new(comm.runtime(), 0)).unwrap();
+        let mut trainer = Any::new(&comm, &model, how, config()).unwrap();
+        trainer.step(&model, &comm, 0).unwrap();
+        trainer.save(&folder).unwrap();
+        let numbers = trainer.0.numbers();
+        let fails = |_: &Wanted| Err(Error::argument("a test", "fails on purpose"));
+        assert!(trainer.0.restore(&mut { fails }, &numbers).is_err());
+        let pushed = trainer.0.backward_and_step(model.loss(comm.runtime(), 1, &BATCH).unwrap()).map(drop);
+        let gone_on = [pushed, trainer.step(&model, &comm, 1).map(drop), trainer.save(&folder)];
+        assert!(gone_on.into_iter().all(|end| end.unwrap_err().to_string().contains("load a checkpoint")), "{how:?}");
+        trainer.load(&folder).unwrap();
+        assert_eq!(trainer.step(&model, &comm, 1).unwrap().global_step(), 2, "{how:?}");
+    }
+}

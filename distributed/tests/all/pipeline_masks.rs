@@ -1,8 +1,23 @@
 //! Random numbers of a pipeline: every stage and micro-batch draws its own.
 
-use distributed::pipeline::split;
-
 use crate::{pipeline_common::*, prelude::*};
+
+/// A stage that draws a mask of ones and zeros, and appends it to its inputs: an element's binary digits are masks.
+struct Draws(Dropout);
+
+impl Module<Cpu> for Draws {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<Cpu>) {
+        self.0.visit(name, visitor);
+    }
+}
+
+impl Stage<Cpu> for Draws {
+    fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+        let x = &inputs[0];
+        let mask = self.0.forward(&Var::new(Tensor::full(x.runtime(), x.spec().shape, DType::F32, 0.5)?))?;
+        Ok(vec![x.mul(2.0)?.add(&mask)?])
+    }
+}
 
 #[test]
 fn every_stage_and_micro_batch_draws_its_own_dropout_mask() {
@@ -13,25 +28,25 @@ fn every_stage_and_micro_batch_draws_its_own_dropout_mask() {
         let checked = checked(kind, p, v, m).unwrap();
         let stages = p * v;
         let outputs = world(p, |comm| {
-            let layers = (0..stages).map(|_| Ok(Box::new(Dropout::new(0.5)?) as Box<dyn Forward<Cpu>>));
-            let layers = layers.collect::<Result<Vec<_>>>()?;
-            let cuts: Vec<usize> = (1..stages).collect();
-            let all: Vec<Box<dyn Stage<Cpu>>> = split(layers, &cuts)?;
-            let mut pipeline = pipeline(&comm, &checked, all)?;
-            let ones = Tensor::ones(comm.runtime(), [m, SIZE], DType::F32)?;
-            let output = pipeline.evaluate(MicroBatches::split(from_ref(&ones), from_ref(&ones), m)?)?;
+            let all = (0..stages).map(|_| Ok(Box::new(Draws(Dropout::new(0.5)?)) as Box<dyn Stage<Cpu>>));
+            let mut pipeline = pipeline(&comm, &checked, all.collect::<Result<_>>()?)?;
+            let zeros = Tensor::zeros(comm.runtime(), [m, SIZE], DType::F32)?;
+            let output = pipeline.evaluate(MicroBatches::split(from_ref(&zeros), from_ref(&zeros), m)?)?;
             output.outputs().iter().map(|of| of[0].to_vec::<f32>()).collect::<Result<Vec<_>>>()
         });
-        let outputs: Vec<Vec<f32>> = outputs.into_iter().flatten().collect();
+        let outputs: Vec<Vec<u32>> =
+            outputs.into_iter().flatten().map(|of| of.iter().map(|&v| v as u32).collect()).collect();
         assert_eq!(outputs.len(), m);
         for values in &outputs {
             // Of independent masks 2⁻ˢ of the elements are left; of equal ones a half.
-            let left = values.iter().filter(|&&v| v != 0.0).count() as f64 / SIZE as f64;
+            let left = values.iter().filter(|&&digits| digits == (1 << stages) - 1).count() as f64 / SIZE as f64;
             let due = 0.5f64.powi(stages as i32);
             let spread = 6.0 * (due * (1.0 - due) / SIZE as f64).sqrt();
             assert!((left - due).abs() < spread, "{kind}: {left} of the elements are left, {due} are due");
         }
-        let different: BTreeSet<Vec<u32>> = outputs.iter().map(|o| o.iter().map(|v| v.to_bits()).collect()).collect();
-        assert_eq!(different.len(), m, "{kind}: two micro-batches have one mask");
+        let mask =
+            |values: &Vec<u32>, stage: usize| values.iter().map(|digits| digits >> stage & 1).collect::<Vec<_>>();
+        let masks: BTreeSet<_> = outputs.iter().flat_map(|of| (0..stages).map(move |stage| mask(of, stage))).collect();
+        assert_eq!(masks.len(), m * stages, "{kind}: two stages or micro-batches have one mask");
     }
 }

@@ -85,8 +85,12 @@ fn every_schedule_is_one_rank_that_accumulates_micro_batches() {
     assert!(ScheduleKind::ALL.iter().all(|kind| ran.contains(kind)), "{ran:?}");
 }
 
-/// A layer that remembers how many of the rows of each forward count.
-struct Counts(Linear<Cpu>, Arc<Mutex<Vec<usize>>>);
+/// The rows that counted in each forward, and in each recomputation of one.
+type Seen = Arc<Mutex<[Vec<usize>; 2]>>;
+
+/// A checkpointed layer that remembers how many rows count. It is off the path to the inputs: where the backward pass is
+/// split, W recomputes it.
+struct Counts(Arc<Linear<Cpu>>, Seen);
 
 impl Module<Cpu> for Counts {
     fn visit(&self, name: &str, visitor: &mut dyn Visitor<Cpu>) {
@@ -97,24 +101,31 @@ impl Module<Cpu> for Counts {
 impl Stage<Cpu> for Counts {
     fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
         assert!(is_grad_enabled());
-        self.1.lock().unwrap().push(counted_rows(inputs[0].dims()[0]));
-        Ok(vec![self.0.forward(&inputs[0])?])
+        let (layer, seen) = (self.0.clone(), self.1.clone());
+        let own = autograd::checkpoint(&[&inputs[0].detach()], move |x| {
+            seen.lock().unwrap()[usize::from(is_grad_enabled())].push(counted_rows(x[0].dims()[0]));
+            Ok(vec![layer.forward(&x[0])?])
+        });
+        Ok(vec![own?[0].add(&inputs[0])?])
     }
 }
 
 #[test]
 fn each_micro_batch_has_its_part_of_the_rows_that_count() {
-    let checked = checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
     let all = 4 * ROWS;
-    for (counted, expected) in [
+    let cases = [
         (None, [ROWS; 4]),
         (Some(CountedRows { count: ROWS + 1, rows: all }), [ROWS, 1, 0, 0]),
         (Some(CountedRows { count: all - 1, rows: all }), [ROWS, ROWS, ROWS, ROWS - 1]),
         (Some(CountedRows { count: 0, rows: 1 }), [0; 4]),
-    ] {
+    ];
+    for (kind, (counted, expected)) in
+        [ScheduleKind::OneFOneB, ScheduleKind::ZbH1].into_iter().flat_map(|k| cases.map(|c| (k, c)))
+    {
+        let checked = checked(kind, 2, 1, 4).unwrap();
         let seen = world(2, |comm| {
-            let seen = Arc::new(Mutex::new(Vec::new()));
-            let layer = || Linear::new(&Init::new(comm.runtime(), 0), WIDTH, WIDTH);
+            let seen = Seen::default();
+            let layer = || Linear::new(&Init::new(comm.runtime(), 0), WIDTH, WIDTH).map(Arc::new);
             let stages = (0..2).map(|_| Ok(Box::new(Counts(layer()?, seen.clone())) as Box<dyn Stage<Cpu>>));
             let mut pipeline = pipeline(&comm, &checked, stages.collect::<Result<_>>()?)?;
             let (_, mut gradients) = optimizers(&pipeline, LR)?;
@@ -125,6 +136,6 @@ fn each_micro_batch_has_its_part_of_the_rows_that_count() {
             let seen = seen.lock().unwrap().clone();
             Ok(seen)
         });
-        assert_eq!(seen, [expected; 2], "{counted:?}");
+        assert_eq!(seen, [[expected; 2]; 2], "{kind}, {counted:?}");
     }
 }

@@ -118,6 +118,10 @@ const STEPS: &[&str] = &[
     "unequal_sums",
     "sums::",
 ];
+const FAILED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "failed_steps::a_load"];
+const CONTEXT: &[&str] =
+    &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "draw_alike_after", "weighs_what_one_rank_says"];
+const MASKS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_masks"];
 const REPORTS: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "report"];
 
 /// Each is a place, what stands there once, what is put there instead, and the command that must fail then.
@@ -198,7 +202,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/checkpoint/folder.rs", from: "[ORPHANED, UNFINISHED, REMOVED].iter()", to: "[ORPHANED, UNFINISHED].iter()", test: CHECKPOINTS },
     Mutant { file: "distributed/src/loss.rs", from: "false => Var::new(Tensor::zeros(sum.runtime(), sum.spec().shape, sum.spec().dtype)?)", to: "false => sum.detach()", test: UNEVEN },
     Mutant { file: "distributed/src/train/step.rs", from: "let mut hook = self.hook(loss.counts);", to: "let mut hook = self.hook(true);", test: UNEVEN },
-    Mutant { file: "distributed/src/train/updates.rs", from: "            self.is_torn = true;\n", to: "", test: POLICIES },
+    Mutant { file: "distributed/src/train/updates.rs", from: "            self.torn = Some(Torn::Update);\n", to: "", test: POLICIES },
     Mutant { file: "train/src/trainer/saving.rs", from: "        self.pending.clear();\n", to: "", test: POLICIES },
     Mutant { file: "train/src/trainer/saving.rs", from: "max_by_key(|(step, _)| *step)", to: "last()", test: POLICIES },
     Mutant { file: "train/src/trainer/start.rs", from: "        check_folders(&saved_in(&self.callbacks))", to: "        Ok(())", test: POLICIES },
@@ -379,4 +383,15 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "watch/src/sink/jsonl/read.rs", from: "(into.epoch, into.fraction, into.time) = (later.epoch, later.fraction, later.time);", to: "", test: SINKS },
     Mutant { file: "watch/src/sink/jsonl/summary.rs", from: "min: seen.min.min(x)", to: "min: if x < seen.min { x } else { seen.min }", test: SINKS },
     Mutant { file: "watch/src/report/samples.rs", from: ".skip(all.len().saturating_sub(SHOWN))", to: ".take(SHOWN)", test: REPORTS },
+    Mutant { file: "distributed/src/train/checkpoint.rs", from: "        self.updates.torn = Some(Torn::Load);\n", to: "", test: FAILED },
+    Mutant { file: "distributed/src/train/checkpoint.rs", from: "(number(\"trainer/steps\").unwrap_or(0), None)", to: "(number(\"trainer/steps\").unwrap_or(0), self.torn)", test: FAILED },
+    Mutant { file: "distributed/src/train/push.rs", from: "self.updates.torn == Some(Torn::Load)", to: "false", test: FAILED },
+    Mutant { file: "distributed/src/zero/engine.rs", from: "self.agree_on_used(everyone)?;", to: "self.agree_on_used(&self.comm.clone())?;", test: TENSOR },
+    Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "(stage * self.schedule().micro_batches() + micro)", to: "(stage + micro)", test: MASKS },
+    Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "        self.count_rows(micro);\n        let sweep", to: "        let sweep", test: PIPED },
+    Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "        self.count_rows(micro);\n        let hook", to: "        let hook", test: PIPED },
+    Mutant { file: "distributed/src/pipeline/run/groups.rs", from: "losses.rank() / context_ranks", to: "losses.rank()", test: CONTEXT },
+    Mutant { file: "distributed/src/strategy/tensor_axis.rs", from: "random_stream: share.index", to: "random_stream: losses.rank()", test: CONTEXT },
+    Mutant { file: "distributed/src/train/metrics.rs", from: "self.weight.item()? / self.context_ranks as f64", to: "self.weight.item()?", test: CONTEXT },
+    Mutant { file: "distributed/src/train/run.rs", from: "            set_counted_rows(None);\n", to: "", test: UNEVEN },
 ];

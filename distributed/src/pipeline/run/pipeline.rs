@@ -206,9 +206,9 @@ impl<R: Runtime> Pipeline<R> {
         let rows = set_counted_rows(None);
         let job =
             RunInputs { comm: comm.clone(), plan, stages, loss, hooks, batch, options, seed, counted: rows, random };
-        let mut step = ScheduleRun::new(job).map_err(|error| abort_at(None, error))?;
-        let run = catch_unwind(AssertUnwindSafe(|| step.run()));
+        let run = ScheduleRun::new(job).map(|mut step| (catch_unwind(AssertUnwindSafe(|| step.run())), step));
         set_counted_rows(rows);
+        let (run, step) = run.map_err(|error| abort_at(None, error))?;
         match run {
             Ok(Ok(())) => Ok(step.into_output()),
             Ok(Err(error)) => Err(abort_at(step.at, error)),
