@@ -296,7 +296,9 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
                     require_experts(&mesh, has_experts(&*model))?;
                 }
                 let step = TrainStep::of(make.strategy(&mesh, &*model)?, config)?;
-                TrainStep { shared: if experts { expert_leaves(&*model) } else { Default::default() }, ..step }
+                let leaves = model.parameters().into_iter().map(|p| p.leaf());
+                let frozen = leaves.filter(|leaf| !leaf.requires_grad()).collect();
+                TrainStep { frozen, shared: if experts { expert_leaves(&*model) } else { Default::default() }, ..step }
             }
             StepModel::Stages(model) => of_stages(&mesh, model, config, make)?,
         };

@@ -59,7 +59,8 @@ impl<R: Runtime> TrainStep<R> {
 
     fn push(&mut self, loss: Loss<R>) -> Result<Option<TrainingMetrics<R>>> {
         self.require_whole("TrainStep::backward_and_step")?;
-        if self.pushed.is_empty() && !std::mem::take(&mut self.prepared) {
+        let is_prepared = std::mem::take(&mut self.prepared) && !self.has_unfrozen();
+        if self.pushed.is_empty() && !is_prepared {
             self.prepare(ActiveRanks::All)?;
         }
         let before = std::mem::take(&mut self.pushed);
@@ -78,6 +79,13 @@ impl<R: Runtime> TrainStep<R> {
         self.prepare(ActiveRanks::All)?;
         self.prepared = true;
         Ok(Some(metrics))
+    }
+
+    /// Tells whether a parameter that was frozen has been unfrozen since the last call.
+    fn has_unfrozen(&mut self) -> bool {
+        let before = self.frozen.len();
+        self.frozen.retain(|leaf| !leaf.requires_grad());
+        self.frozen.len() < before
     }
 
     /// Makes a step from gradients that the caller has computed, in place of backward passes. They are gradients of the

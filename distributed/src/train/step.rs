@@ -1,8 +1,8 @@
 //! One training step, on any number of ranks.
 
-use std::{collections::HashSet, panic::Location};
+use std::{collections::HashSet, panic::Location, sync::Arc};
 
-use autograd::backward_with_hooks;
+use autograd::{Leaf, backward_with_hooks};
 use numcore::{
     Error, ErrorKind, Result, Runtime, Within,
     trace::{self, SpanKind},
@@ -53,6 +53,8 @@ pub struct TrainStep<R: Runtime> {
     pub(super) pushed: Vec<Loss<R>>,
     /// True if the strategy is prepared for the next of these losses.
     pub(super) prepared: bool,
+    /// Parameters of the model that are not trained yet.
+    pub(super) frozen: Vec<Arc<Leaf<R>>>,
     /// Leaves, by identity, of experts that compute for other ranks.
     pub(super) shared: HashSet<usize>,
 }
@@ -77,8 +79,8 @@ impl<R: Runtime> TrainStep<R> {
         strategy.ranks().everyone.agree("the training configuration", format!("{config:?}").as_bytes())?;
         let updates = Updates::new(config);
         updates.check_hyper(&*strategy)?;
-        let (pushed, shared) = (Vec::new(), HashSet::new());
-        Ok(TrainStep { updates, strategy, stages: None, observer: None, pushed, prepared: false, shared })
+        let (pushed, frozen, shared) = (Vec::new(), Vec::new(), HashSet::new());
+        Ok(TrainStep { updates, strategy, stages: None, observer: None, pushed, prepared: false, frozen, shared })
     }
 
     /// Runs one step. `micro_batch(k)` computes the loss of the `k`-th of this rank's

@@ -78,9 +78,10 @@ impl<R: Runtime> Unit<R> {
             ready: vec![false; n],
             used: vec![false; n],
         };
+        unit.leaves.iter().for_each(|leaf| leaf.touch());
         match optimizer {
             Some((optimizer, place)) => unit.optimize(optimizer, place)?,
-            None => unit.values_changed()?,
+            None => unit.publish()?,
         }
         Ok(unit)
     }
@@ -89,7 +90,8 @@ impl<R: Runtime> Unit<R> {
     pub(super) fn optimize(&mut self, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
         self.take_values()?;
         let made = self.shard_state(optimizer, place);
-        self.values_changed()?;
+        // Values have moved, and are what they were: a graph that has read them stays valid.
+        self.publish()?;
         self.own = Some(made?);
         Ok(())
     }

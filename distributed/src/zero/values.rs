@@ -107,6 +107,11 @@ impl<R: Runtime> Unit<R> {
     /// Publishes kept values that were written. Where each rank keeps all of them, they must be equal on every rank.
     pub(super) fn values_changed(&mut self) -> Result<()> {
         self.leaves.iter().for_each(|leaf| leaf.touch());
+        self.publish()
+    }
+
+    /// Publishes kept values: where each rank keeps all of them, the leaves have them again.
+    pub(super) fn publish(&mut self) -> Result<()> {
         if self.is_sharded() { Ok(()) } else { self.show(None) }
     }
 

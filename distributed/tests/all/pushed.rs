@@ -205,6 +205,39 @@ fn evaluations_schedules_and_checkpoints_come_between_pushes() {
 }
 
 #[test]
+fn a_parameter_that_is_unfrozen_between_steps_is_trained_from_the_next_one_on() {
+    let trained = |world: usize, stage: ZeroStage, runs: usize, given: Given| {
+        let ranks = Ranks::new(world).run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            model.freeze_where(|name| name.starts_with("b."));
+            let builder = TrainStep::builder(&comm, &model).optimizer(adamw()).max_norm(0.1).accumulation(runs);
+            // A frozen unit is trained as a whole.
+            let options = ZeroOptions { stage, units: UnitOf::children(), ..Default::default() };
+            let mut built = builder.zero(options).build()?;
+            let loss = |batch: usize| model.loss(comm.runtime(), batch, &own(&comm));
+            let mut told = Vec::new();
+            for at in 0..4 {
+                if at == 2 {
+                    model.unfreeze_where(|_| true);
+                }
+                told.push(bits(&step(&mut built, given, |k| loss(at * runs + k))?)?);
+            }
+            let whole = built.gather_full_params()?;
+            let weights = weights(&model)?;
+            whole.release()?;
+            Ok((told, weights))
+        });
+        ranks.unwrap()
+    };
+    for (world, runs) in [(1, 1), (2, 1), (2, 3), (3, 2)] {
+        for stage in [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters] {
+            let whole = trained(world, stage, runs, Given::Whole);
+            assert_eq!(trained(world, stage, runs, Given::Losses), whole, "{world} ranks, {runs} in a step, {stage:?}");
+        }
+    }
+}
+
+#[test]
 fn a_step_begun_by_losses_is_finished_first() {
     Ranks::new(1)
         .run(cpu, |comm| {
