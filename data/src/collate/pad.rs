@@ -80,5 +80,6 @@ mod tests {
         assert!(pad(&[vec![1i64]], 0, 0).is_err());
         assert!(pad(&[vec![1i64]], 0, usize::MAX).is_err());
         assert!(pad(&[vec![1i64], vec![]], 0, usize::MAX / 9).is_err());
+        assert!(pad(&[vec![1u8], vec![]], 0, 1 << 63).is_err());
     }
 }

@@ -71,6 +71,7 @@ fn malformed_idx_files_are_errors() {
         (vec![1, 0, 8, 1, 0, 0, 0, 0], &["two zeros"]),
         (vec![0, 0, 8, 3, 0, 0], &["within its sizes"]),
         (idx(0x08, &[u32::MAX, u32::MAX, u32::MAX], &[]), &["do not fit"]),
+        (idx(0x08, &[1 << 31, 1 << 31, 4], &[]), &["do not fit"]),
         (idx(0x08, &[1; 9], &[1]), &["bad", "rank is 9"]),
     ] {
         says(read_idx(folder.file("bad", bytes)), words);

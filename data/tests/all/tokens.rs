@@ -176,6 +176,15 @@ fn an_index_is_not_trusted() {
         (broken(|b| b.truncate(60)), "do not fit into its 60 bytes"),
         (broken(|b| b[25] = 0xff), "do not fit"),
         (broken(|b| b[33] = 0xff), "do not fit"),
+        // Numbers whose products, or the sum of those, are more than 64 bits.
+        (
+            broken(|b| b[18..34].copy_from_slice(&[(1u64 << 62).to_le_bytes(), (1u64 << 61).to_le_bytes()].concat())),
+            "do not fit",
+        ),
+        (
+            broken(|b| b[18..34].copy_from_slice(&[(u64::MAX / 12).to_le_bytes(), 1u64.to_le_bytes()].concat())),
+            "do not fit",
+        ),
     ] {
         assert!(error.contains(says) && error.contains("broken.idx"), "{error}");
     }

@@ -3,7 +3,7 @@
 use super::Mutant;
 
 const COMM: &[&str] = &["test", "-p", "weftgrad-comm", "--lib", "--test", "all"];
-const DATA: &[&str] = &["test", "-p", "weftgrad-data", "--lib", "--test", "all"];
+pub(super) const DATA: &[&str] = &["test", "-p", "weftgrad-data", "--lib", "--test", "all"];
 const TOKENIZER: &[&str] = &["test", "-p", "weftgrad-data", "--features", "text", "--test", "all", "--", "tokenizers"];
 const CONFIGS: &[&str] = &[
     "test",
@@ -48,7 +48,7 @@ const AGREEMENTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "a
 const EXPERTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "expert_decisions", "ways"];
 const FROZEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "frozen_parameters"];
 const LOCAL_LOOP: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "local_updates"];
-const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
+pub(super) const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
 const SETS: &[&str] = &[
     "test",
     "-p",

@@ -1,6 +1,9 @@
-//! The changes of the training loop, and of timelines, that a test must notice.
+//! The changes of the training loop, its data and timelines that a test must notice.
 
-use super::{Mutant, list::POLICIES};
+use super::{
+    Mutant,
+    list::{DATA, POLICIES, PUSHED},
+};
 
 const LOOP: &[&str] = &[
     "test",
@@ -15,6 +18,8 @@ const LOOP: &[&str] = &[
     "averaging::it_is",
     "averaging::the_best",
 ];
+const PARQUET: &[&str] =
+    &["test", "-p", "weftgrad-data", "--features", "parquet", "--test", "all", "--", "parquet_files"];
 const TIMELINES: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "recorder"];
 
 #[rustfmt::skip]
@@ -41,4 +46,11 @@ pub const TRAINING: &[Mutant] = &[
     Mutant { file: "watch/src/recorder/chrome.rs", from: "span.kind != SpanKind::Collective && span.end >= at", to: "span.end >= at", test: TIMELINES },
     Mutant { file: "watch/src/recorder/chrome.rs", from: "nanoseconds % 1000)", to: "nanoseconds % 1)", test: TIMELINES },
     Mutant { file: "watch/src/recorder/svg.rs", from: ">= NARROWEST && depth <= DEEPEST", to: ">= NARROWEST", test: TIMELINES },
+    Mutant { file: "distributed/src/train/push.rs", from: " && !self.has_unfrozen();", to: ";", test: PUSHED },
+    Mutant { file: "distributed/src/zero/values.rs", from: "    pub(super) fn publish(&mut self) -> Result<()> {\n", to: "    pub(super) fn publish(&mut self) -> Result<()> {\n        self.leaves.iter().for_each(|leaf| leaf.touch());\n", test: PUSHED },
+    Mutant { file: "data/src/sources/parquet.rs", from: "NOT_FINITE.contains(&text.as_str())", to: "(!text.is_empty())", test: PARQUET },
+    Mutant { file: "data/src/sources/parquet.rs", from: "if x.is_finite() { x.into() }", to: "if x.is_finite() || x < 0.0 { x.into() }", test: PARQUET },
+    Mutant { file: "data/src/sources/idx.rs", from: "size.checked_mul(n))", to: "Some(size.wrapping_mul(n)))", test: DATA },
+    Mutant { file: "data/src/tokens/indexed.rs", from: "|count: u64, of: u64| count.checked_mul(of);", to: "|count: u64, of: u64| Some(count.wrapping_mul(of));", test: DATA },
+    Mutant { file: "data/src/collate/pad.rs", from: "width.checked_mul(sequences.len())?", to: "width.wrapping_mul(sequences.len())", test: DATA },
 ];
