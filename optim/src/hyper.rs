@@ -47,9 +47,3 @@ pub(crate) fn require_groups(optimizer: &'static str, given: usize, groups: usiz
     }
     Err(Error::range(optimizer, "number of groups of hyper-parameters", given, groups))
 }
-
-/// The error of an optimizer that does not report its hyper-parameters.
-pub(crate) fn not_reported<T>(what: &'static str) -> Result<T> {
-    let why = "it does not report its hyper-parameters: implement `hyper_parameters` and its partners, or leave them to the configuration";
-    Err(Error::unsupported(what, why))
-}

@@ -11,14 +11,8 @@ use smallvec::SmallVec;
 
 use crate::{
     Elementwise, HyperParams, Programs, StatePlace, StateRow, StateSpec, StepContext, UpdateRule,
-    flat_optimizer::SAMPLED,
-    hyper::{not_reported, require_groups},
-    memory::lending,
-    params::one_of,
-    place::States,
-    runs::next_run,
-    schedule::require_rates,
-    state::MASTER,
+    flat_optimizer::SAMPLED, hyper::require_groups, memory::lending, params::one_of, place::States, runs::next_run,
+    schedule::require_rates, state::MASTER,
 };
 
 /// A builder of sharded optimizers.
@@ -42,12 +36,7 @@ pub trait Shards<R: Runtime>: Send + Sync {
         format!("{:?}", SAMPLED.map(|step| self.lrs(step)))
     }
     /// The hyper-parameters of each group, without names of parameters.
-    ///
-    /// # Errors
-    /// An error of a builder that does not report them.
-    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
-        not_reported("Shards")
-    }
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>>;
     /// Returns a builder with other hyper-parameters for each group, in the order of
     /// [`hyper_parameters`](Shards::hyper_parameters); names of parameters are ignored. A schedule continues from the
     /// new base rates.
@@ -55,10 +44,7 @@ pub trait Shards<R: Runtime>: Send + Sync {
     /// # Errors
     /// An error for another number of groups, for a hyper-parameter that is unknown, missing or out of range, and if
     /// other state would be needed.
-    fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>> {
-        let _ = groups;
-        not_reported("Shards")
-    }
+    fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>>;
     /// Makes an optimizer of fragments with the given layout, each in its group. Half-precision parameters have an
     /// `f32` master copy, initialized from `values` (one row).
     fn shard(
@@ -94,10 +80,7 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     ///
     /// # Errors
     /// Errors of the builder; nothing changes then.
-    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
-        let _ = groups;
-        not_reported("ShardOptimizer")
-    }
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()>;
     /// The names and dtypes of the state kept for each fragment, the master copy included.
     fn state(&self) -> Vec<(&'static str, DType)>;
     /// State `k` of a fragment.
