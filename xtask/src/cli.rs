@@ -91,6 +91,12 @@ mod tests {
     }
 
     #[test]
+    fn stages_have_names_of_their_own() {
+        let names: std::collections::BTreeSet<&str> = STAGES.iter().map(|stage| stage.name).collect();
+        assert_eq!(names.len(), STAGES.len());
+    }
+
+    #[test]
     fn a_wrong_stage_lists_the_stages() {
         let misuse = parsed("test nonsense").expect_err("a misuse");
         assert!(STAGES.iter().all(|stage| misuse.contains(stage.name)), "{misuse}");

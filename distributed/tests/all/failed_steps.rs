@@ -1,7 +1,7 @@
 //! On one rank, where nobody else has to be told, a step that failed leaves no trace: the next one is a fresh trainer's first.
 
 use crate::{
-    pipeline_common::{checked, mlp_stages, rows, squares, stage_weights},
+    pipeline_common::{rows, stage_weights, two_stages},
     prelude::*,
 };
 
@@ -181,9 +181,7 @@ fn no_parameter_stays_where_they_are_sharded() {
 #[test]
 fn no_stage_is_updated_where_another_cannot_be() {
     let rt = Cpu::with_threads(1);
-    let checked = checked(ScheduleKind::Interleaved, 1, 2, 2).unwrap();
-    let staged = PipelineModel::on(0, checked, mlp_stages(&rt, 2, 2)).loss(squares);
-    let mut trainer = pipelined(&NoOpCommunicator::new(&rt), staged, config()).unwrap();
+    let mut trainer = two_stages(&rt, |_| ());
     let x = rows(&rt, 1, 2);
     let batch = |_| MicroBatches::split(from_ref(&x), from_ref(&x), 2);
     let weights = |trainer: &TrainStep<Cpu>| stage_weights(trainer.pipeline().expect("stages").stages().values());

@@ -1,7 +1,7 @@
 //! Frozen parameters: what they cost, checkpoints, and ranks that do not freeze the same ones.
 
 use crate::{
-    pipeline_common::{checked, mlp_stages, rows, squares, stage_weights},
+    pipeline_common::{rows, stage_weights, two_stages},
     prelude::*,
 };
 
@@ -233,11 +233,7 @@ fn a_later_stage_that_was_frozen_from_the_start_finds_its_state() {
     let folder = scratch.folder();
     let run = |steps: Range<usize>| {
         let rt = Cpu::with_threads(1);
-        let stages = mlp_stages(&rt, 2, 2);
-        stages[1].freeze_where(|name| name.ends_with("weight"));
-        let checked = checked(ScheduleKind::Interleaved, 1, 2, 2).unwrap();
-        let staged = PipelineModel::on(0, checked, stages).loss(squares);
-        let mut trainer = pipelined(&NoOpCommunicator::new(&rt), staged, config()).unwrap();
+        let mut trainer = two_stages(&rt, |stages| stages[1].freeze_where(|name| name.ends_with("weight")));
         trainer.pipeline().expect("stages").stages()[&1].unfreeze_where(|_| true);
         assert_eq!(trainer.load(&folder).unwrap().is_some(), steps.start > 0);
         for step in steps.clone() {

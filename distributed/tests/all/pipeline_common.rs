@@ -55,6 +55,14 @@ pub fn mlp_stages(rt: &Cpu, depth: usize, stages: usize) -> Vec<Box<dyn Stage<Cp
     split(layers, &cuts).unwrap()
 }
 
+/// A trainer of two stages, which this rank has alone; `adapt` gets the stages before.
+pub fn two_stages(rt: &Cpu, adapt: impl FnOnce(&[Box<dyn Stage<Cpu>>])) -> TrainStep<Cpu> {
+    let stages = mlp_stages(rt, 2, 2);
+    adapt(&stages);
+    let checked = checked(ScheduleKind::Interleaved, 1, 2, 2).unwrap();
+    pipelined(&NoOpCommunicator::new(rt), PipelineModel::on(0, checked, stages).loss(squares), config()).unwrap()
+}
+
 pub fn rows(rt: &Cpu, seed: u64, micros: usize) -> Tensor<Cpu> {
     Tensor::uniform(rt, [micros * ROWS, WIDTH], DType::F32, -1.0, 1.0, seed).unwrap()
 }

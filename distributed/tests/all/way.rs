@@ -8,10 +8,10 @@
 use distributed::pipeline::{balanced, split};
 
 use crate::{
-    job::Answer,
     mixture::{self, Loads, Mixture},
     pipeline_common::{TIMEOUT, WIDTH, shape, squares},
     prelude::*,
+    start::Answer,
 };
 
 /// `f64` sums in another order, amplified by AdamW's division by a small second moment. A gradient that counts twice,
