@@ -166,6 +166,16 @@ fn what_is_no_transform() -> Result<()> {
     refused(ints(&[2, 2], &[1; 4]).fft(None, 0, FftNorm::Backward), &["fft", "i64"]);
     refused(row(&[1.0, 2.0]).reshape([1, 2])?.fft(Some(0), 0, FftNorm::Backward), &["fft", "no elements"]);
     refused(row(&[1.0, 2.0]).reshape([1, 2])?.fft(None, 1, FftNorm::Backward), &["fft", "axis 1"]);
+    let pairs = row(&[1.0; 12]).reshape([2, 3, 2])?;
+    for axes in [[9, 0], [0, 9]] {
+        let (n, norm) = (None, FftNorm::Backward);
+        refused(pairs.fftn(&axes, norm), &["fftn: shapes", "axis 9"]);
+        refused(pairs.ifftn(&axes, norm), &["ifftn: shapes", "axis 9"]);
+        refused(pairs.rfftn(&axes, norm), &["rfftn: shapes", "axis 9"]);
+        refused(pairs.irfftn(n, &axes, norm), &["irfftn: shapes", "axis 9"]);
+        refused(pairs.ifftshift(&axes), &["ifftshift: shapes", "axis 9"]);
+    }
+    refused(ints(&[2, 2], &[1; 4]).rfftn(&[0], FftNorm::Backward), &["rfftn", "i64"]);
     refused(x.stft(None, Stft { hop: 0, ..Stft::new(2) }), &["stft", "hop is 0"]);
     refused(x.stft(Some(&row(&[1.0; 5])), Stft::new(4)), &["stft", "[5]"]);
     refused(x.reshape([1, 3])?.istft(None, Stft::new(4), None), &["istft"]);

@@ -54,62 +54,54 @@ pub trait FftOps: Apply {
     /// The Fourier transform along `axis` of real `self: [.., N, ..]`, as `[.., n/2 + 1, .., 2]`. Only the first
     /// `⌊n/2⌋ + 1` elements are returned, which determine the others. See [`fft`](FftOps::fft).
     fn rfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
-        rule::float("rfft", self.spec())?;
-        let at = self.spec().shape.axis("rfft", axis)? as isize;
-        let pairs = self.unsqueeze(-1)?.embed(-1, 2, 0, 1)?;
-        let n = n.unwrap_or(self.spec().shape[at as usize]);
-        complex("rfft", &pairs, Some(n), at, norm, false)?.narrow(at, 0, n / 2 + 1)
+        real("rfft", self, n, axis, norm)
     }
     /// The inverse of [`rfft`](FftOps::rfft): real `[.., n, ..]` from the first `⌊n/2⌋ + 1` elements of
     /// `self: [.., M, .., 2]`. `n` defaults to `2·(M − 1)`. The imaginary part of the first element is not read, nor
     /// that of the last one if `n` is even.
     fn irfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
-        const OP: &str = "irfft";
-        let at = complex_axis(OP, self, axis)?;
-        let n = n.unwrap_or(2 * self.spec().shape[at].saturating_sub(1));
-        let axis = at as isize;
-        let half = resized(self, at, n / 2 + 1)?;
-        let mirrored = half.narrow(axis, 1, n.div_ceil(2).saturating_sub(1))?.flip(&[axis])?;
-        let conjugate = mirrored.mul(&constant(self, [2], self.spec().dtype, &[1.0, -1.0])?)?;
-        let whole = cat(&[&half, &conjugate], axis)?;
-        complex(OP, &whole, Some(n), axis, norm, true)?.select(-1, 0)
+        real_inverse("irfft", self, n, axis, norm)
     }
     /// The Fourier transform along each of `axes`; see [`fft`](FftOps::fft).
     #[doc(alias = "fft2")]
     fn fftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        named("fftn", self, axes)?.iter().try_fold(self.clone(), |x, &a| x.fft(None, a, norm))
+        const OP: &str = "fftn";
+        named(OP, self, axes)?.iter().try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, false))
     }
     /// The inverse Fourier transform along each of `axes`; see [`ifft`](FftOps::ifft).
     #[doc(alias = "ifft2")]
     fn ifftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        named("ifftn", self, axes)?.iter().try_fold(self.clone(), |x, &a| x.ifft(None, a, norm))
+        const OP: &str = "ifftn";
+        named(OP, self, axes)?.iter().try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, true))
     }
     /// The Fourier transform of real `self`: [`rfft`](FftOps::rfft) along the last of `axes`, [`fft`](FftOps::fft)
     /// along the others.
     #[doc(alias = "rfft2")]
     fn rfftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
+        const OP: &str = "rfftn";
         let shape = self.spec().shape;
-        let (last, others) = axes.split_last().ok_or_else(|| shape.names_no_axis("rfftn"))?;
+        let (last, others) = axes.split_last().ok_or_else(|| shape.names_no_axis(OP))?;
         // The others as positive axes: the axis of pairs would shift axes that count from the end.
-        let others = others.iter().map(|&a| shape.axis("rfftn", a)).collect::<Result<Vec<_>>>()?;
-        let first = self.rfft(None, shape.axis("rfftn", *last)? as isize, norm)?;
-        others.into_iter().try_fold(first, |x, a| x.fft(None, a as isize, norm))
+        let others = others.iter().map(|&a| shape.axis(OP, a)).collect::<Result<Vec<_>>>()?;
+        let first = real(OP, self, None, *last, norm)?;
+        others.into_iter().try_fold(first, |x, a| complex(OP, &x, None, a as isize, norm, false))
     }
     /// The inverse of [`rfftn`](FftOps::rfftn): real, `n` elements along the last of `axes`.
     #[doc(alias = "irfft2")]
     fn irfftn(&self, n: Option<usize>, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        let (last, others) = axes.split_last().ok_or_else(|| self.spec().shape.names_no_axis("irfftn"))?;
-        let whole = others.iter().try_fold(self.clone(), |x, &a| x.ifft(None, a, norm))?;
-        whole.irfft(n, *last, norm)
+        const OP: &str = "irfftn";
+        let (last, others) = axes.split_last().ok_or_else(|| self.spec().shape.names_no_axis(OP))?;
+        let whole = others.iter().try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, true))?;
+        real_inverse(OP, &whole, n, *last, norm)
     }
     /// Rolls elements by `⌊N/2⌋` along `axes`, so that frequency 0 is in the middle. Unlike in the transforms, axis
     /// numbers count every axis, also that of complex pairs.
     fn fftshift(&self, axes: &[isize]) -> Result<Self> {
-        shifted(self, axes, |n| (n / 2) as isize)
+        shifted("fftshift", self, axes, |n| (n / 2) as isize)
     }
     /// The inverse of [`fftshift`](FftOps::fftshift).
     fn ifftshift(&self, axes: &[isize]) -> Result<Self> {
-        shifted(self, axes, |n| -((n / 2) as isize))
+        shifted("ifftshift", self, axes, |n| -((n / 2) as isize))
     }
     /// Short-time Fourier transforms of real `self: [.., L]`, as `[.., F, T, 2]`. A window of `options.size` elements
     /// is taken every `options.hop` elements, weighted by `window: [W]` and transformed. A shorter `window` is centred
@@ -128,9 +120,9 @@ pub trait FftOps: Apply {
 
 impl<T: Apply> FftOps for T {}
 
-fn shifted<T: Apply>(x: &T, axes: &[isize], by: impl Fn(usize) -> isize) -> Result<T> {
-    named("fftshift", x, axes)?.iter().try_fold(x.clone(), |x, &a| {
-        let at = x.spec().shape.axis("fftshift", a)?;
+fn shifted<T: Apply>(op: &'static str, x: &T, axes: &[isize], by: impl Fn(usize) -> isize) -> Result<T> {
+    named(op, x, axes)?.iter().try_fold(x.clone(), |x, &a| {
+        let at = x.spec().shape.axis(op, a)?;
         x.roll(at as isize, by(x.spec().shape[at]))
     })
 }
@@ -184,4 +176,25 @@ fn complex<T: Apply>(
         let y = if scale == 1.0 { y } else { y.mul(scale)? };
         y.reshape(shape)?.transpose(at as isize, last)
     })
+}
+
+/// The transform of real `x`, as [`FftOps::rfft`].
+fn real<T: Apply>(op: &'static str, x: &T, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<T> {
+    rule::float(op, x.spec())?;
+    let at = x.spec().shape.axis(op, axis)? as isize;
+    let pairs = x.unsqueeze(-1)?.embed(-1, 2, 0, 1)?;
+    let n = n.unwrap_or(x.spec().shape[at as usize]);
+    complex(op, &pairs, Some(n), at, norm, false)?.narrow(at, 0, n / 2 + 1)
+}
+
+/// The inverse of [`real`], as [`FftOps::irfft`].
+fn real_inverse<T: Apply>(op: &'static str, x: &T, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<T> {
+    let at = complex_axis(op, x, axis)?;
+    let n = n.unwrap_or(2 * x.spec().shape[at].saturating_sub(1));
+    let axis = at as isize;
+    let half = resized(x, at, n / 2 + 1)?;
+    let mirrored = half.narrow(axis, 1, n.div_ceil(2).saturating_sub(1))?.flip(&[axis])?;
+    let conjugate = mirrored.mul(&constant(x, [2], x.spec().dtype, &[1.0, -1.0])?)?;
+    let whole = cat(&[&half, &conjugate], axis)?;
+    complex(op, &whole, Some(n), axis, norm, true)?.select(-1, 0)
 }
