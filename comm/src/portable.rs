@@ -1,8 +1,11 @@
 //! Values that can be sent to another process: the return types of programs on many ranks.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, error, io, path::PathBuf, time::Duration};
 
-use numcore::{DType, Error, ErrorKind, Result, Scalar};
+use numcore::{
+    Bytes, DType, DeviceBytes, DeviceId, DeviceKind, Error, ErrorKind, MemoryReport, MemoryStats, OtherQueues, Result,
+    Scalar, Shape,
+};
 
 use super::{
     ReduceOp, Traffic,
@@ -91,33 +94,84 @@ impl Portable for Duration {
     }
 }
 
-impl Portable for DType {
+/// Gives values of these types the number of their variant as wire form.
+macro_rules! variants {
+    ($($of:ty: $all:expr, $what:literal;)*) => {$(
+        impl Portable for $of {
+            fn write(&self, to: &mut Writer) {
+                to.u8(*self as u8);
+            }
+            fn read(from: &mut WireReader<'_>) -> Result<Self> {
+                let own = from.u8()?;
+                $all.into_iter().find(|of| *of as u8 == own).ok_or_else(|| malformed($what))
+            }
+        }
+    )*};
+}
+variants! {
+    DType: DType::ALL, "an element type";
+    ReduceOp: OPS, "a reduction";
+    DeviceKind: [DeviceKind::Null, DeviceKind::Cpu, DeviceKind::Cuda, DeviceKind::Wgpu], "a kind of device";
+}
+
+/// Gives records the wire form of their fields.
+macro_rules! records {
+    ($($record:ident { $($field:ident),* })*) => {$(
+        impl Portable for $record {
+            fn write(&self, to: &mut Writer) {
+                $(self.$field.write(to);)*
+            }
+            fn read(from: &mut WireReader<'_>) -> Result<Self> {
+                Ok($record { $($field: Portable::read(from)?),* })
+            }
+        }
+    )*};
+}
+records! {
+    Traffic { calls, payload, sent, exposed }
+    DeviceId { kind, index }
+    Bytes { live, peak }
+    MemoryStats { by_use, total, reserved, allocations }
+    OtherQueues { count, live, kept }
+    DeviceBytes { capacity, free }
+    MemoryReport { stats, kept, largest_kept, others, device }
+}
+
+/// Gives values the wire form of their text.
+macro_rules! texts {
+    ($($of:ty: $text:expr, $read:expr;)*) => {$(
+        impl Portable for $of {
+            fn write(&self, to: &mut Writer) {
+                let text: fn(&Self) -> String = $text;
+                to.text(&text(self));
+            }
+            fn read(from: &mut WireReader<'_>) -> Result<Self> {
+                from.text().map($read)
+            }
+        }
+    )*};
+}
+texts! {
+    PathBuf: |path| path.to_string_lossy().into_owned(), PathBuf::from;
+    io::Error: io::Error::to_string, io::Error::other;
+    Box<dyn error::Error + Send + Sync>: |own| own.to_string(), Box::from;
+}
+
+impl Portable for Shape {
     fn write(&self, to: &mut Writer) {
-        to.u8(*self as u8);
+        to.list(self);
     }
     fn read(from: &mut WireReader<'_>) -> Result<Self> {
-        let own = from.u8()?;
-        DType::ALL.into_iter().find(|d| *d as u8 == own).ok_or_else(|| malformed("an element type"))
+        Shape::new(&from.list()?)
     }
 }
 
-impl Portable for ReduceOp {
+impl<T: Portable> Portable for Box<T> {
     fn write(&self, to: &mut Writer) {
-        to.u8(*self as u8);
+        (**self).write(to);
     }
     fn read(from: &mut WireReader<'_>) -> Result<Self> {
-        let own = from.u8()?;
-        OPS.into_iter().find(|op| *op as u8 == own).ok_or_else(|| malformed("a reduction"))
-    }
-}
-
-impl Portable for Traffic {
-    fn write(&self, to: &mut Writer) {
-        self.exposed.write(to.u64(self.calls).u64(self.payload).u64(self.sent));
-    }
-    fn read(from: &mut WireReader<'_>) -> Result<Self> {
-        let (calls, payload, sent) = (from.u64()?, from.u64()?, from.u64()?);
-        Ok(Traffic { calls, payload, sent, exposed: Duration::read(from)? })
+        T::read(from).map(Box::new)
     }
 }
 
@@ -213,87 +267,68 @@ impl Portable for Scalar {
     }
 }
 
-/// The tag of a kind that has an operation and a reason, with both.
-fn reason(kind: &ErrorKind) -> Option<(u8, &'static str, &str)> {
-    Some(match kind {
-        ErrorKind::Mismatch { op, why } => (1, *op, why),
-        ErrorKind::Argument { op, why } => (3, *op, why),
-        ErrorKind::Usage { op, why } => (8, *op, why),
-        ErrorKind::Anomaly { op, why } => (9, *op, why),
-        ErrorKind::Schedule { op, why } => (10, *op, why),
-        ErrorKind::Internal { op, why } => (11, *op, why),
-        ErrorKind::Unsupported { op, device: None, why } => (12, *op, why),
-        _ => return None,
-    })
-}
-
-/// Reads the error of a kind that has an operation and a reason.
-fn of_reason(tag: u8, from: &mut WireReader<'_>) -> Result<Error> {
-    let of: fn(&'static str, String) -> Error = match tag {
-        1 => Error::mismatch,
-        3 => Error::argument,
-        8 => Error::usage,
-        9 => Error::anomaly,
-        10 => Error::schedule,
-        11 => Error::internal,
-        12 => Error::unsupported,
-        _ => return Err(malformed("an error")),
+/// Gives kinds of errors a wire form: a tag, then all fields.
+macro_rules! kinds {
+    ($($tag:literal $kind:ident { $($field:ident),* })*) => {
+        fn write_kind(kind: &ErrorKind, to: &mut Writer) {
+            match kind {
+                $(ErrorKind::$kind { $($field),* } => {
+                    to.u8($tag);
+                    $($field.write(to);)*
+                })*
+                // A kind that this list lacks arrives with its message.
+                _ => write_kind(&ErrorKind::Argument { op: "rank", why: kind.to_string() }, to),
+            }
+        }
+        fn read_kind(from: &mut WireReader<'_>) -> Result<ErrorKind> {
+            Ok(match from.u8()? {
+                $($tag => ErrorKind::$kind { $($field: Portable::read(from)?),* },)*
+                _ => return Err(malformed("an error")),
+            })
+        }
     };
-    Ok(of(Portable::read(from)?, Portable::read(from)?))
+}
+kinds! {
+    0 Peer { op, peer, cause }
+    1 Mismatch { op, why }
+    2 Timeout { op, waited, missing, called, calls }
+    3 Argument { op, why }
+    4 Shape { op, shapes, why }
+    5 MissingGradient { names }
+    6 Range { op, name, value, allowed }
+    7 Config { op, field, why }
+    8 Usage { op, why }
+    9 Anomaly { op, why }
+    10 Schedule { op, why }
+    11 Internal { op, why }
+    12 Unsupported { op, device, why }
+    13 State { name, why }
+    14 Format { what, why }
+    15 DType { op, dtypes, why }
+    16 Index { op, index, position, of, size }
+    17 Device { op, devices }
+    18 OutOfMemory { device, requested, report }
+    19 Backend { op, device, message }
+    20 Shared { op, what }
+    21 Lent { op, what }
+    22 NotResident { name }
+    23 Stale { name, saved, now }
+    24 GraphFreed { op }
+    25 NoGradient { op, why }
+    26 Io { path, source }
+    27 Other { source }
 }
 
-/// Kinds of numbers and text keep their kind, and the module's path. `Shape`, `DType`, `Index`, `Io` and all kinds of
-/// memory, devices and the tape become `Argument`, with their message.
+/// An error keeps its kind, with all fields, its rank and its path. The system's errors and errors of the caller's own
+/// keep their text alone. The line of the call and descriptions of operands stay behind.
 impl Portable for Error {
     fn write(&self, to: &mut Writer) {
-        match self.kind() {
-            ErrorKind::Peer { op, peer, cause } => to.u8(0).text(op).usize(*peer).text(cause),
-            ErrorKind::Timeout { op, waited, missing, called, calls } => {
-                waited.write(to.u8(2).text(op));
-                called.write(to.list(missing));
-                to.text(calls)
-            }
-            ErrorKind::MissingGradient { names } => {
-                names.write(to.u8(5));
-                &mut *to
-            }
-            ErrorKind::Range { op, name, value, allowed } => {
-                value.write(to.u8(6).text(op).text(name));
-                to.text(allowed)
-            }
-            ErrorKind::Config { op, field, why } => to.u8(7).text(op).text(field).text(why),
-            ErrorKind::State { name, why } => to.u8(13).text(name).text(why),
-            ErrorKind::Format { what, why } => to.u8(14).text(what).text(why),
-            kind => match reason(kind) {
-                Some((tag, op, why)) => to.u8(tag).text(op).text(why),
-                None => to.u8(4).text(&self.kind().to_string()),
-            },
-        };
+        write_kind(self.kind(), to);
         self.rank().write(to);
         to.text(self.path());
     }
     fn read(from: &mut WireReader<'_>) -> Result<Self> {
-        let error = match from.u8()? {
-            0 => {
-                let (op, peer, cause) = (Portable::read(from)?, from.usize()?, Portable::read(from)?);
-                Error::from(ErrorKind::Peer { op, peer, cause })
-            }
-            2 => {
-                let (op, waited) = (Portable::read(from)?, Portable::read(from)?);
-                let (missing, called) = (from.list()?, Portable::read(from)?);
-                Error::from(ErrorKind::Timeout { op, waited, missing, called, calls: Portable::read(from)? })
-            }
-            4 => Error::argument("rank", from.text()?.to_string()),
-            5 => Error::from(ErrorKind::MissingGradient { names: Portable::read(from)? }),
-            6 => {
-                let (op, name, value) = (Portable::read(from)?, Portable::read(from)?, Scalar::read(from)?);
-                Error::range(op, name, value, String::read(from)?)
-            }
-            7 => Error::config(Portable::read(from)?, Portable::read(from)?, String::read(from)?),
-            13 => Error::state(String::read(from)?, String::read(from)?),
-            14 => Error::format(String::read(from)?, String::read(from)?),
-            tag => of_reason(tag, from)?,
-        };
+        let error = Error::from(read_kind(from)?);
         let rank = Option::<usize>::read(from)?;
         let error = error.within(from.text()?);
         Ok(match rank {
@@ -329,6 +364,13 @@ mod tests {
             called: true,
             calls: "last calls:".into(),
         };
+        let cuda = DeviceId { kind: DeviceKind::Cuda, index: 3 };
+        let report = MemoryReport {
+            kept: 3 << 20,
+            others: Some(OtherQueues { count: 2, live: 5, kept: 6 }),
+            device: Some(DeviceBytes { capacity: 1 << 30, free: 7 << 20 }),
+            ..MemoryReport::of_live(1 << 24)
+        };
         let others = [
             Error::argument("x", "y").on_rank(2),
             Error::range("x", "y", -1.5, "at least 0"),
@@ -343,11 +385,31 @@ mod tests {
             Error::schedule("x", "y"),
             Error::internal("x", "y"),
             Error::unsupported("x", "y"),
+            Error::unsupported_on(cuda, "x", "y"),
+            Error::shape("x", &[[2, 3].into(), Shape::SCALAR], "y").within("a.b"),
+            Error::dtype("x", &[DType::F16, DType::I64], "y"),
+            ErrorKind::Index { op: "x", index: Some(-7), position: [1].into(), of: [2, 2].into(), size: Some(5) }
+                .into(),
+            Error::late_index("x", None),
+            ErrorKind::Device { op: "x", devices: vec![cuda, DeviceId { kind: DeviceKind::Cpu, index: 0 }] }.into(),
+            ErrorKind::OutOfMemory { device: cuda, requested: 9, report: Box::new(report) }.into(),
+            ErrorKind::Backend { op: "x", device: cuda, message: "y".into() }.into(),
+            ErrorKind::Shared { op: "x", what: "y".into() }.into(),
+            ErrorKind::Lent { op: "x", what: "y".into() }.into(),
+            ErrorKind::NotResident { name: "x".into() }.into(),
+            ErrorKind::Stale { name: "x".into(), saved: 1, now: 2 }.into(),
+            ErrorKind::GraphFreed { op: "x" }.into(),
+            ErrorKind::NoGradient { op: "x", why: "y".into() }.into(),
+            ErrorKind::MissingGradient { names: vec!["x".into(), "y".into()] }.into(),
+            Error::io("a/b", io::Error::new(io::ErrorKind::NotFound, "gone")),
+            Error::other("mine"),
         ];
         for error in [peer, Error::from(timeout).on_rank(0)].into_iter().chain(others) {
-            let back = Error::from_bytes(&error.to_bytes()).unwrap();
+            let bytes = error.to_bytes();
+            let back = Error::from_bytes(&bytes).unwrap();
             assert_eq!((back.to_string(), back.rank()), (error.to_string(), error.rank()));
             assert_eq!(std::mem::discriminant(back.kind()), std::mem::discriminant(error.kind()));
+            assert!((0..bytes.len()).all(|end| Error::from_bytes(&bytes[..end]).is_err()), "{error}");
         }
     }
 }

@@ -11,6 +11,9 @@ use numcore::{Error, Result, Runtime, Tensor};
 use crate::{Callback, CallbackState, control::Selection, run::RunState};
 
 /// The checkpoint from which a run goes on.
+///
+/// A checkpoint that must be there and is not is an error of kind [`Io`](numcore::ErrorKind::Io) that names the folder.
+/// Its source has the kind [`NotFound`](std::io::ErrorKind::NotFound).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
     /// No checkpoint: the run starts from scratch.

@@ -68,8 +68,11 @@ impl<R: Runtime> ThreadRendezvous<R> {
         places: Places,
     ) -> Result<(Self, Vec<ThreadSeat<R>>)> {
         let ranks = runtimes.len();
-        if let Some(why) = quorum.missing(ranks, ranks, 0).or((ranks == 0).then(|| "there is no rank".into())) {
-            return Err(Error::config("ThreadRendezvous", "quorum", why));
+        if ranks == 0 {
+            return Err(Error::range("ThreadRendezvous", "number of runtimes", 0u64, "at least 1"));
+        }
+        if let Some(why) = quorum.missing(ranks, ranks, 0) {
+            return Err(Error::config("Quorum", "min_ranks", why));
         }
         let state = RendezvousState {
             seats: ranks,

@@ -49,16 +49,15 @@ impl<O: Order> LengthBuckets<O> {
         seed: u64,
         lengths: impl Fn(u64) -> usize + Send + Sync + 'static,
     ) -> Result<Self> {
-        match batch.checked_mul(window) {
-            None | Some(0) => {
-                let why = format!("windows of {window} batches of {batch} examples: both must be at least 1");
-                Err(Error::config("LengthBuckets", "window", why))
-            }
-            Some(window) => {
-                let digest = digest_of(&inner, &lengths);
-                Ok(LengthBuckets { inner, batch, window, seed, lengths: Arc::new(lengths), digest })
-            }
+        const OP: &str = "LengthBuckets";
+        let Some(most) = u64::MAX.checked_div(batch) else {
+            return Err(Error::range(OP, "batch", batch, "at least 1"));
+        };
+        if window == 0 || window > most {
+            return Err(Error::range(OP, "window", window, format!("in 1..={most}, where batches are of {batch}")));
         }
+        let digest = digest_of(&inner, &lengths);
+        Ok(LengthBuckets { inner, batch, window: batch * window, seed, lengths: Arc::new(lengths), digest })
     }
 
     /// The window that begins at position `start`, sorted and shuffled: each example's index and reading.
@@ -200,8 +199,11 @@ mod tests {
 
     #[test]
     fn nothing_is_not_a_window() {
-        for (batch, window) in [(0, 3), (3, 0), (u64::MAX, 2)] {
-            assert!(LengthBuckets::new(Shuffled::new(9, 0), batch, window, 0, length).is_err());
+        for (batch, window, says) in
+            [(0, 3, "batch is 0"), (3, 0, "window is 0"), (u64::MAX, 2, "window is 2, and must be in 1..=1")]
+        {
+            let error = LengthBuckets::new(Shuffled::new(9, 0), batch, window, 0, length).map(drop).unwrap_err();
+            assert!(error.to_string().contains(says), "{error}");
         }
     }
 }

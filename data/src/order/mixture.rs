@@ -53,7 +53,7 @@ impl Mixture {
     /// Fails if a weight is negative or not finite, all are 0, or one is less than a 4096th of their sum. A source with
     /// a weight but no example is an error too, and so is a total length beyond a `u64`.
     pub fn new(sources: &[(u64, f64)], seed: u64) -> Result<Self> {
-        let total: f64 = sources.iter().map(|(_, weight)| weight).sum();
+        let total = sources.iter().fold(0.0, |sum, (_, weight)| sum + weight);
         check(sources, total)?;
         let (pattern, taken) = pattern(&sources.iter().map(|(_, weight)| weight / total).collect::<Vec<_>>());
         let mut start = 0;
@@ -64,8 +64,8 @@ impl Mixture {
         };
         let placed: Vec<Source> = sources.iter().zip(&taken).map(&mut place).collect();
         if let Some(i) = placed.iter().position(|s| s.weight > 0.0 && s.per_period == 0) {
-            let why = format!("weight {} of source {i} is less than a {PERIOD}th of {total}", placed[i].weight);
-            return Err(Error::config("Mixture", "weight", why));
+            let allowed = format!("0 or at least a {PERIOD}th of {total}, the sum of all: source {i}");
+            return Err(Error::range("Mixture", "weight", placed[i].weight, allowed));
         }
         Ok(Mixture { sources: placed, pattern, seed, epoch: start })
     }
@@ -124,20 +124,21 @@ impl Order for Mixture {
 }
 
 fn check(sources: &[(u64, f64)], total: f64) -> Result<()> {
-    let wrong = |why: String| Err(Error::config("Mixture", "weight", why));
+    const OP: &str = "Mixture";
     for (i, &(len, weight)) in sources.iter().enumerate() {
         if !weight.is_finite() || weight < 0.0 {
-            return wrong(format!("weight {weight} of source {i} is no weight"));
+            return Err(Error::range(OP, "weight", weight, format!("a finite number of 0 or more: source {i}")));
         }
         if weight > 0.0 && len == 0 {
-            return wrong(format!("source {i} has weight {weight} but no example"));
+            let allowed = format!("at least 1: source {i} has weight {weight}");
+            return Err(Error::range(OP, "number of examples", len, allowed));
         }
     }
     let all = sources.iter().try_fold(0u64, |sum, (len, _)| sum.checked_add(*len));
-    if !total.is_finite() || total <= 0.0 || all.is_none() {
-        return wrong(format!("{} sources with weights that sum to {total}: none could be read", sources.len()));
+    if !total.is_finite() || total <= 0.0 {
+        return Err(Error::range(OP, "sum of all weights", total, "finite and above 0"));
     }
-    Ok(())
+    all.map(|_| ()).ok_or_else(|| Error::argument(OP, "the sources have more examples than a `u64` counts"))
 }
 
 /// One period, and each source's number of positions in it. Each position takes the first source with the largest
@@ -157,6 +158,8 @@ fn pattern(weights: &[f64]) -> (Vec<(u32, u32)>, Vec<u64>) {
 
 #[cfg(test)]
 mod tests {
+    use numcore::ErrorKind;
+
     use super::*;
 
     fn counts(order: &Mixture, epochs: Range<u64>) -> Vec<u64> {
@@ -228,15 +231,17 @@ mod tests {
     #[test]
     fn what_cannot_be_mixed_is_refused() {
         for (sources, says) in [
-            (vec![], "0 sources"),
-            (vec![(3, 0.0)], "sum to 0"),
-            (vec![(3, -1.0), (3, 2.0)], "weight -1 of source 0"),
-            (vec![(3, 1.0), (3, f64::NAN)], "weight NaN of source 1"),
-            (vec![(0, 1.0)], "no example"),
-            (vec![(9, 1.0), (9, 1e-6)], "less than a 4096th"),
-            (vec![(u64::MAX, 1.0), (2, 1.0)], "2 sources"),
+            (vec![], "sum of all weights is 0"),
+            (vec![(3, 0.0)], "sum of all weights is 0"),
+            (vec![(3, -1.0), (3, 2.0)], "weight is -1, and must be a finite number of 0 or more: source 0"),
+            (vec![(3, 1.0), (3, f64::NAN)], "source 1"),
+            (vec![(0, 1.0)], "number of examples is 0"),
+            (vec![(9, 1.0), (9, 1e-6)], "4096th"),
+            (vec![(u64::MAX, 1.0), (2, 1.0)], "more examples"),
         ] {
-            let error = Mixture::new(&sources, 0).unwrap_err().to_string();
+            let error = Mixture::new(&sources, 0).unwrap_err();
+            assert_eq!(matches!(error.kind(), ErrorKind::Range { .. }), says != "more examples", "{error}");
+            let error = error.to_string();
             assert!(error.contains(says), "{error}");
         }
     }

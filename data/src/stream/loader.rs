@@ -157,19 +157,15 @@ impl<B: Send + 'static> StreamLoader<B> {
 
     fn begin(&self, from: Option<&StreamState>) -> Result<StreamBatches<B>> {
         let Share { batch, rank, ranks } = self.share;
-        if batch == 0 || rank >= ranks || self.ahead == 0 {
-            let why = format!(
-                "batches of {batch} examples, rank {rank} among {ranks}, {} ahead: sizes are at least 1, ranks below their number",
-                self.ahead
-            );
-            let field = if batch == 0 {
-                "batch"
-            } else if rank >= ranks {
-                "rank"
-            } else {
-                "ahead"
-            };
-            return Err(Error::config("StreamLoader", field, why));
+        let wrong = |field, why| Err(Error::config("StreamLoader", field, why));
+        if rank >= ranks {
+            return Err(Error::range("StreamLoader", "rank", rank, format!("in 0..{ranks}")));
+        }
+        if batch == 0 {
+            return wrong("batch", "a batch of 0 examples ends no stream; give `batch` at least 1");
+        }
+        if self.ahead == 0 {
+            return wrong("ahead", "a reader that may be 0 batches ahead reads none; give `ahead` at least 1");
         }
         let (read, after) = (self.open)(&self.share, from)?;
         let state = after.lock().unwrap_or_else(PoisonError::into_inner).clone();

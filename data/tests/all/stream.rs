@@ -5,7 +5,7 @@ use std::io::Write;
 use crate::common::Folder;
 use data::stream::{Replay, Stream, StreamLoader, StreamState, lines};
 use flate2::{Compression, write::GzEncoder};
-use numcore::{Error, Result};
+use numcore::{Error, ErrorKind, Result};
 
 /// A stream of the numbers below `n`, with errors for those in `bad`.
 fn numbers(n: u64, bad: &'static [u64]) -> Result<impl Stream<Example = u64>> {
@@ -104,8 +104,17 @@ fn errors_stay_in_their_batch() {
 #[test]
 fn loaders_that_make_no_sense_are_refused() {
     let loader = || StreamLoader::new(|| numbers(3, &[]));
-    for wrong in [loader().batch(0), loader().rank(1, 1), loader().ahead(0)] {
-        assert!(wrong.start().unwrap_err().to_string().contains("at least 1"));
+    for (wrong, says) in [
+        (loader().batch(0), "a batch of 0 examples"),
+        (loader().rank(1, 1), "rank is 1, and must be in 0..1"),
+        (loader().ahead(0), "0 batches ahead"),
+    ] {
+        let error = wrong.start().unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+        assert_eq!(
+            matches!(error.kind(), ErrorKind::Config { field, .. } if says.contains(*field)),
+            !says.contains("rank")
+        );
     }
     assert!(loader().resume(&StreamState(vec![4])).unwrap_err().to_string().contains("at most 3, the number"));
     assert!(loader().batch(2).start().unwrap().nth(1).unwrap().unwrap().data.len() == 1);

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    io,
     path::{Component, Path, PathBuf},
 };
 
@@ -140,11 +141,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
                     at = self.restore_notes(notes, &mut state)?;
                     state.from_scratch = !saved_in(&self.callbacks).iter().any(|own| is_same(own, &folder));
                 }
-                None if required => {
-                    let paths: Vec<String> = folders.iter().map(|folder| folder.path().display().to_string()).collect();
-                    let why = format!("there is no checkpoint in {} to resume from", paths.join(", "));
-                    return Err(Error::config("Trainer::resume", "resume", why));
-                }
+                None if required => return Err(no_checkpoint(&folders)),
                 None => {}
             }
         }
@@ -214,6 +211,15 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             resume => Ok(Some((own, *resume == Resume::Required))),
         }
     }
+}
+
+/// The error of a run that is to resume from one of these folders, which have no checkpoint.
+fn no_checkpoint(folders: &[Folder]) -> Error {
+    let mut paths = folders.iter().map(Folder::path);
+    let path = paths.next().unwrap_or(Path::new(""));
+    let others: String = paths.map(|other| format!(", nor in {}", other.display())).collect();
+    let why = format!("there is no checkpoint to resume from{others}");
+    Error::io(path, io::Error::new(io::ErrorKind::NotFound, why))
 }
 
 /// Checks that no two callbacks save in one folder, as each would remove the other's checkpoints.

@@ -5,16 +5,9 @@ use super::Mutant;
 const COMM: &[&str] = &["test", "-p", "weftgrad-comm", "--lib", "--test", "all"];
 pub(super) const DATA: &[&str] = &["test", "-p", "weftgrad-data", "--lib", "--test", "all"];
 const TOKENIZER: &[&str] = &["test", "-p", "weftgrad-data", "--features", "text", "--test", "all", "--", "tokenizers"];
+#[rustfmt::skip]
 const CONFIGS: &[&str] = &[
-    "test",
-    "-p",
-    "weftgrad-models",
-    "--lib",
-    "--test",
-    "all",
-    "--",
-    "configurations",
-    "in_transformers",
+    "test", "-p", "weftgrad-models", "--lib", "--test", "all", "--", "configurations", "in_transformers",
     "something_else",
 ];
 const CHATS: &[&str] = &["test", "-p", "weftgrad-models", "--features", "text", "--test", "all", "--", "chats"];
@@ -22,17 +15,9 @@ const ZERO: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test",
 const BUCKETS: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "bucket", "data_parallel", "canonical"];
 const SINKS: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "sinks"];
+#[rustfmt::skip]
 const ELASTIC: &[&str] = &[
-    "test",
-    "-p",
-    "weftgrad-distributed",
-    "-p",
-    "weftgrad-adaptive",
-    "--lib",
-    "--test",
-    "all",
-    "--",
-    "elastic",
+    "test", "-p", "weftgrad-distributed", "-p", "weftgrad-adaptive", "--lib", "--test", "all", "--", "elastic",
     "copies",
 ];
 const SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint", "hyper_parameters"];
@@ -49,20 +34,11 @@ const EXPERTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all"
 const FROZEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "frozen_parameters"];
 const LOCAL_LOOP: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "local_updates"];
 pub(super) const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
+const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
+#[rustfmt::skip]
 const SETS: &[&str] = &[
-    "test",
-    "-p",
-    "weftgrad-distributed",
-    "--lib",
-    "--test",
-    "all",
-    "--",
-    "pipeline",
-    "expert",
-    "hyper",
-    "reduce_timing",
-    "ways",
-    "what_follows",
+    "test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "pipeline", "expert", "hyper",
+    "reduce_timing", "ways", "what_follows",
 ];
 const COMBINED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "combinations"];
 const WRAPPED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "wrapped"];
@@ -81,21 +57,10 @@ pub(super) const POLICIES: &[&str] =
 const STAGES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "stages"];
 const FOLDED: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "what_follows", "ways::every_schedule"];
+#[rustfmt::skip]
 const MODELS: &[&str] = &[
-    "test",
-    "-p",
-    "weftgrad-models",
-    "--lib",
-    "--test",
-    "all",
-    "--",
-    "generat",
-    "stop",
-    "process",
-    "lora",
-    "adapter",
-    "trained_whole",
-    "padding",
+    "test", "-p", "weftgrad-models", "--lib", "--test", "all", "--", "generat", "stop", "process", "lora", "adapter",
+    "trained_whole", "padding",
 ];
 const NUMERICS: &[&str] = &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "numerics", "errors"];
 const AUTOGRAD: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "checkpoints", "recomputed"];
@@ -122,6 +87,8 @@ const FAILED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all",
 const CONTEXT: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "draw_alike_after", "weighs_what_one_rank_says"];
 const MASKS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_masks"];
+const FOURIER: &[&str] = &["test", "-p", "weftgrad-conformance", "--test", "composed", "--", "what_is_no_transform"];
+const RESUMED: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "without_a_checkpoint"];
 const REPORTS: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "report"];
 
 /// Each is a place, what stands there once, what is put there instead, and the command that must fail then.
@@ -394,4 +361,10 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/strategy/tensor_axis.rs", from: "random_stream: share.index", to: "random_stream: losses.rank()", test: CONTEXT },
     Mutant { file: "distributed/src/train/metrics.rs", from: "self.weight.item()? / self.context_ranks as f64", to: "self.weight.item()?", test: CONTEXT },
     Mutant { file: "distributed/src/train/run.rs", from: "            set_counted_rows(None);\n", to: "", test: UNEVEN },
+    Mutant { file: "comm/src/portable.rs", from: "    15 DType { op, dtypes, why }\n", to: "", test: COMM },
+    Mutant { file: "comm/src/portable.rs", from: "    18 OutOfMemory { device, requested, report }\n", to: "", test: COMM },
+    Mutant { file: "data/src/stream/loader.rs", from: "if rank >= ranks {", to: "if rank > ranks {", test: DATA },
+    Mutant { file: "data/src/order/buckets.rs", from: "window == 0 || window > most", to: "window == 0", test: DATA },
+    Mutant { file: "train/src/trainer/start.rs", from: "io::ErrorKind::NotFound", to: "io::ErrorKind::Other", test: RESUMED },
+    Mutant { file: "numcore/src/ops/composed/fft/mod.rs", from: "|x, &a| complex(OP, &x, None, a, norm, false)", to: "|x, &a| x.fft(None, a, norm)", test: FOURIER },
 ];
