@@ -34,7 +34,6 @@ const EXPERTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all"
 const FROZEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "frozen_parameters"];
 const LOCAL_LOOP: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "local_updates"];
 pub(super) const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
-const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
 #[rustfmt::skip]
 const SETS: &[&str] = &[
     "test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "pipeline", "expert", "hyper",
