@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use numcore::{
-    DeviceId, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor,
+    DeviceId, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor, Within,
     ops::{Apply, Spec, ViewOp},
     placement::TensorPlacement,
 };
@@ -45,6 +45,7 @@ struct LeafValue<R: Runtime> {
 
 impl<R: Runtime> Leaf<R> {
     /// A leaf with the given value in memory. It requires gradients if its dtype is floating-point.
+    #[track_caller]
     pub fn new(name: &str, value: Tensor<R>) -> Result<Arc<Self>> {
         let value = value.contiguous()?;
         Ok(Arc::new(Leaf {
@@ -103,6 +104,7 @@ impl<R: Runtime> Leaf<R> {
     ///
     /// # Errors
     /// An error of the residency, and `ErrorKind::NotResident` if there is neither a value nor a residency.
+    #[track_caller]
     pub fn value(&self) -> Result<Tensor<R>> {
         if let Some(v) = &self.state.read().value {
             return Ok(v.clone());
@@ -114,7 +116,7 @@ impl<R: Runtime> Leaf<R> {
                 self.check(&value, "what its residency fetched")?;
                 Ok(value)
             }
-            None => Err(ErrorKind::NotResident { name: self.name().to_string() }.into()),
+            None => Err(ErrorKind::NotResident { name: self.name().to_string() }.into()).at_caller(),
         }
     }
 
@@ -155,6 +157,7 @@ impl<R: Runtime> Leaf<R> {
     ///
     /// # Errors
     /// An error if `value` differs from the leaf in shape, dtype or device.
+    #[track_caller]
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         self.put(value)?;
         self.touch();
@@ -171,6 +174,7 @@ impl<R: Runtime> Leaf<R> {
     ///
     /// # Errors
     /// An error if `value` differs from the leaf in shape, dtype or device.
+    #[track_caller]
     pub fn put(&self, value: Tensor<R>) -> Result<()> {
         self.check(&value, "the new value")?;
         self.state.write().value = Some(value.contiguous()?);
@@ -258,6 +262,7 @@ impl<R: Runtime> LeafView<R> {
         self.views.is_empty()
     }
 
+    #[track_caller]
     pub(crate) fn value(&self) -> Result<Tensor<R>> {
         note_version(&self.leaf, || self.leaf.version());
         self.views.iter().try_fold(self.leaf.value()?, |t, v| Tensor::apply1(v.clone(), &[&t]))

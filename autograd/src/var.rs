@@ -3,7 +3,7 @@
 use std::{fmt, panic::Location, sync::Arc};
 
 use numcore::{
-    DType, Error, ErrorKind, Result, Runtime, Tensor,
+    DType, Error, ErrorKind, Result, Runtime, Tensor, Within,
     ops::{Apply, Bits, Op, Outs, Spec, SpecList, ViewOp},
 };
 use parking_lot::Mutex;
@@ -39,10 +39,11 @@ impl<R: Runtime> Var<R> {
     ///
     /// # Errors
     /// An error if the dtype of `value` is not floating-point.
+    #[track_caller]
     pub fn leaf(name: &str, value: Tensor<R>) -> Result<Self> {
         if !value.dtype().is_float() {
             let why = format!("`{name}` can have no gradient: only floating types do; use `Var::new`");
-            return Err(Error::dtype("leaf", &[value.dtype()], why));
+            return Err(Error::dtype("leaf", &[value.dtype()], why)).at_caller();
         }
         Ok(Leaf::new(name, value)?.var())
     }
@@ -53,6 +54,7 @@ impl<R: Runtime> Var<R> {
     }
 
     /// The tensor of this variable. A leaf that is not in memory is fetched by its residency.
+    #[track_caller]
     pub fn value(&self) -> Result<Tensor<R>> {
         self.value.get()
     }
@@ -69,6 +71,7 @@ impl<R: Runtime> Var<R> {
     ///
     /// # Errors
     /// An error if there is not exactly one element.
+    #[track_caller]
     pub fn item(&self) -> Result<f64> {
         self.value()?.item()
     }

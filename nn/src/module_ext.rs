@@ -6,7 +6,7 @@ use std::{
 };
 
 use autograd::Var;
-use numcore::{DType, Result, Runtime, Tensor, safetensors::Notes};
+use numcore::{DType, Result, Runtime, Tensor, Within, safetensors::Notes};
 
 use crate::{
     Buffer, LoadReport, Module, ModuleEntry, Param,
@@ -142,12 +142,14 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// # Errors
     /// What `forward` returns.
     #[doc(alias = "torchinfo")]
+    #[track_caller]
     fn summarize(&self, forward: impl FnOnce() -> Result<Var<R>>) -> Result<ModuleSummary> {
         ModuleSummary::of(self, forward)
     }
 
     /// Casts the floating parameters and buffers of the model. Parameters get other leaves: cast before optimizers and
     /// trainers are made.
+    #[track_caller]
     fn to_dtype(&self, dtype: DType) -> Result<()> {
         self.to_dtype_where(|_| true, dtype)
     }
@@ -155,6 +157,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// Casts the floating parameters and buffers whose full name satisfies `which`, so that parts of a model differ in dtype:
     /// `model.to_dtype_where(under("encoder"), DType::BF16)`. Where such parts meet, cast the activations, or compute under
     /// [`autocast`](autograd::autocast).
+    #[track_caller]
     fn to_dtype_where(&self, which: impl Fn(&str) -> bool, dtype: DType) -> Result<()> {
         for (_, p) in self.named_parameters().iter().filter(|(name, p)| which(name) && p.dtype().is_float()) {
             p.to_dtype(dtype)?;
@@ -183,6 +186,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// # Errors
     /// One error lists every name or shape that differs; nothing is changed then.
     #[doc(alias = "to_device")]
+    #[track_caller]
     fn copy_from<S: Runtime>(&self, other: &(impl Module<S> + ?Sized)) -> Result<()> {
         let theirs = other.state_dict()?;
         let own = ModelState::of(self);
@@ -214,8 +218,9 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// The values of the parameters and buffers by full name, in the model's order. A shared one is listed once, under
     /// its first name. Of a model that is cut over ranks the values are this rank's pieces
     /// ([`require_whole`](ModuleExt::require_whole) tells).
+    #[track_caller]
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
-        ModelState::of(self).values()
+        ModelState::of(self).values().at_caller()
     }
 
     /// Loads values into the parameters and buffers.
@@ -224,22 +229,25 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// lists missing and unexpected names. Shapes, dtypes and devices must agree either way. One error lists all
     /// mismatches, and nothing is changed unless everything fits. A value whose memory is shared with other tensors is
     /// copied.
+    #[track_caller]
     fn load_state_dict(&self, values: Vec<(String, Tensor<R>)>, strict: bool) -> Result<LoadReport> {
-        ModelState::of(self).load(values, strict)
+        ModelState::of(self).load(values, strict).at_caller()
     }
 
     /// Writes the model's state to a safetensors file, which replaces the one at `path` only once it is complete.
     ///
     /// # Errors
     /// If parameters are cut over ranks: a file has whole ones.
+    #[track_caller]
     fn save_safetensors(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.require_whole()?;
-        numcore::safetensors::save(path, &self.state_dict()?, &Notes::new())
+        self.require_whole().at_caller()?;
+        numcore::safetensors::save(path, &self.state_dict()?, &Notes::new()).at_caller()
     }
 
     /// Loads the model's state from a safetensors file; see [`load_state_dict`](ModuleExt::load_state_dict).
+    #[track_caller]
     fn load_safetensors(&self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
-        state::load_file(&ModelState::of(self), path.as_ref(), strict)
+        state::load_file(&ModelState::of(self), path.as_ref(), strict).at_caller()
     }
 }
 

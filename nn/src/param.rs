@@ -11,7 +11,7 @@ use std::{
 
 use autograd::{Leaf, Var};
 use numcore::{
-    DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor,
+    DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor, Within,
     ops::{Apply, PointwiseOps, Spec},
     placement::TensorPlacement,
 };
@@ -41,6 +41,7 @@ impl<R: Runtime> Clone for Param<R> {
 
 impl<R: Runtime> Param<R> {
     /// A parameter with this value. The model it is part of gives it a name.
+    #[track_caller]
     pub fn new(value: Tensor<R>) -> Result<Self> {
         Ok(Param::of(Leaf::new("parameter", value)?))
     }
@@ -61,6 +62,7 @@ impl<R: Runtime> Param<R> {
     }
 
     /// The value of this parameter; fetched where it is not in memory.
+    #[track_caller]
     pub fn value(&self) -> Result<Tensor<R>> {
         self.var().value()
     }
@@ -71,6 +73,7 @@ impl<R: Runtime> Param<R> {
     }
 
     /// Replaces the value by another of the same shape and dtype.
+    #[track_caller]
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         self.0.leaf.read().set(value)
     }
@@ -102,6 +105,7 @@ impl<R: Runtime> Param<R> {
 
     /// Casts the value of this parameter. The parameter gets another leaf: graphs, optimizers and trainers that hold
     /// the old leaf do not see it, so cast before they are created.
+    #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<()> {
         let old = self.leaf();
         if old.spec().dtype == dtype {
@@ -115,6 +119,7 @@ impl<R: Runtime> Param<R> {
 
     /// Another parameter that begins with the value of this one, and is cut, or can be cut, as this one. What is drawn when it is read
     /// ([`Init::lazily`](crate::Init::lazily)) is drawn no sooner.
+    #[track_caller]
     pub fn duplicate(&self) -> Result<Self> {
         let old = self.leaf();
         let leaf = if old.is_resident() {
@@ -226,13 +231,15 @@ impl<R: Runtime> Buffer<R> {
     }
 
     /// Replaces the value by another of the same shape and dtype.
+    #[track_caller]
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         let (is, got) = (self.spec(), value.spec());
         if is != got {
             return Err(Error::state(
                 "buffer",
                 format!("is {} {}, the new value is {} {}", is.dtype, is.shape, got.dtype, got.shape),
-            ));
+            ))
+            .at_caller();
         }
         *self.0.write() = value;
         Ok(())
@@ -244,6 +251,7 @@ impl<R: Runtime> Buffer<R> {
     }
 
     /// Casts the value of this buffer.
+    #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<()> {
         let value = self.value().to_dtype(dtype)?;
         *self.0.write() = value;

@@ -23,6 +23,7 @@ impl Shape {
     ///
     /// # Errors
     /// Fails for more than [`MAX_RANK`] dimensions, or if the number of elements overflows.
+    #[track_caller]
     pub fn new(dims: &[usize]) -> Result<Shape> {
         if dims.len() > MAX_RANK {
             return Err(Error::range(
@@ -30,17 +31,19 @@ impl Shape {
                 "rank",
                 dims.len(),
                 format!("at most {MAX_RANK}; the sizes are {dims:?}"),
-            ));
+            ))
+            .at_caller();
         }
         Self::of(dims).checked("shape")
     }
 
     /// Checks that memory can hold that many elements; the error names `op`. Sizes may come from any source (an array,
     /// two operands broadcast together), so every allocation and view checks its shape here first.
+    #[track_caller]
     pub(crate) fn checked(self, op: &'static str) -> Result<Shape> {
         let nonzero = self.dims().iter().filter(|&&d| d != 0);
         if nonzero.copied().try_fold(16usize, usize::checked_mul).is_none_or(|n| n > isize::MAX as usize) {
-            return Err(Error::shape(op, &[self], "has more elements than memory can hold"));
+            return Err(Error::shape(op, &[self], "has more elements than memory can hold")).at_caller();
         }
         Ok(self)
     }
@@ -109,6 +112,7 @@ impl Shape {
     }
 
     /// This shape with a dimension inserted before `axis`.
+    #[track_caller]
     pub fn insert(&self, axis: usize, size: usize) -> Result<Shape> {
         let mut dims = self.dims().to_vec();
         dims.insert(axis, size);
@@ -142,7 +146,7 @@ impl Shape {
     }
 
     /// The shape that all shapes broadcast to. The error lists the shapes and names `op`.
-    pub fn broadcast_all(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
+    pub(crate) fn broadcast_all(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
         shapes.iter().try_fold(Shape::SCALAR, |acc, s| acc.broadcast(s)).ok_or_else(|| {
             Error::shape(op, shapes, "cannot be broadcast together (aligned at the end, sizes must be equal or 1)")
         })

@@ -115,6 +115,7 @@ impl Initializer {
     }
 
     /// A tensor initialized from `seed`: equal on every runtime.
+    #[track_caller]
     pub fn tensor<R: Runtime>(self, rt: &R, shape: impl AsRef<[usize]>, dtype: DType, seed: u64) -> Result<Tensor<R>> {
         let shape = Shape::new(shape.as_ref())?;
         let uniform = |bound: f64| Tensor::uniform(rt, shape, dtype, -bound, bound, seed);

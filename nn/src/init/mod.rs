@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use autograd::{Leaf, Residency};
-use numcore::{DType, MemoryCategory, Result, Runtime, Scalar, Shape, Tensor, ops::Spec, rng::philox4x32_10};
+use numcore::{DType, MemoryCategory, Result, Runtime, Scalar, Shape, Tensor, Within, ops::Spec, rng::philox4x32_10};
 
 use crate::{Buffer, Param};
 
@@ -93,18 +93,21 @@ impl<R: Runtime> Init<R> {
     }
 
     /// A weight, initialized as [`weights`](Init::weights) says, or else by `default`.
+    #[track_caller]
     pub fn weight(&self, shape: impl AsRef<[usize]>, default: Initializer) -> Result<Param<R>> {
-        self.named("weight", shape, self.weights.unwrap_or(default))
+        self.named("weight", shape, self.weights.unwrap_or(default)).at_caller()
     }
 
     /// A bias, initialized as [`biases`](Init::biases) says, or else by `default`.
+    #[track_caller]
     pub fn bias(&self, shape: impl AsRef<[usize]>, default: Initializer) -> Result<Param<R>> {
-        self.named("bias", shape, self.biases.unwrap_or(default))
+        self.named("bias", shape, self.biases.unwrap_or(default)).at_caller()
     }
 
     /// A parameter initialized by `how`, regardless of the initializers set for weights and biases.
+    #[track_caller]
     pub fn param(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Param<R>> {
-        self.named("parameter", shape, how)
+        self.named("parameter", shape, how).at_caller()
     }
 
     /// A parameter that errors call so until its model names it.
@@ -118,18 +121,20 @@ impl<R: Runtime> Init<R> {
     }
 
     /// The value of the next parameter.
+    #[track_caller]
     pub fn tensor(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Tensor<R>> {
         let seed = self.next_seed();
-        how.tensor(&self.rt, shape, self.dtype, seed)?.copy_for(MemoryCategory::Parameters)
+        how.tensor(&self.rt, shape, self.dtype, seed).at_caller()?.copy_for(MemoryCategory::Parameters)
     }
 
     /// A buffer filled with `value`.
+    #[track_caller]
     pub fn buffer(&self, shape: impl AsRef<[usize]>, dtype: DType, value: impl Into<Scalar>) -> Result<Buffer<R>> {
         Ok(Buffer::new(Tensor::full(&self.rt, shape, dtype, value)?))
     }
 
     /// A buffer of the parameters' element type filled with `value`.
-    pub fn float_buffer(&self, shape: impl AsRef<[usize]>, value: f64) -> Result<Buffer<R>> {
+    pub(crate) fn float_buffer(&self, shape: impl AsRef<[usize]>, value: f64) -> Result<Buffer<R>> {
         self.buffer(shape, self.dtype, value)
     }
 

@@ -127,6 +127,7 @@ pub struct PRelu<R: Runtime> {
 
 impl<R: Runtime> PRelu<R> {
     /// Creates a layer with a negative slope of 0.25 for each of `count` channels; a count of 1 shares it between all.
+    #[track_caller]
     pub fn new(init: &Init<R>, count: usize) -> Result<Self> {
         Ok(PRelu { weight: init.param([count], Initializer::Constant(0.25))? })
     }

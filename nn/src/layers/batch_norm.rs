@@ -49,6 +49,7 @@ without_bias!(BatchNorm);
 
 impl<R: Runtime> BatchNorm<R> {
     /// A layer with weight 1, bias 0, running mean 0 and running variance 1.
+    #[track_caller]
     pub fn new(init: &Init<R>, channels: usize) -> Result<Self> {
         Ok(BatchNorm {
             weight: init.param([channels], Initializer::Ones)?,

@@ -23,6 +23,7 @@ pub struct Embedding<R: Runtime> {
 
 impl<R: Runtime> Embedding<R> {
     /// Creates a table of `rows` standard normal vectors.
+    #[track_caller]
     pub fn new(init: &Init<R>, rows: usize, width: usize) -> Result<Self> {
         let weight = init.weight([rows, width], Initializer::Normal { mean: 0.0, std: 1.0 })?;
         Ok(Embedding { weight: weight.with_cuts(Cuts::Table), frozen_row: None })
@@ -75,7 +76,7 @@ impl<R: Runtime> Embedding<R> {
 
     /// Computes `x · Wᵀ` for this rank's rows, `[.., V/t]` where the table is cut over `t` ranks, for a loss that takes
     /// sharded logits ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
-    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+    pub(crate) fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter_alone(x))?;
         x.linear(&self.weight.var(), None)
     }

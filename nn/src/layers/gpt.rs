@@ -69,6 +69,7 @@ pub type Gpt<R> = LanguageModel<R, Block<R>, LayerNorm<R>>;
 
 impl<R: Runtime> Gpt<R> {
     /// A model of the given sizes.
+    #[track_caller]
     pub fn new(init: &Init<R>, config: GptConfig) -> Result<Self> {
         let GptConfig { vocab, context, layers, heads, width, bias, dropout, activation, tied_head } = config;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);

@@ -86,6 +86,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     /// # Errors
     /// An error if the configuration is inconsistent: `kv_heads` does not divide `heads`, `fused` with `G ≠ H`, or a
     /// `head_dim` or `window` of 0.
+    #[track_caller]
     pub fn new(init: &Init<R>, config: GroupedQueryConfig) -> Result<Self> {
         config.check()?;
         let GroupedQueryConfig { width, heads, kv_heads, head_dim, .. } = config;

@@ -28,6 +28,7 @@ without_bias!(Linear);
 
 impl<R: Runtime> Linear<R> {
     /// Creates a layer with weight and bias uniform in `±1/√inputs`.
+    #[track_caller]
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize) -> Result<Self> {
         let weight = init.weight([outputs, inputs], Initializer::by_fan(inputs))?;
         let bias = Some(init.bias([outputs], Initializer::by_fan(inputs))?);
@@ -98,7 +99,7 @@ impl<R: Runtime> Linear<R> {
     /// The logits of this rank's rows of the vocabulary, `[.., V/t]` where the layer is cut along it over `t` ranks.
     /// For a loss that takes sharded logits ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
     #[track_caller]
-    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+    pub(crate) fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
             Some(placed) => self.forward_entered(&placed.enter_alone(x)?),
             None => self.forward_entered(x),

@@ -42,6 +42,7 @@ without_bias!(LayerNorm, GroupNorm);
 
 impl<R: Runtime> LayerNorm<R> {
     /// A norm with weight 1 and bias 0.
+    #[track_caller]
     pub fn new(init: &Init<R>, width: usize) -> Result<Self> {
         let (weight, bias) = (init.param([width], Initializer::Ones)?, Some(init.param([width], Initializer::Zeros)?));
         Ok(LayerNorm { weight, bias, eps: 1e-5 })
@@ -59,6 +60,7 @@ impl<R: Runtime> LayerNorm<R> {
 
 impl<R: Runtime> RmsNorm<R> {
     /// A norm with a weight of ones.
+    #[track_caller]
     pub fn new(init: &Init<R>, width: usize) -> Result<Self> {
         Ok(RmsNorm { weight: init.param([width], Initializer::Ones)?, eps: None })
     }

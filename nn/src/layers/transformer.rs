@@ -106,6 +106,7 @@ pub struct Block<R: Runtime> {
 
 impl<R: Runtime> Block<R> {
     /// A block of the given sizes.
+    #[track_caller]
     pub fn new(init: &Init<R>, config: BlockConfig) -> Result<Self> {
         let BlockConfig { width, heads, bias, dropout, activation } = config;
         let block = Block {

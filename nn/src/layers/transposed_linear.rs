@@ -24,6 +24,7 @@ without_bias!(TransposedLinear);
 
 impl<R: Runtime> TransposedLinear<R> {
     /// A layer with weight and bias uniform in `±1/√inputs`.
+    #[track_caller]
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize) -> Result<Self> {
         let weight = init.weight([inputs, outputs], Initializer::by_fan(inputs))?;
         let bias = Some(init.bias([outputs], Initializer::by_fan(inputs))?);

@@ -64,6 +64,7 @@ impl MoeConfig {
     }
 
     /// An error unless a layer can be made of this.
+    #[track_caller]
     pub fn check(&self) -> Result<()> {
         let MoeConfig { width, hidden, experts, top_k, .. } = *self;
         let wrong = |field, why: String| Err(Error::config("MoeConfig", field, why));

@@ -28,6 +28,7 @@ pub struct GatedMlp<R: Runtime> {
 
 impl<R: Runtime> GatedMlp<R> {
     /// A network of `hidden` channels.
+    #[track_caller]
     pub fn new(init: &Init<R>, width: usize, hidden: usize) -> Result<Self> {
         let linear = |inputs, outputs| Ok::<_, Error>(Linear::new(init, inputs, outputs)?.without_bias());
         Ok(GatedMlp {
@@ -55,6 +56,7 @@ pub struct Experts<R: Runtime> {
 }
 
 impl<R: Runtime> Experts<R> {
+    #[track_caller]
     pub(super) fn new(init: &Init<R>, config: &MoeConfig) -> Result<Self> {
         let MoeConfig { width, hidden, experts, .. } = *config;
         let cuts = Cuts::Experts { compete: config.capacity.is_some() || config.balance_bias };

@@ -55,6 +55,7 @@ impl<R: Runtime> MixtureOfExperts<R> {
     ///
     /// # Errors
     /// If the [configuration](MoeConfig::check) is none of a layer.
+    #[track_caller]
     pub fn new(init: &Init<R>, config: MoeConfig) -> Result<Self> {
         config.check()?;
         let shared_gate = || Linear::new(init, config.width, 1).map(Linear::without_bias);

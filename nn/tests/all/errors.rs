@@ -5,7 +5,9 @@ use nn::{loss::Reduction, *};
 use numcore::{
     DType, ErrorKind, NullRuntime, Result, Tensor, Within,
     fused::{Conv1dOptions, NnOps},
-    ops::{Apply, IndexingOps, MatmulOps, PointwiseOps, ReduceOps, ViewOps, einsum},
+    ops::{
+        Apply, FftNorm, FftOps, IndexingOps, MatmulOps, PointwiseOps, ReduceOps, ViewOps, einsum, non_max_suppression,
+    },
 };
 
 type Rt = NullRuntime;
@@ -252,6 +254,30 @@ fn arguments_have_the_line_of_the_caller() {
         Gru::new(&init(), RecurrentConfig { reverse: true, bidirectional: true, ..RecurrentConfig::new(3, 4) })
             .map(|_| ()),
         Conv1d::new(&init(), 3, 1, 3, Conv1dOptions { groups: 2, ..Default::default() }).map(|_| ()),
+        Tensor::zeros(&rt, [usize::MAX, 2], DType::F32).map(|_| ()),
+        Tensor::ones(&rt, [1; 9], DType::F32).map(|_| ()),
+        Tensor::full(&rt, [2], DType::U8, 300i64).map(|_| ()),
+        Tensor::arange(&rt, 0i64, 1i64, 300, DType::U8).map(|_| ()),
+        Tensor::eye(&rt, usize::MAX, DType::F32).map(|_| ()),
+        Tensor::uniform(&rt, [2], DType::F32, 2.0, 1.0, 0).map(|_| ()),
+        Tensor::normal(&rt, [2], DType::I64, 0.0, 1.0, 0).map(|_| ()),
+        Tensor::bernoulli(&rt, [2], 2.0, 0).map(|_| ()),
+        Tensor::permutation(&rt, usize::MAX, 0).map(|_| ()),
+        Tensor::from_bytes(&rt, *t.shape(), DType::F32, &[0]).map(|_| ()),
+        t.unique_along(2).map(|_| ()),
+        t.bincount(None, 0).map(|_| ()),
+        t.fft(None, 2, FftNorm::Backward).map(|_| ()),
+        t.rfft(None, 2, FftNorm::Backward).map(|_| ()),
+        t.irfft(None, -1, FftNorm::Backward).map(|_| ()),
+        t.fftn(&[], FftNorm::Backward).map(|_| ()),
+        t.fftshift(&[2]).map(|_| ()),
+        non_max_suppression(&t, &t, 0.5).map(|_| ()),
+        Var::leaf("w", Tensor::ones(&rt, [2], DType::I64).unwrap()).map(|_| ()),
+        x.item().map(|_| ()),
+        Linear::new(&init(), usize::MAX, 2).map(|_| ()),
+        LayerNorm::new(&init(), usize::MAX).map(|_| ()),
+        mlp().load_state_dict(Vec::new(), true).map(|_| ()),
+        mlp().load_safetensors("no such file", true).map(|_| ()),
     ];
     for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {
         assert_eq!(error.location().map(|at| at.file()), Some(file!()), "argument {k}: {error}");

@@ -69,8 +69,20 @@ impl Error {
 }
 
 /// The folders of the workspace's own libraries.
-const OWN: [&str; 10] =
-    ["numcore", "autograd", "nn", "optim", "comm", "distributed", "adaptive", "data", "models", "train"];
+const OWN: [&str; 12] = [
+    "numcore",
+    "autograd",
+    "nn",
+    "optim",
+    "comm",
+    "distributed",
+    "adaptive",
+    "data",
+    "models",
+    "models-export",
+    "watch",
+    "train",
+];
 
 /// Tells whether a file is a source of the workspace's own libraries.
 fn is_own(file: &str) -> bool {

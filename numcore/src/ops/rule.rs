@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use smallvec::SmallVec;
 
 use super::Op;
-use crate::{DType, Error, Out, Result, Runtime, Shape, Tensor};
+use crate::{DType, Error, Out, Result, Runtime, Shape, Tensor, Within};
 
 /// The shape and dtype of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -209,6 +209,7 @@ pub(crate) fn no_gradient(op: &'static str, why: &str) -> Error {
 }
 
 /// Checks that all inputs have one dtype; the error lists them.
+#[track_caller]
 pub(crate) fn same_dtype(op: &'static str, ins: &[Spec]) -> Result<DType> {
     let first = ins[0].dtype;
     if ins.iter().all(|s| s.dtype == first) {
@@ -216,20 +217,23 @@ pub(crate) fn same_dtype(op: &'static str, ins: &[Spec]) -> Result<DType> {
     }
     let dtypes: Vec<DType> = ins.iter().map(|s| s.dtype).collect();
     Err(Error::dtype(op, &dtypes, "operands must have one dtype; nothing is promoted silently, cast with `to_dtype`"))
+        .at_caller()
 }
 
 /// Checks that an input has a floating dtype.
+#[track_caller]
 pub(crate) fn float(op: &'static str, x: Spec) -> Result<DType> {
     if x.dtype.is_float() {
         return Ok(x.dtype);
     }
-    Err(Error::dtype(op, &[x.dtype], "needs a floating dtype; cast with `to_dtype`"))
+    Err(Error::dtype(op, &[x.dtype], "needs a floating dtype; cast with `to_dtype`")).at_caller()
 }
 
 /// Checks that an index input is `i64`.
+#[track_caller]
 pub(crate) fn index(op: &'static str, x: Spec) -> Result<()> {
     if x.dtype == DType::I64 {
         return Ok(());
     }
-    Err(Error::dtype(op, &[x.dtype], "indices must be i64; cast with `to_dtype`"))
+    Err(Error::dtype(op, &[x.dtype], "indices must be i64; cast with `to_dtype`")).at_caller()
 }

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use super::{Tensor, TensorMut};
 use crate::{
-    DType, Error, Result, Runtime, Scalar, Shape,
+    DType, Error, Result, Runtime, Scalar, Shape, Within,
     pointwise::{Number, Program},
     rng::Philox,
 };
@@ -38,6 +38,7 @@ static BERNOULLI: LazyLock<Program> = LazyLock::new(|| {
 
 impl<R: Runtime> Tensor<R> {
     /// The output of `program`, which takes no inputs, at every position of `shape`.
+    #[track_caller]
     pub fn generate(
         rt: &R,
         shape: impl AsRef<[usize]>,
@@ -51,6 +52,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// A tensor whose elements are all `value`, which an integer dtype must be able to hold exactly.
+    #[track_caller]
     pub fn full(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, value: impl Into<Scalar>) -> Result<Self> {
         let value = value.into();
         require_whole("full", dtype, &[value])?;
@@ -58,16 +60,19 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// A tensor whose elements are all 0.
+    #[track_caller]
     pub fn zeros(rt: &R, shape: impl AsRef<[usize]>, dtype: DType) -> Result<Self> {
         Self::full(rt, shape, dtype, 0i64)
     }
 
     /// A tensor whose elements are all 1.
+    #[track_caller]
     pub fn ones(rt: &R, shape: impl AsRef<[usize]>, dtype: DType) -> Result<Self> {
         Self::full(rt, shape, dtype, 1i64)
     }
 
     /// The sequence `start, start + step, …` of `len` elements; an integer dtype must be able to hold each exactly.
+    #[track_caller]
     pub fn arange(rt: &R, start: impl Into<Scalar>, step: impl Into<Scalar>, len: usize, dtype: DType) -> Result<Self> {
         let (start, step) = (start.into(), step.into());
         require_whole("arange", dtype, &[start])?;
@@ -80,6 +85,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// The identity matrix, `[n, n]`.
+    #[track_caller]
     pub fn eye(rt: &R, n: usize, dtype: DType) -> Result<Self> {
         static EYE: LazyLock<Program> = LazyLock::new(|| {
             Program::build("eye", 0, 1, |b, _, s| {
@@ -93,9 +99,10 @@ impl<R: Runtime> Tensor<R> {
     /// Uniform values in `[low, high)` from Philox with this seed, of a floating dtype. They are bit-equal on every
     /// runtime for `[0, 1)`. Other ranges may differ in the last bit where a device does not contract a multiply and an
     /// add to an FMA.
+    #[track_caller]
     pub fn uniform(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, low: f64, high: f64, seed: u64) -> Result<Self> {
         if low.is_nan() || high.is_nan() || low > high {
-            return Err(Error::range("uniform", "low", low, format!("at most high, which is {high}")));
+            return Err(Error::range("uniform", "low", low, format!("at most high, which is {high}"))).at_caller();
         }
         let program = if dtype == DType::F64 { &UNIFORM64 } else { &UNIFORM };
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
@@ -107,25 +114,28 @@ impl<R: Runtime> Tensor<R> {
 
     /// A `bool` tensor, each element `true` with probability `p`, from Philox with this seed: bit-equal on every
     /// runtime.
+    #[track_caller]
     pub fn bernoulli(rt: &R, shape: impl AsRef<[usize]>, p: f64, seed: u64) -> Result<Self> {
         if !(0.0..=1.0).contains(&p) {
-            return Err(Error::range("bernoulli", "probability", p, "in [0, 1]"));
+            return Err(Error::range("bernoulli", "probability", p, "in [0, 1]")).at_caller();
         }
         Self::generate(rt, shape, DType::Bool, &BERNOULLI, &[seed.into(), p.into()])
     }
 
     /// Normal values with this mean and standard deviation, drawn on the host with fixed arithmetic: bit-equal on every
     /// runtime.
+    #[track_caller]
     pub fn normal(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, mean: f64, std: f64, seed: u64) -> Result<Self> {
         require_float("normal", dtype)?;
         if std.is_nan() || std < 0.0 {
-            return Err(Error::range("normal", "standard deviation", std, "at least 0"));
+            return Err(Error::range("normal", "standard deviation", std, "at least 0")).at_caller();
         }
         let mut rng = Philox::new(seed, 0);
         Self::from_f64_fn(rt, shape, dtype, || mean + std * rng.normal())
     }
 
     /// A tensor of values that a host closure returns, called once per element in row-major order.
+    #[track_caller]
     pub fn from_f64_fn(
         rt: &R,
         shape: impl AsRef<[usize]>,
@@ -145,6 +155,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// A random permutation of `0..n` as `i64`, drawn on the host: equal on every runtime.
+    #[track_caller]
     pub fn permutation(rt: &R, n: usize, seed: u64) -> Result<Self> {
         Shape::new(&[n])?;
         let mut order: Vec<i64> = room("permutation", n)?;
@@ -155,10 +166,12 @@ impl<R: Runtime> Tensor<R> {
 }
 
 /// An empty host list with capacity `n`, or an error: a caller's sizes may exceed the memory there is.
+#[track_caller]
 pub(crate) fn room<X>(op: &'static str, n: usize) -> Result<Vec<X>> {
     let mut list = Vec::new();
     let had = list.try_reserve_exact(n);
-    had.map_err(|_| Error::range(op, "number of elements", n, "no more than the host's memory can hold"))?;
+    had.map_err(|_| Error::range(op, "number of elements", n, "no more than the host's memory can hold"))
+        .at_caller()?;
     Ok(list)
 }
 
@@ -193,16 +206,18 @@ fn whole(x: Scalar) -> Option<i128> {
 }
 
 /// Checks that an integer dtype holds each value exactly; nothing is rounded or wraps silently.
+#[track_caller]
 fn require_whole(op: &'static str, dtype: DType, values: &[Scalar]) -> Result<()> {
     for &x in values.iter().filter(|_| dtype.is_int()) {
         match whole(x) {
             Some(x) => require_within(op, dtype, x)?,
-            None => return Err(not_exact(op, dtype, x)),
+            None => return Err(not_exact(op, dtype, x)).at_caller(),
         }
     }
     Ok(())
 }
 
+#[track_caller]
 fn require_within(op: &'static str, dtype: DType, x: i128) -> Result<()> {
     let range: std::ops::RangeInclusive<i128> = match dtype {
         DType::U8 => 0..=u8::MAX.into(),
@@ -212,13 +227,18 @@ fn require_within(op: &'static str, dtype: DType, x: i128) -> Result<()> {
     };
     let wide = || u64::try_from(x).map_or(Scalar::F64(x as f64), Scalar::U64);
     let value = || i64::try_from(x).map_or_else(|_| wide(), Scalar::I64);
-    if range.contains(&x) { Ok(()) } else { Err(not_exact(op, dtype, value())) }
+    if range.contains(&x) { Ok(()) } else { Err(not_exact(op, dtype, value())).at_caller() }
 }
 
 fn not_exact(op: &'static str, dtype: DType, x: Scalar) -> Error {
     Error::range(op, "value", x, format!("an exact {dtype}"))
 }
 
+#[track_caller]
 fn require_float(op: &'static str, dtype: DType) -> Result<()> {
-    if dtype.is_float() { Ok(()) } else { Err(Error::dtype(op, &[dtype], "only floating types can be drawn from it")) }
+    if dtype.is_float() {
+        Ok(())
+    } else {
+        Err(Error::dtype(op, &[dtype], "only floating types can be drawn from it")).at_caller()
+    }
 }

@@ -22,11 +22,12 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// A tensor of stored bytes: row-major elements in the host's byte order.
+    #[track_caller]
     pub fn from_bytes(rt: &R, shape: Shape, dtype: crate::DType, bytes: &[u8]) -> Result<Self> {
         let shape = shape.checked("from_bytes")?;
         if bytes.len() != shape.numel() * dtype.size() {
             let why = format!("{} bytes of {dtype}, but {} were given", shape.numel() * dtype.size(), bytes.len());
-            return Err(Error::shape("from_bytes", &[shape], why));
+            return Err(Error::shape("from_bytes", &[shape], why)).at_caller();
         }
         let mut out = TensorMut::alloc(rt, shape, dtype)?;
         rt.upload(bytes, out.out().view)?;
@@ -46,6 +47,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// The values in row-major order, each as the nearest `f64`, for every dtype.
+    #[track_caller]
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
         fn convert<R: Runtime, E: Element>(t: &Tensor<R>) -> Result<Vec<f64>> {
             let values = t.to_vec::<E>()?;
@@ -68,6 +70,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// The stored bytes of the elements in row-major order, copied to the host.
+    #[track_caller]
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let dense = self.contiguous()?;
         let mut out = zeros(dense.shape().numel() * dense.dtype().size(), self.live())?;
@@ -80,6 +83,7 @@ impl<R: Runtime> Tensor<R> {
     /// # Errors
     /// Fails as [`to_bytes`](Tensor::to_bytes) does, and if the vector is too small and the host cannot allocate a
     /// larger one.
+    #[track_caller]
     pub fn to_bytes_in(&self, bytes: &mut Vec<u8>) -> Result<()> {
         let dense = self.contiguous()?;
         let len = dense.shape().numel() * dense.dtype().size();
@@ -126,6 +130,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// A tensor of the same values on another runtime, always copied through host memory.
+    #[track_caller]
     pub fn to_device<S: Runtime>(&self, rt: &S) -> Result<Tensor<S>> {
         Tensor::from_bytes(rt, *self.shape(), self.dtype(), &self.to_bytes()?)
     }
@@ -148,17 +153,19 @@ impl<R: Runtime> TensorMut<R> {
     }
 
     /// Copies the stored bytes of row-major memory to the host; blocks until the device is done.
+    #[track_caller]
     pub fn copy_to_host(&self, to: &mut [u8]) -> Result<()> {
         self.check_row("copy_to_host", to.len())?;
         self.runtime().download(self.view(), to)
     }
 
     /// Fills row-major memory from stored bytes. The memory must start at offset 0 of its buffer, as fresh memory does.
+    #[track_caller]
     pub fn copy_from_host(&mut self, from: &[u8]) -> Result<()> {
         self.check_row("copy_from_host", from.len())?;
         if self.memory.layout().offset() != 0 {
             let why = "memory inside a buffer is not filled from the host: fill fresh memory, and copy it";
-            return Err(Error::usage("copy_from_host", why));
+            return Err(Error::usage("copy_from_host", why)).at_caller();
         }
         let rt = self.runtime().clone();
         rt.upload(from, self.rewritten())

@@ -98,6 +98,7 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// A row-major tensor of the same values: the tensor itself when it already is row-major, a copy otherwise.
+    #[track_caller]
     pub fn contiguous(&self) -> Result<Self> {
         if self.0.layout.is_contiguous() {
             return Ok(self.clone());
@@ -106,12 +107,14 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// A copy of the values in fresh memory.
+    #[track_caller]
     pub fn copy(&self) -> Result<Self> {
         self.copy_on(&self.0.rt)
     }
 
     /// A copy of the values in fresh memory booked under `use_`. Copies of that copy are booked there, too; results of
     /// ops are booked as activations.
+    #[track_caller]
     pub fn copy_for(&self, use_: MemoryCategory) -> Result<Self> {
         self.copy_on(&self.0.rt.with_category(use_))
     }

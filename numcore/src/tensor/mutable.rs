@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Tensor, check_memory, check_operands, pieces::SplitMemory};
 use crate::{
-    Accumulate, DType, Error, ErrorKind, Layout, MemoryCategory, Out, Result, Runtime, Shape, View, ViewMut,
+    Accumulate, DType, Error, ErrorKind, Layout, MemoryCategory, Out, Result, Runtime, Shape, View, ViewMut, Within,
     ops::{self, Apply, Rule, Spec},
 };
 
@@ -35,22 +35,26 @@ pub(crate) enum Lent {
 
 impl<R: Runtime> TensorMut<R> {
     /// Fresh row-major memory with arbitrary contents.
+    #[track_caller]
     pub fn alloc(rt: &R, shape: Shape, dtype: DType) -> Result<Self> {
         Self::alloc_at(rt.clone(), Layout::contiguous(shape), dtype)
     }
 
     /// Fresh memory booked under `use_`. The tensor itself carries `rt`, so copies of it are booked under the category
     /// of `rt`.
+    #[track_caller]
     pub fn alloc_for(rt: &R, use_: MemoryCategory, shape: Shape, dtype: DType) -> Result<Self> {
         let buffer = rt.with_category(use_).alloc(shape.checked("alloc")?.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt.clone(), buffer, Layout::contiguous(shape), dtype)))
     }
 
+    #[track_caller]
     pub(crate) fn alloc_on(rt: R, shape: Shape, dtype: DType) -> Result<Self> {
         Self::alloc_at(rt, Layout::contiguous(shape), dtype)
     }
 
     /// Fresh memory for a dense layout with offset 0.
+    #[track_caller]
     pub(crate) fn alloc_at(rt: R, layout: Layout, dtype: DType) -> Result<Self> {
         layout.shape().checked("alloc")?;
         let buffer = rt.alloc(layout.numel() * dtype.size())?;
@@ -69,6 +73,7 @@ impl<R: Runtime> TensorMut<R> {
     }
 
     /// Fresh memory filled with zeros.
+    #[track_caller]
     pub fn zeros(rt: &R, shape: Shape, dtype: DType) -> Result<Self> {
         let mut t = Self::alloc(rt, shape, dtype)?;
         t.zero()?;
@@ -101,6 +106,7 @@ impl<R: Runtime> TensorMut<R> {
     }
 
     /// Fills the memory with zeros.
+    #[track_caller]
     pub fn zero(&mut self) -> Result<()> {
         self.written = true;
         ops::fill_zero(self.runtime(), Out { view: self.window(), how: Accumulate::Overwrite })
@@ -110,6 +116,7 @@ impl<R: Runtime> TensorMut<R> {
     ///
     /// # Errors
     /// Fails if the output's shape, dtype or device differs from this memory's, or if an operand shares this memory.
+    #[track_caller]
     pub fn accumulate(&mut self, op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
         self.check_result(op, ins, self.spec())?;
         op.run(ins, &mut [self.out()])
@@ -138,6 +145,7 @@ impl<R: Runtime> TensorMut<R> {
     ///
     /// A view that covers only a part of memory not yet written has the rest zeroed first. A view that strides cannot
     /// express, or whose elements overlap, is an error.
+    #[track_caller]
     pub fn accumulate_view(&mut self, views: &[ops::ViewOp], op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
         let mut layout = *self.memory.layout();
         for v in views {
@@ -160,13 +168,14 @@ impl<R: Runtime> TensorMut<R> {
 
     /// Converts the memory to an immutable tensor. Memory that a flat buffer lent, and a piece of split memory, is an
     /// error: return it to the buffer, or join the pieces first.
+    #[track_caller]
     pub fn freeze(self) -> Result<Tensor<R>> {
         if let Some(lent) = self.lent {
             let what = match lent {
                 Lent::Piece { at, .. } => format!("it is piece {at} of split memory; `join` the pieces first"),
                 part => format!("{part:?} is lent by a flat buffer; give it back with `restore`"),
             };
-            return Err(ErrorKind::Lent { op: "freeze", what }.into());
+            return Err(ErrorKind::Lent { op: "freeze", what }.into()).at_caller();
         }
         Ok(self.memory)
     }

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use super::positions;
 use crate::{
-    DType, Error, Result, Runtime, Shape, Tensor,
+    DType, Error, Result, Runtime, Shape, Tensor, Within,
     ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ScanOps, ViewOps, rule},
     pointwise::Program,
 };
@@ -82,6 +82,7 @@ impl<T: Apply> SelectOps for T {}
 impl<R: Runtime> Tensor<R> {
     /// The coordinates of the elements that are not 0 (`false`), in row-major order, `[M, rank]`, `i64`. Waits for
     /// the device, because `M` depends on the values; no gradient.
+    #[track_caller]
     pub fn nonzero(&self) -> Result<Self> {
         let truth = if self.dtype() == DType::Bool { self.clone() } else { self.ne(0.0)? };
         let flat = places(&truth, "nonzero")?;
@@ -101,9 +102,10 @@ impl<R: Runtime> Tensor<R> {
 }
 
 /// The flat, row-major positions where `mask` holds, `[M]`, by a prefix sum of the mask.
+#[track_caller]
 fn places<R: Runtime>(mask: &Tensor<R>, op: &'static str) -> Result<Tensor<R>> {
     if mask.dtype() != DType::Bool {
-        return Err(Error::dtype(op, &[mask.dtype()], "the mask must be bool; compare first"));
+        return Err(Error::dtype(op, &[mask.dtype()], "the mask must be bool; compare first")).at_caller();
     }
     let n = mask.shape().numel();
     let mask = mask.reshape([n])?;

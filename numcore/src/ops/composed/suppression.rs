@@ -1,7 +1,7 @@
 //! Greedy non-maximum suppression of boxes.
 
 use crate::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, Within,
     ops::{Apply, SortOps, rule},
 };
 
@@ -13,16 +13,18 @@ use crate::{
 /// Each decision depends on earlier ones and is made on the host: the call reads boxes and scores, and waits for the
 /// device.
 #[doc(alias = "nms")]
+#[track_caller]
 pub fn non_max_suppression<R: Runtime>(boxes: &Tensor<R>, scores: &Tensor<R>, threshold: f64) -> Result<Tensor<R>> {
     const OP: &str = "nms";
     rule::same_dtype(OP, &[boxes.spec(), scores.spec()])?;
     rule::float(OP, boxes.spec())?;
     let n = scores.shape().numel();
     if scores.shape().rank() != 1 || boxes.dims() != [n, 4] {
-        return Err(Error::shape(OP, &[*boxes.shape(), *scores.shape()], "needs boxes [N, 4] and scores [N]"));
+        return Err(Error::shape(OP, &[*boxes.shape(), *scores.shape()], "needs boxes [N, 4] and scores [N]"))
+            .at_caller();
     }
     if threshold.is_nan() {
-        return Err(Error::range(OP, "threshold", threshold, "a number"));
+        return Err(Error::range(OP, "threshold", threshold, "a number")).at_caller();
     }
     let order = scores.argsort(0, true)?.to_vec::<i64>()?;
     let corners = boxes.to_f64s()?;

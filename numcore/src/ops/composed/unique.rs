@@ -3,7 +3,7 @@
 
 use super::SelectOps;
 use crate::{
-    DType, Error, Result, Runtime, Tensor,
+    DType, Error, Result, Runtime, Tensor, Within,
     ops::{IndexOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps, cat},
 };
 
@@ -22,6 +22,7 @@ pub struct Unique<R: Runtime> {
 
 impl<R: Runtime> Tensor<R> {
     /// The distinct elements, in ascending order. Any dtype.
+    #[track_caller]
     pub fn unique(&self) -> Result<Unique<R>> {
         let shape = *self.shape();
         let rows = self.reshape([shape.numel(), 1])?;
@@ -33,6 +34,7 @@ impl<R: Runtime> Tensor<R> {
     /// The distinct slices of `self: [.., L, ..]` along `axis`, in lexicographic order. Takes one stable sort for each
     /// element of a slice.
     #[doc(alias = "unique_dim")]
+    #[track_caller]
     pub fn unique_along(&self, axis: isize) -> Result<Unique<R>> {
         let shape = *self.shape();
         let at = shape.axis("unique", axis)?;
@@ -47,13 +49,15 @@ impl<R: Runtime> Tensor<R> {
     /// Counts the occurrences of each of `0 .. max(M, minlength)` among the elements of `self`, where `M − 1` is the
     /// largest. Elements are integers, none negative. With `weights`, of `self`'s shape, it sums the weights of these
     /// elements instead. The dtype is `i64`, or that of the weights.
+    #[track_caller]
     pub fn bincount(&self, weights: Option<&Self>, minlength: usize) -> Result<Self> {
         const OP: &str = "bincount";
         if !self.dtype().is_int() {
-            return Err(Error::dtype(OP, &[self.dtype()], "counts integers; cast with `to_dtype`"));
+            return Err(Error::dtype(OP, &[self.dtype()], "counts integers; cast with `to_dtype`")).at_caller();
         }
         if let Some(w) = weights.filter(|w| w.shape() != self.shape()) {
-            return Err(Error::shape(OP, &[*self.shape(), *w.shape()], "values and weights must have one shape"));
+            return Err(Error::shape(OP, &[*self.shape(), *w.shape()], "values and weights must have one shape"))
+                .at_caller();
         }
         let n = self.shape().numel();
         let index = self.reshape([n])?.to_dtype(DType::I64)?;
@@ -61,7 +65,7 @@ impl<R: Runtime> Tensor<R> {
         if n > 0 {
             let lowest = index.amin_all()?.item()?;
             if lowest < 0.0 {
-                return Err(Error::range(OP, "lowest value", lowest, "at least 0 to be counted"));
+                return Err(Error::range(OP, "lowest value", lowest, "at least 0 to be counted")).at_caller();
             }
             length = length.max(index.amax_all()?.item()? as usize + 1);
         }
@@ -72,6 +76,7 @@ impl<R: Runtime> Tensor<R> {
 }
 
 /// The distinct rows of `x: [L, K]`, in lexicographic order.
+#[track_caller]
 fn distinct<R: Runtime>(x: &Tensor<R>) -> Result<Unique<R>> {
     let rt = x.runtime();
     let (n, width) = (x.dims()[0], x.dims()[1]);

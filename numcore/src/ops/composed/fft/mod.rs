@@ -9,7 +9,7 @@ use transform::dft;
 
 use super::{constant, widened};
 use crate::{
-    Error, Result,
+    Error, Result, Within,
     ops::{Apply, JoinOps, PadMode, PointwiseOps, ViewOps, cat, rule},
 };
 
@@ -44,77 +44,97 @@ impl FftNorm {
 /// factors are computed in `f64` on the host by each call, in `O(n)`.
 pub trait FftOps: Apply {
     /// The Fourier transform `X[k] = Σ_t x[t] · e^(−2πi·t·k/n)` along `axis` of complex `self: [.., N, .., 2]`.
+    #[track_caller]
     fn fft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
-        complex("fft", self, n, axis, norm, false)
+        complex("fft", self, n, axis, norm, false).at_caller()
     }
     /// The inverse of [`fft`](FftOps::fft): the exponent's sign is `+`.
+    #[track_caller]
     fn ifft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
-        complex("ifft", self, n, axis, norm, true)
+        complex("ifft", self, n, axis, norm, true).at_caller()
     }
     /// The Fourier transform along `axis` of real `self: [.., N, ..]`, as `[.., n/2 + 1, .., 2]`. Only the first
     /// `⌊n/2⌋ + 1` elements are returned, which determine the others. See [`fft`](FftOps::fft).
+    #[track_caller]
     fn rfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
-        real("rfft", self, n, axis, norm)
+        real("rfft", self, n, axis, norm).at_caller()
     }
     /// The inverse of [`rfft`](FftOps::rfft): real `[.., n, ..]` from the first `⌊n/2⌋ + 1` elements of
     /// `self: [.., M, .., 2]`. `n` defaults to `2·(M − 1)`. The imaginary part of the first element is not read, nor
     /// that of the last one if `n` is even.
+    #[track_caller]
     fn irfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
-        real_inverse("irfft", self, n, axis, norm)
+        real_inverse("irfft", self, n, axis, norm).at_caller()
     }
     /// The Fourier transform along each of `axes`; see [`fft`](FftOps::fft).
     #[doc(alias = "fft2")]
+    #[track_caller]
     fn fftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
         const OP: &str = "fftn";
-        named(OP, self, axes)?.iter().try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, false))
+        named(OP, self, axes)
+            .at_caller()?
+            .iter()
+            .try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, false))
+            .at_caller()
     }
     /// The inverse Fourier transform along each of `axes`; see [`ifft`](FftOps::ifft).
     #[doc(alias = "ifft2")]
+    #[track_caller]
     fn ifftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
         const OP: &str = "ifftn";
-        named(OP, self, axes)?.iter().try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, true))
+        named(OP, self, axes)
+            .at_caller()?
+            .iter()
+            .try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, true))
+            .at_caller()
     }
     /// The Fourier transform of real `self`: [`rfft`](FftOps::rfft) along the last of `axes`, [`fft`](FftOps::fft)
     /// along the others.
     #[doc(alias = "rfft2")]
+    #[track_caller]
     fn rfftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
         const OP: &str = "rfftn";
         let shape = self.spec().shape;
-        let (last, others) = axes.split_last().ok_or_else(|| shape.names_no_axis(OP))?;
+        let (last, others) = axes.split_last().ok_or_else(|| shape.names_no_axis(OP)).at_caller()?;
         // The others as positive axes: the axis of pairs would shift axes that count from the end.
-        let others = others.iter().map(|&a| shape.axis(OP, a)).collect::<Result<Vec<_>>>()?;
-        let first = real(OP, self, None, *last, norm)?;
-        others.into_iter().try_fold(first, |x, a| complex(OP, &x, None, a as isize, norm, false))
+        let others = others.iter().map(|&a| shape.axis(OP, a)).collect::<Result<Vec<_>>>().at_caller()?;
+        let first = real(OP, self, None, *last, norm).at_caller()?;
+        others.into_iter().try_fold(first, |x, a| complex(OP, &x, None, a as isize, norm, false)).at_caller()
     }
     /// The inverse of [`rfftn`](FftOps::rfftn): real, `n` elements along the last of `axes`.
     #[doc(alias = "irfft2")]
+    #[track_caller]
     fn irfftn(&self, n: Option<usize>, axes: &[isize], norm: FftNorm) -> Result<Self> {
         const OP: &str = "irfftn";
-        let (last, others) = axes.split_last().ok_or_else(|| self.spec().shape.names_no_axis(OP))?;
-        let whole = others.iter().try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, true))?;
-        real_inverse(OP, &whole, n, *last, norm)
+        let (last, others) = axes.split_last().ok_or_else(|| self.spec().shape.names_no_axis(OP)).at_caller()?;
+        let whole = others.iter().try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, true)).at_caller()?;
+        real_inverse(OP, &whole, n, *last, norm).at_caller()
     }
     /// Rolls elements by `⌊N/2⌋` along `axes`, so that frequency 0 is in the middle. Unlike in the transforms, axis
     /// numbers count every axis, also that of complex pairs.
+    #[track_caller]
     fn fftshift(&self, axes: &[isize]) -> Result<Self> {
-        shifted("fftshift", self, axes, |n| (n / 2) as isize)
+        shifted("fftshift", self, axes, |n| (n / 2) as isize).at_caller()
     }
     /// The inverse of [`fftshift`](FftOps::fftshift).
+    #[track_caller]
     fn ifftshift(&self, axes: &[isize]) -> Result<Self> {
-        shifted("ifftshift", self, axes, |n| -((n / 2) as isize))
+        shifted("ifftshift", self, axes, |n| -((n / 2) as isize)).at_caller()
     }
     /// Short-time Fourier transforms of real `self: [.., L]`, as `[.., F, T, 2]`. A window of `options.size` elements
     /// is taken every `options.hop` elements, weighted by `window: [W]` and transformed. A shorter `window` is centred
     /// between zeros; `None` means ones. `F` is `options.size / 2 + 1` with `onesided`, else `options.size`.
+    #[track_caller]
     fn stft(&self, window: Option<&Self>, options: Stft) -> Result<Self> {
-        options.forward(self, window)
+        options.forward(self, window).at_caller()
     }
     /// The inverse of [`stft`](FftOps::stft), by the least squares of Griffin & Lim (1984). Windows are transformed
     /// back, weighted, and added where they overlap. The sum is divided by the sum of the squared weights, where that
     /// is above 1e-11. The result is `[.., length]`, or else as long as the windows reach, without the padding that
     /// `center` added.
+    #[track_caller]
     fn istft(&self, window: Option<&Self>, options: Stft, length: Option<usize>) -> Result<Self> {
-        options.backward(self, window, length)
+        options.backward(self, window, length).at_caller()
     }
 }
 

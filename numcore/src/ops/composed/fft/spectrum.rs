@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 use super::{FftNorm, FftOps, JoinOps, PadMode, ViewOps, complex_axis};
 use crate::{
-    DType, Error, Result, Runtime, Shape, Tensor,
+    DType, Error, Result, Runtime, Shape, Tensor, Within,
     ops::{Apply, PadOps, PointwiseOps, rule},
     pointwise::Program,
 };
@@ -34,11 +34,12 @@ impl Stft {
         Stft { size, hop, center: true, pad: PadMode::Reflect, normalized: false, onesided: true }
     }
 
+    #[track_caller]
     fn check(&self, op: &'static str) -> Result<()> {
         if self.size > 0 && self.hop > 0 {
             return Ok(());
         }
-        Err(Error::range(op, if self.size == 0 { "size" } else { "hop" }, 0usize, "at least 1"))
+        Err(Error::range(op, if self.size == 0 { "size" } else { "hop" }, 0usize, "at least 1")).at_caller()
     }
 
     fn norm(&self) -> FftNorm {
@@ -46,6 +47,7 @@ impl Stft {
     }
 
     /// The window, centred between zeros in `size` elements.
+    #[track_caller]
     fn window<T: Apply>(&self, op: &'static str, like: &T, window: Option<&T>) -> Result<T> {
         let Some(w) = window else {
             return Ok(T::constant(Tensor::ones(like.runtime(), [self.size], like.spec().dtype)?));
@@ -53,19 +55,21 @@ impl Stft {
         rule::same_dtype(op, &[like.spec(), w.spec()])?;
         let shape = w.spec().shape;
         if shape.rank() != 1 || shape[0] > self.size {
-            return Err(Error::shape(op, &[shape], format!("the window must be [W], W at most {}", self.size)));
+            return Err(Error::shape(op, &[shape], format!("the window must be [W], W at most {}", self.size)))
+                .at_caller();
         }
         let left = (self.size - shape[0]) / 2;
         w.pad(&[(left, self.size - shape[0] - left)], 0.0)
     }
 
+    #[track_caller]
     pub(super) fn forward<T: Apply>(&self, x: &T, window: Option<&T>) -> Result<T> {
         const OP: &str = "stft";
         self.check(OP)?;
         rule::float(OP, x.spec())?;
         let shape = x.spec().shape;
         if shape.rank() == 0 {
-            return Err(Error::shape(OP, &[shape], "needs a signal, [.., L]"));
+            return Err(Error::shape(OP, &[shape], "needs a signal, [.., L]")).at_caller();
         }
         let mut pads = vec![(0, 0); shape.rank()];
         pads[shape.rank() - 1] = ((self.size / 2) as isize, (self.size / 2) as isize);
@@ -78,6 +82,7 @@ impl Stft {
         spectra.transpose(-3, -2)
     }
 
+    #[track_caller]
     pub(super) fn backward<T: Apply>(&self, x: &T, window: Option<&T>, length: Option<usize>) -> Result<T> {
         const OP: &str = "istft";
         self.check(OP)?;
@@ -86,7 +91,8 @@ impl Stft {
         let bins = if self.onesided { self.size / 2 + 1 } else { self.size };
         let rank = shape.rank();
         if rank < 3 || shape[rank - 3] != bins || shape[rank - 2] == 0 {
-            return Err(Error::shape(OP, &[shape], format!("needs [.., {bins}, T, 2] with at least one time")));
+            return Err(Error::shape(OP, &[shape], format!("needs [.., {bins}, T, 2] with at least one time")))
+                .at_caller();
         }
         let spectra = x.transpose(-3, -2)?;
         let frames = match self.onesided {
@@ -110,6 +116,7 @@ impl Stft {
 }
 
 /// The quotient `sum / weight`, where the weight is not 0.
+#[track_caller]
 fn divided<T: Apply>(sum: &T, weight: &T) -> Result<T> {
     static DIVIDE: std::sync::LazyLock<Program> = std::sync::LazyLock::new(|| {
         Program::new("istft", |[x, w], []| {
@@ -171,9 +178,10 @@ impl<R: Runtime> Tensor<R> {
     #[doc(alias = "blackman_window")]
     #[doc(alias = "bartlett_window")]
     #[doc(alias = "kaiser_window")]
+    #[track_caller]
     pub fn window(rt: &R, kind: Window, n: usize, periodic: bool, dtype: DType) -> Result<Self> {
         if !dtype.is_float() {
-            return Err(Error::dtype("window", &[dtype], "weights are floats"));
+            return Err(Error::dtype("window", &[dtype], "weights are floats")).at_caller();
         }
         let period = if periodic { n } else { n.saturating_sub(1) }.max(1) as f64;
         let mut weights = (0..n).map(|i| if n == 1 { 1.0 } else { kind.at(i as f64 / period) });
