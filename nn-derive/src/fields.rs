@@ -16,7 +16,7 @@ const PLAIN: [&str; 17] = [
 const WRAPPERS: [&str; 4] = ["Option", "Vec", "Box", "Arc"];
 
 /// The fields of a struct that are visited.
-pub struct Parts(Vec<Part>);
+pub(crate) struct Parts(Vec<Part>);
 
 struct Part {
     member: Member,
@@ -25,7 +25,7 @@ struct Part {
 }
 
 impl Parts {
-    pub fn of(fields: &Fields) -> Result<Parts> {
+    pub(crate) fn of(fields: &Fields) -> Result<Parts> {
         let mut parts = Vec::new();
         for (member, field) in fields.members().zip(fields) {
             let options = options::field(&field.attrs)?;
@@ -39,7 +39,7 @@ impl Parts {
     }
 
     /// A struct that names no runtime can only hold state that is independent of runtimes: modes.
-    pub fn require_no_state(&self, ident: &Ident, generics: &Generics) -> Result<()> {
+    pub(crate) fn require_no_state(&self, ident: &Ident, generics: &Generics) -> Result<()> {
         let with_state = self.0.iter().find(|p| !is_mode(&p.ty)).map(|p| &p.member);
         let Some(member) = with_state else {
             return Ok(());
@@ -51,12 +51,12 @@ impl Parts {
         let example = if generics.params.is_empty() { "<R: Runtime>" } else { "<R: Runtime, ..>" };
         let why = format!(
             "`{ident}` has no type parameter bound by `Runtime`, on which its parameters would live; write `struct {ident}{example}`, \
-             or mark field `{field}` with #[module(skip)] if it holds none"
+             or #[module(runtime = Cpu)] above a model for one runtime, or mark field `{field}` with #[module(skip)] if it holds none"
         );
         Err(Error::new(ident.span(), why))
     }
 
-    pub fn visits(&self, nn: &Path, runtime: &Ident) -> TokenStream {
+    pub(crate) fn visits(&self, nn: &Path, runtime: &Type) -> TokenStream {
         self.0
             .iter()
             .map(|Part { member, name, .. }| quote!(#nn::Module::<#runtime>::visit(&self.#member, #name, visitor);))

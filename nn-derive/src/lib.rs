@@ -2,13 +2,14 @@
 //!
 //! The crate `nn` re-exports the macro together with the trait, and documents its options.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod fields;
 mod options;
 
 use proc_macro::TokenStream;
 use quote::quote;
-use syn::{Data, DeriveInput, Error, Ident, Path, Result, parse_macro_input, parse_quote};
+use syn::{Data, DeriveInput, Error, Ident, Path, Result, Type, parse_macro_input, parse_quote, spanned::Spanned};
 
 use fields::Parts;
 
@@ -32,12 +33,17 @@ fn expand(input: &DeriveInput, default_crate: Path) -> Result<proc_macro2::Token
         Data::Enum(data) => return Err(unsupported(data.enum_token.span, "an enum")),
         Data::Union(data) => return Err(unsupported(data.union_token.span, "a union")),
     };
-    let nn = options::container(&input.attrs)?.unwrap_or(default_crate);
+    let options = options::container(&input.attrs)?;
+    let nn = options.krate.unwrap_or(default_crate);
     let parts = Parts::of(&what.fields)?;
     let mut generics = input.generics.clone();
-    let runtime = match runtime_parameter(&input.generics) {
-        Some(name) => name,
-        None => {
+    let runtime: Type = match (options.runtime, runtime_parameter(&input.generics)) {
+        (Some(one), None) => one,
+        (None, Some(name)) => parse_quote!(#name),
+        (Some(one), Some(_)) => {
+            return Err(Error::new(one.span(), "a model over any `R: Runtime` is not written for one: leave this out"));
+        }
+        (None, None) => {
             parts.require_no_state(&input.ident, &input.generics)?;
             generics.params.push(parse_quote!(__R: #nn::Runtime));
             parse_quote!(__R)

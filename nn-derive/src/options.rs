@@ -1,35 +1,47 @@
 //! What `#[module(..)]` says on a struct and on its fields.
 
-use syn::{Attribute, LitStr, Path, Result};
+use syn::{Attribute, LitStr, Path, Result, Type};
 
 /// The options of a field.
 #[derive(Default)]
-pub struct FieldOptions {
+pub(crate) struct FieldOptions {
     /// The field is not part of the model's state.
     pub skip: bool,
     /// The name of the part; an empty name puts the field's parts among its parent's.
     pub rename: Option<LitStr>,
 }
 
-/// `#[module(crate = "path")]` on a struct.
-pub fn container(attrs: &[Attribute]) -> Result<Option<Path>> {
-    let mut path = None;
+/// The options of a struct.
+#[derive(Default)]
+pub(crate) struct StructOptions {
+    /// The path of the crate `nn`, for crates that have it under another name.
+    pub(crate) krate: Option<Path>,
+    /// The runtime of a model that is written for one alone.
+    pub(crate) runtime: Option<Type>,
+}
+
+/// `#[module(crate = "path")]` and `#[module(runtime = Type)]` on a struct.
+pub(crate) fn container(attrs: &[Attribute]) -> Result<StructOptions> {
+    let mut options = StructOptions::default();
     for attr in attrs.iter().filter(|a| a.path().is_ident("module")) {
         attr.parse_nested_meta(|meta| {
-            if !meta.path.is_ident("crate") {
+            if meta.path.is_ident("crate") {
+                options.krate = Some(meta.value()?.parse::<LitStr>()?.parse_with(Path::parse_mod_style)?);
+            } else if meta.path.is_ident("runtime") {
+                options.runtime = Some(meta.value()?.parse()?);
+            } else {
                 return Err(meta.error(
-                    "a struct takes `crate = \"path\"` alone; `skip`, `rename` and `flatten` belong to fields",
+                    "a struct takes `crate = \"path\"` and `runtime = Type`; `skip`, `rename` and `flatten` belong to fields",
                 ));
             }
-            path = Some(meta.value()?.parse::<LitStr>()?.parse_with(Path::parse_mod_style)?);
             Ok(())
         })?;
     }
-    Ok(path)
+    Ok(options)
 }
 
 /// `#[module(skip)]`, `#[module(rename = "name")]`, `#[module(flatten)]` on a field.
-pub fn field(attrs: &[Attribute]) -> Result<FieldOptions> {
+pub(crate) fn field(attrs: &[Attribute]) -> Result<FieldOptions> {
     let mut options = FieldOptions::default();
     for attr in attrs.iter().filter(|a| a.path().is_ident("module")) {
         attr.parse_nested_meta(|meta| {

@@ -40,6 +40,7 @@
 //!
 //! **Invariant**: parameters are known by name and order, both the model's own; nothing depends on addresses.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 // The derive macro names this crate by its path, here as everywhere.
 extern crate self as nn;
@@ -71,7 +72,8 @@ pub use module::{Forward, Module, Stage, Visitor};
 pub use module_ext::{ModuleExt, ParameterCount, under};
 /// Implements [`Module`](trait@Module) for a struct: each field is a part, named after the field.
 ///
-/// The struct has a type parameter bound by `Runtime`, unless it holds no state but [`Mode`]s. Fields of plain types
+/// The struct has a type parameter bound by `Runtime`, unless it holds no state but [`Mode`]s. A model for one runtime
+/// needs none: `#[module(runtime = Cpu)]` on the struct. Fields of plain types
 /// (integers, floats, `bool`, `String`, and `Option`, `Vec`, `Box`, `Arc`, arrays or tuples of these) are left out. On
 /// a field:
 ///
@@ -81,6 +83,17 @@ pub use module_ext::{ModuleExt, ParameterCount, under};
 ///
 /// On the struct, `#[module(crate = "path")]` gives the path of this crate when it is not `::nn`.
 ///
+/// ```
+/// # use nn::{Init, Linear, Module, ModuleExt};
+/// # use numcore::NullRuntime;
+/// #[derive(Module)]
+/// #[module(runtime = NullRuntime)]
+/// struct Head { layers: Vec<Linear<NullRuntime>> }
+///
+/// let head = Head { layers: vec![Linear::new(&Init::new(&NullRuntime::new(), 0), 4, 2)?] };
+/// assert_eq!(head.named_parameters()[0].0, "layers.0.weight");
+/// # Ok::<(), numcore::Error>(())
+/// ```
 /// ```compile_fail
 /// #[derive(nn::Module)]
 /// enum Either { A, B } // an enum's parts would depend on its value

@@ -1,19 +1,20 @@
-//! Tensors, autograd and training, written once and generic over the device.
+//! Tensors, autograd and training, for any device and for many of them.
 //!
 //! From a tensor to a trained model:
 //!
 //! ```
 //! use weftgrad::{optim::{AdamW, AdamWConfig, Optimizer}, prelude::*};
 //!
-//! /// A model is a struct, generic over the device it will run on.
+//! /// A model is a struct. This one is for the CPU; with a parameter `R: Runtime` in place of `Cpu`, for any device.
 //! #[derive(Module)]
-//! struct Mlp<R: Runtime> {
-//!     hidden: nn::Linear<R>,
-//!     out: nn::Linear<R>,
+//! #[module(runtime = Cpu)]
+//! struct Mlp {
+//!     hidden: nn::Linear<Cpu>,
+//!     out: nn::Linear<Cpu>,
 //! }
 //!
-//! impl<R: Runtime> Forward<R> for Mlp<R> {
-//!     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+//! impl Forward<Cpu> for Mlp {
+//!     fn forward(&self, x: &Var<Cpu>) -> Result<Var<Cpu>> {
 //!         self.out.forward(&self.hidden.forward(x)?.tanh()?)
 //!     }
 //! }
@@ -62,6 +63,7 @@
 //! (sinks, metrics, reports) and `train` (the training loop). Likewise `models` adds pretrained models, and `export`
 //! writes them as GGUF and ONNX files.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 #[cfg(feature = "cpu")]
 mod device;
