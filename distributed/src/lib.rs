@@ -1,10 +1,12 @@
 //! Distributed training on many ranks: gradient buckets, ZeRO, tensor, context and expert parallelism,
 //! pipeline schedules, sharded checkpoints.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod buckets;
 pub mod checkpoint;
 pub mod combinations;
+pub mod compat;
 pub mod context_parallel;
 pub mod ddp;
 mod devices;

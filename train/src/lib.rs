@@ -5,6 +5,7 @@
 //! in this crate: [`Evaluate`], [`Checkpoints`], [`EarlyStop`]. All ranks agree on the callbacks' requests once a step
 //! ([`Control`]). Measurements go to [sinks](sink).
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod callback;
 mod callbacks;
@@ -29,10 +30,7 @@ pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};
 pub use run::Run;
 pub use scalars::record_scalar;
-pub use trainer::{
-    DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, RunReport, TrainConfig,
-    TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,
-};
+pub use trainer::{RunReport, Trainer, Weighting};
 pub use watch::{Record, Sink, metrics, report, sink};
 
 /// Recordings of steps, and timelines of them.
@@ -40,4 +38,18 @@ pub mod recorder {
     pub use watch::recorder::*;
 
     pub use crate::profile::Profile;
+}
+
+/// Names from other frameworks beside the names they have here, for code that is translated.
+///
+/// | name | here |
+/// |---|---|
+/// | [`Trainer::setup`], [`setup_with`](Trainer::setup_with), [`head`](Trainer::head) | a training step and a loader for loops of one's own, as [`TrainSetup`] |
+/// | [`Trainer::builder`] | [`Trainer::new`] on every rank of a world of threads, as [`TrainerBuilder`] |
+/// | [`DistributedTrainConfig`] | the arguments of `weftgrad::Launcher`, in one struct |
+pub mod compat {
+    pub use crate::trainer::{
+        DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, TrainConfig,
+        TrainHandle, TrainSetup, Trained, TrainedTensor, TrainerBuilder,
+    };
 }

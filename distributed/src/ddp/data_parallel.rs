@@ -10,7 +10,7 @@ use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor};
 use optim::{FlatGradients, HyperParams, Optimizer, all_finite, require_rates};
 
-use super::Ddp;
+use super::by_hand::Ddp;
 use crate::{
     buckets::{BucketLayout, BucketOptions, BucketReducer, Unused, reducer},
     checkpoint::names::Buffers,

@@ -1,12 +1,11 @@
 //! Data parallelism: every rank has the whole model, and gradients are summed over ranks.
 
-mod by_hand;
+pub(crate) mod by_hand;
 mod checkpoint;
 mod data_parallel;
 mod exchange;
 mod unfreeze;
 
-pub use by_hand::Ddp;
 pub use data_parallel::DataParallel;
 pub(crate) use data_parallel::MakeReducer;
 pub(crate) use unfreeze::UNFROZEN;

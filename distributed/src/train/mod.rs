@@ -31,5 +31,4 @@ pub use crate::{
     ddp::DataParallel,
     loss::Loss,
     strategy::{BufferSync, FullParameters, Strategy},
-    zero::{ZeroStage1, ZeroStage2, ZeroStage3},
 };

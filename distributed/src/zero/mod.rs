@@ -28,7 +28,6 @@ mod order;
 mod rates;
 mod residency;
 mod sharded;
-mod stages;
 mod unit;
 mod values;
 
@@ -38,4 +37,3 @@ pub use options::{UnitOf, ZeroOptions, ZeroStage};
 pub use sharded::{OwnedElements, Sharded};
 
 pub use crate::strategy::FullParameters;
-pub use stages::{ZeroStage1, ZeroStage2, ZeroStage3};

@@ -317,6 +317,12 @@ impl<R: Runtime> ShardGroups<R> {
     }
 }
 
+impl From<ZeroStage> for ZeroOptions {
+    fn from(stage: ZeroStage) -> Self {
+        ZeroOptions { stage, ..Default::default() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ use crate::{
     checkpoint::names::Buffers,
     combinations::Features,
     comm::{Collectives, Communicator, Partial, ReduceOp},
-    ddp::Ddp,
+    ddp::by_hand::Ddp,
     mesh::{AsMesh, Mesh},
     strategy::{
         ActiveRanks, BackwardPass, BufferSync, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy,

@@ -3,8 +3,8 @@
 use std::{error::Error as _, fmt, io};
 
 use distributed::{
+    compat::{ZeroStage1, ZeroStage2, ZeroStage3},
     pipeline::split,
-    zero::{ZeroStage1, ZeroStage2, ZeroStage3},
 };
 
 use crate::{pipeline_common::shape, prelude::*};

@@ -31,8 +31,9 @@ pub use distributed::{
         Collective, Collectives, Comm, Communicator, CountingCommunicator, Fault, FaultyCommunicator, Group,
         Guarantees, InOrderCommunicator, NoOpCommunicator, Quorum, Ranks, ReduceOp, Traffic, Work,
     },
+    compat::Ddp,
     context_parallel::{ContextExchange, ContextRanks},
-    ddp::{DataParallel, Ddp},
+    ddp::DataParallel,
     mesh::{AsMesh, Mesh},
     pipeline::{
         Checked, Costs, Direction, Limits, Lowering, Message, MicroBatches, Pipeline, PipelineGroups, PipelineModel,

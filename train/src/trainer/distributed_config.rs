@@ -9,7 +9,7 @@ use numcore::{Error, Result};
 /// makes the ranks.
 ///
 /// ```
-/// use train::{DistributedTrainConfig, EngineKind};
+/// use train::compat::{DistributedTrainConfig, EngineKind};
 /// # fn main() -> numcore::Result<()> {
 /// let four = DistributedTrainConfig { world_size: 4, ..Default::default() };
 /// assert_eq!(four.engine(None)?, EngineKind::Threads);

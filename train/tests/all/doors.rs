@@ -1,6 +1,6 @@
 //! The three doors: a loop of one's own, functions, and a head. One text for one rank and for many.
 
-use train::{DistributedTrainConfig, TrainConfig};
+use train::compat::{DistributedTrainConfig, TrainConfig};
 
 use crate::{common::*, prelude::*};
 

@@ -2,7 +2,7 @@
 
 use engine_process::{Launch, SharedFolder};
 use numcore::Result;
-use train::{DistributedBackend, DistributedTrainConfig, EngineKind, LaunchedProcess};
+use train::compat::{DistributedBackend, DistributedTrainConfig, EngineKind, LaunchedProcess};
 
 use super::{LaunchEngine, Launcher, first_at_least, gpus};
 use crate::{Device, devices};

@@ -6,7 +6,7 @@ use weftgrad::{
     autograd::backward,
     distributed::{
         comm::{Comm, Communicator},
-        ddp::Ddp,
+        compat::Ddp,
     },
     nn::{Init, Linear},
     optim::{AdamW, AdamWConfig, Optimizer},
@@ -66,7 +66,7 @@ fn judged(answers: &Var<AnyRuntime>, real: bool) -> Result<Var<AnyRuntime>> {
     answers.mul(if real { 1.0 } else { -1.0 })?.log_sigmoid()?.neg()?.mean_all()
 }
 
-pub fn losses(comm: &Comm<AnyRuntime>, steps: usize) -> Result<Vec<f64>> {
+pub(crate) fn losses(comm: &Comm<AnyRuntime>, steps: usize) -> Result<Vec<f64>> {
     let mut generator = Player::new(comm, 1, NOISE)?;
     let mut discriminator = Player::new(comm, 2, 1)?;
     let rt = comm.runtime();

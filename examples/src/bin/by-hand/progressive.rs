@@ -6,7 +6,7 @@ use weftgrad::{
     autograd::backward,
     distributed::{
         comm::{Comm, Communicator},
-        ddp::Ddp,
+        compat::Ddp,
     },
     nn::{Init, Linear, loss::mse},
     optim::{AdamW, AdamWConfig, Optimizer},
@@ -51,7 +51,7 @@ fn target(x: &Var<AnyRuntime>) -> Result<Var<AnyRuntime>> {
     x.narrow(1, 0, 1)?.mul(3.0)?.sin()?.mul(&x.narrow(1, 1, 1)?)
 }
 
-pub fn losses(comm: &Comm<AnyRuntime>, steps: usize) -> Result<Vec<f64>> {
+pub(crate) fn losses(comm: &Comm<AnyRuntime>, steps: usize) -> Result<Vec<f64>> {
     let (rt, mut losses) = (comm.runtime(), Vec::with_capacity(steps));
     let mut model = Growing::new(&Init::new(rt, 1))?;
     for phase in 0..3 {

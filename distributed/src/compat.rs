@@ -1,6 +1,12 @@
-//! The stages of ZeRO by the names they have in the paper.
+//! Names from other frameworks and papers beside the names they have here, for code that is translated.
+//!
+//! | name | here |
+//! |---|---|
+//! | [`ZeroStage1`], [`ZeroStage2`], [`ZeroStage3`] | values of [`ZeroStage`], for `.zero(..)` of a training step |
+//! | [`Ddp`] | data parallelism by hand, for loops that no [`TrainStep`](crate::train::TrainStep) fits |
 
-use super::{ZeroOptions, ZeroStage};
+pub use crate::ddp::by_hand::Ddp;
+use crate::zero::{ZeroOptions, ZeroStage};
 
 /// Shards optimizer state: `.zero(ZeroStage1)`. See [`ZeroStage::Optimizer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,12 +20,6 @@ pub struct ZeroStage2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(alias("FSDP"))]
 pub struct ZeroStage3;
-
-impl From<ZeroStage> for ZeroOptions {
-    fn from(stage: ZeroStage) -> Self {
-        ZeroOptions { stage, ..Default::default() }
-    }
-}
 
 impl From<ZeroStage1> for ZeroOptions {
     fn from(_: ZeroStage1) -> Self {
