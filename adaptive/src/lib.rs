@@ -2,6 +2,7 @@
 //! different speeds, and [ranks that leave and join](elastic). All of it wraps or rebuilds any
 //! [`Step`](distributed::train::Step).
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod balance;
 pub mod elastic;

@@ -11,6 +11,7 @@
 //! **Invariant**: order comes from node numbers, which grow along every edge, and from the order in which leaves are
 //! found. Addresses are used for look-up alone.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod address;
 mod anomaly;

@@ -10,6 +10,7 @@
 //! answers the peak resident KiB, `account USE` the peak KiB of a category (or `total`, `reserved`), `loss CASE` the
 //! last loss. A level is `baseline`, `avx2`, `avx512` or `amx`; a CPU that lacks it takes the highest it has.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod serve;
 mod table;

@@ -13,7 +13,7 @@ use weftgrad_bench::{
 };
 
 /// Answers every line of stdin with `<nanoseconds per call> <amount>`; `nan 0` for a case that is unknown or failed.
-pub fn serve(cpu: Cpu) -> io::Result<()> {
+pub(crate) fn serve(cpu: Cpu) -> io::Result<()> {
     let mut cases: HashMap<String, Case> = HashMap::new();
     let (stdin, mut stdout) = (io::stdin().lock(), io::stdout().lock());
     for line in stdin.lines() {
@@ -60,7 +60,7 @@ fn account_kib(account: &MemoryStats, what: &str) -> Option<f64> {
 }
 
 /// The most memory that this process ever had resident, in KiB, as the kernel counts it.
-pub fn peak_resident_kib() -> Option<f64> {
+pub(crate) fn peak_resident_kib() -> Option<f64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|l| l.starts_with("VmHWM"))?;
     line.split_whitespace().nth(1)?.parse().ok()

@@ -7,7 +7,7 @@ use weftgrad_bench::{cases, timing};
 use crate::serve;
 
 /// Times each case for `rounds` rounds and prints minimum and median.
-pub fn print(cpu: Cpu, names: &[String], rounds: usize, json: bool) -> Result<(), String> {
+pub(crate) fn print(cpu: Cpu, names: &[String], rounds: usize, json: bool) -> Result<(), String> {
     let machine = format!("{}, {} threads", cpu.capabilities().name, cpu.threads());
     let mut rows = Vec::new();
     if !json {

@@ -106,6 +106,6 @@ where
 }
 
 /// The memory of a call, or an error if an engine lost it.
-pub fn given<T>(memory: Option<T>) -> Result<T> {
+pub(crate) fn given<T>(memory: Option<T>) -> Result<T> {
     memory.ok_or_else(|| Error::internal("Work::wait", "the engine gave no memory back"))
 }

@@ -18,6 +18,7 @@
 //!
 //! **Invariant**: nothing in this crate depends on a runtime, except the program; no check is loosened for one.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod caught;
 mod documented;

@@ -5,6 +5,7 @@
 //! combine sums in the order of ranks, with the bits that threads give.
 //!
 //! The feature `open-mpi` links the library. Without it the crate contains only the parts that need no MPI.
+#![warn(unreachable_pub)]
 
 #[cfg(any(feature = "open-mpi", test))]
 mod launched;

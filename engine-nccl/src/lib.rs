@@ -6,6 +6,7 @@
 //! can do none of this: mismatched calls hang or corrupt memory, and an error has no reason.
 //!
 //! The library is opened at run time, so building needs no NCCL. `README.md` describes the steps of a call.
+#![warn(unreachable_pub)]
 
 mod api;
 mod bootstrap;

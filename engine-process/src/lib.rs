@@ -9,6 +9,7 @@
 //! Ranks compare their calls before any data moves, which costs one small message per call to every other participant.
 //! In return, a rank that diverges, fails, leaves or stays away ends the call with an error on every rank. The error
 //! names the reason, as with threads. `README.md` in this crate describes the design.
+#![warn(unreachable_pub)]
 
 mod communicator;
 mod end;

@@ -1,5 +1,6 @@
 //! Code shared by the examples: command line, configurations, length of a run, ranks, and text as tokens.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod budget;
 pub mod config;

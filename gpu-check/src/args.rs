@@ -9,7 +9,7 @@ use crate::plan::{PARTS, Part};
 /// Checks and times a GPU.
 #[derive(Parser)]
 #[command(after_help = parts())]
-pub struct Args {
+pub(crate) struct Args {
     #[arg(long, default_value = "cuda", value_parser = PossibleValuesParser::new(DEVICES))]
     pub device: String,
     /// The file that the findings are written to.
@@ -48,7 +48,7 @@ const DEVICES: &[&str] = if cfg!(feature = "emulate") { &["cuda", "cpu", "emulat
 
 impl Args {
     /// The parts to run, in order.
-    pub fn parts(&self) -> impl Iterator<Item = &'static Part> {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &'static Part> {
         let is_usual = |part: &Part| !part.gpu_only || self.device == "cuda";
         let among = |list: &[&Part], part: &Part| list.iter().any(|named| named.name == part.name);
         let chosen = move |part: &&Part| {
@@ -58,7 +58,7 @@ impl Args {
     }
 
     /// The one item to run in this process, and the file of its findings.
-    pub fn item(&self) -> Option<(&str, &str)> {
+    pub(crate) fn item(&self) -> Option<(&str, &str)> {
         let [item, result] = &self.item[..] else { return None };
         Some((item, result))
     }

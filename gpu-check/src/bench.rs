@@ -100,33 +100,33 @@ fn table(quick: bool) -> &'static [(&'static str, Amount)] {
     if quick { QUICK } else { FULL }
 }
 
-pub fn items(quick: bool) -> Vec<String> {
+pub(crate) fn items(quick: bool) -> Vec<String> {
     table(quick).iter().map(|(case, _)| case.to_string()).collect()
 }
 
-pub fn captured_items(quick: bool) -> Vec<String> {
+pub(crate) fn captured_items(quick: bool) -> Vec<String> {
     let cases = if quick { CAPTURED_QUICK } else { CAPTURED };
     cases.iter().map(|case| case.to_string()).collect()
 }
 
-pub fn run<R: Runtime>(rt: &R, case: &str) -> Result<Found, String> {
+pub(crate) fn run<R: Runtime>(rt: &R, case: &str) -> Result<Found, String> {
     let words: Vec<&str> = case.split_whitespace().collect();
     timed(build(rt, &words)?, case)
 }
 
 /// Times a case with its step captured.
-pub fn run_captured(rt: &Cuda, case: &str) -> Result<Found, String> {
+pub(crate) fn run_captured(rt: &Cuda, case: &str) -> Result<Found, String> {
     let words: Vec<&str> = case.split_whitespace().collect();
     timed(build_captured(rt, &words)?, case)
 }
 
 /// Items that time GPT-2's step under options other than the defaults.
-pub fn choices(quick: bool) -> Vec<String> {
+pub(crate) fn choices(quick: bool) -> Vec<String> {
     let case = if quick { "gpttinybf16" } else { "gpt2 16 1024" };
     ["tuned", "recomputed"].iter().map(|choice| format!("{choice}: {case}")).collect()
 }
 
-pub fn run_choice(rt: &Cuda, item: &str) -> Result<Found, String> {
+pub(crate) fn run_choice(rt: &Cuda, item: &str) -> Result<Found, String> {
     match item.split_once(": ") {
         Some(("tuned", case)) => run(&rt.clone().with_tuned_products(true), case),
         Some(("recomputed", case)) => with_recomputation(true, || run(rt, case)),

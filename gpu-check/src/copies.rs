@@ -9,7 +9,7 @@ use weftgrad::{
 
 use crate::report::Found;
 
-pub fn run<R: Runtime>(rt: &R, item: &str, quick: bool) -> Result<Found> {
+pub(crate) fn run<R: Runtime>(rt: &R, item: &str, quick: bool) -> Result<Found> {
     if item == "overlap" { overlap(rt, quick) } else { bandwidth(rt, quick) }
 }
 

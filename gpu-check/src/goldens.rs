@@ -33,7 +33,7 @@ embedded!(
 );
 
 /// Writes the values to a folder that the suite can read, and returns the folder.
-pub fn unpack() -> Result<PathBuf, String> {
+pub(crate) fn unpack() -> Result<PathBuf, String> {
     let folder = std::env::temp_dir().join(format!("weftgrad-goldens-{}", env!("CARGO_PKG_VERSION")));
     let io = |e: std::io::Error| format!("{}: {e}", folder.display());
     fs::create_dir_all(&folder).map_err(io)?;
@@ -42,13 +42,13 @@ pub fn unpack() -> Result<PathBuf, String> {
 }
 
 /// The groups of cases, by the names of their files.
-pub fn items() -> Vec<String> {
+pub(crate) fn items() -> Vec<String> {
     let names = FILES.iter().filter_map(|(name, _)| name.strip_suffix(".json"));
     names.map(String::from).collect()
 }
 
 /// Runs every case of a group.
-pub fn run<R: Runtime>(rt: &R, group: &str) -> Result<Found, String> {
+pub(crate) fn run<R: Runtime>(rt: &R, group: &str) -> Result<Found, String> {
     let cases = load(conformance::goldens(), &[group.to_string()]).map_err(|e| e.to_string())?;
     let failure = |case: &conformance::golden::Case| match run_case(rt, case, Options::default()) {
         Outcome::Failed(lines) => Some(format!("{} {}: {}", case.id, case.op, lines.join("; "))),

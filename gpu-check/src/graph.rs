@@ -15,7 +15,7 @@ use crate::{parity::Setup, report::Found};
 
 const ROUNDS: u32 = 20;
 
-pub fn run(rt: &Cuda, item: &str) -> Result<Found> {
+pub(crate) fn run(rt: &Cuda, item: &str) -> Result<Found> {
     match item {
         "gpt step" => gradients(rt),
         "gpt step with adamw" => training(rt),

@@ -32,11 +32,11 @@ const COMPUTED: &[&str] = &[
 const QUEUE: &str = "second queue";
 const OUT_OF_MEMORY: &str = "out of memory";
 
-pub fn items() -> Vec<String> {
+pub(crate) fn items() -> Vec<String> {
     COMPUTED.iter().copied().chain([QUEUE, OUT_OF_MEMORY]).map(String::from).collect()
 }
 
-pub fn run<R: Runtime>(rt: &R, item: &str) -> Result<Found> {
+pub(crate) fn run<R: Runtime>(rt: &R, item: &str) -> Result<Found> {
     match item {
         QUEUE => queue(rt),
         OUT_OF_MEMORY => out_of_memory(rt),
@@ -233,7 +233,7 @@ fn queue<R: Runtime>(rt: &R) -> Result<Found> {
 }
 
 /// Allocates eight gigabytes in one piece and in 64, and reads the first and last element of each piece back.
-pub fn large<R: Runtime>(rt: &R) -> Result<Found> {
+pub(crate) fn large<R: Runtime>(rt: &R) -> Result<Found> {
     let mut failures = Vec::new();
     for (pieces, each) in [(1, 2usize << 30), (64, 32 << 20)] {
         let all = (0..pieces).map(|k| Tensor::full(rt, [each], DType::F32, f64::from(k)));

@@ -9,9 +9,9 @@ use std::{
 /// Set in the second start.
 const STARTED: &str = "WEFTGRAD_GPU_CHECK_STARTED";
 const GOLDENS: &str = "WEFTGRAD_GOLDENS";
-pub const PATH: &str = "LD_LIBRARY_PATH";
+pub(crate) const PATH: &str = "LD_LIBRARY_PATH";
 /// The path of the first start, which other programs keep.
-pub const GIVEN: &str = "WEFTGRAD_GPU_CHECK_GIVEN_PATH";
+pub(crate) const GIVEN: &str = "WEFTGRAD_GPU_CHECK_GIVEN_PATH";
 /// A folder is useful if it contains one of these.
 const NAMES: [&str; 4] = ["libnvrtc.so", "libcublasLt.so", "libnccl.so", "libcuda.so.1"];
 /// Where the toolkit and, in containers, the driver usually are.
@@ -19,7 +19,7 @@ const USUAL: [&str; 3] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/loca
 
 /// Runs this program with the libraries and PyTorch's values where it looks for them; `None` when it already does, else
 /// how that ended.
-pub fn in_surroundings(goldens: impl FnOnce() -> Result<PathBuf, String>) -> Result<Option<u8>, String> {
+pub(crate) fn in_surroundings(goldens: impl FnOnce() -> Result<PathBuf, String>) -> Result<Option<u8>, String> {
     if env::var_os(STARTED).is_some() {
         return Ok(None);
     }

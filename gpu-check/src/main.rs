@@ -23,6 +23,7 @@
 //! system, or from Python's packages (`pip install nvidia-cuda-nvrtc nvidia-cublas`), which are located through
 //! `python3`.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod args;
 mod bench;

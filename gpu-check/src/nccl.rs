@@ -22,7 +22,7 @@ fn library(device: &str) -> Result<Nccl> {
     Nccl::load()
 }
 
-pub fn run(rt: &Cuda, device: &str) -> Result<Found> {
+pub(crate) fn run(rt: &Cuda, device: &str) -> Result<Found> {
     let nccl = library(device)?;
     let control: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&Cpu::with_threads(1)));
     let comm = nccl.communicator(&control, rt)?;

@@ -15,27 +15,27 @@ const TOLERANCE: f64 = 1e-4;
 /// The loss, and gradients by name.
 type Step = (f64, Vec<(String, Vec<f64>)>);
 
-pub fn run<R: Runtime>(rt: &R) -> Result<Found> {
+pub(crate) fn run<R: Runtime>(rt: &R) -> Result<Found> {
     let (got, want) = (values(rt)?, values(&Cpu::new())?);
     Ok(Found::checks(want.1.len() + 1, compare(&got, &want)))
 }
 
 /// A list of tensors with their names.
-pub type Named<R> = Vec<(String, Tensor<R>)>;
+pub(crate) type Named<R> = Vec<(String, Tensor<R>)>;
 
 /// A model, and data for one step.
-pub struct Setup<R: Runtime> {
+pub(crate) struct Setup<R: Runtime> {
     model: Gpt<R>,
     x: Var<R>,
     y: Var<R>,
 }
 
 impl<R: Runtime> Setup<R> {
-    pub fn new(rt: &R) -> Result<Setup<R>> {
+    pub(crate) fn new(rt: &R) -> Result<Setup<R>> {
         Setup::with_dropout(rt, 0.0)
     }
 
-    pub fn with_dropout(rt: &R, dropout: f64) -> Result<Setup<R>> {
+    pub(crate) fn with_dropout(rt: &R, dropout: f64) -> Result<Setup<R>> {
         let config =
             GptConfig { vocab: 96, context: 48, layers: 2, heads: 2, width: 64, dropout, ..Default::default() };
         let model = Gpt::new(&Init::new(rt, 3), config)?;
@@ -47,16 +47,16 @@ impl<R: Runtime> Setup<R> {
         Ok(Setup { model, x, y })
     }
 
-    pub fn model(&self) -> &Gpt<R> {
+    pub(crate) fn model(&self) -> &Gpt<R> {
         &self.model
     }
 
-    pub fn loss(&self) -> Result<Var<R>> {
+    pub(crate) fn loss(&self) -> Result<Var<R>> {
         self.model.forward(&self.x)?.reshape([4 * 48, 96])?.cross_entropy(&self.y)
     }
 
     /// The loss, and the gradients of all parameters that have one.
-    pub fn step(&self) -> Result<(Tensor<R>, Named<R>)> {
+    pub(crate) fn step(&self) -> Result<(Tensor<R>, Named<R>)> {
         let loss = self.loss()?;
         let gradients = loss.backward()?;
         let leaves = self.model.parameters().into_iter().map(|p| p.leaf());

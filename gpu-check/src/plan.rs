@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// A kind of item.
-pub struct Part {
+pub(crate) struct Part {
     pub name: &'static str,
     pub about: &'static str,
     /// Whether its items may run in parallel, which makes times meaningless.
@@ -23,12 +23,12 @@ pub struct Part {
 
 impl Part {
     /// The items that `--only` leaves: of small cases, or of all.
-    pub fn items(&self, args: &Args) -> Vec<String> {
+    pub(crate) fn items(&self, args: &Args) -> Vec<String> {
         let wanted = |item: &String| args.only.is_empty() || args.only.iter().any(|text| item.contains(text));
         (self.items)(args.quick).into_iter().filter(wanted).collect()
     }
 
-    pub fn limit(&self) -> Duration {
+    pub(crate) fn limit(&self) -> Duration {
         Duration::from_secs(self.limit)
     }
 }
@@ -43,7 +43,7 @@ const fn times(name: &'static str, about: &'static str, limit: u64, items: fn(bo
 
 /// The most informative parts come first, as time may run out.
 #[rustfmt::skip]
-pub const PARTS: &[Part] = &[
+pub(crate) const PARTS: &[Part] = &[
     checks("ladder", "a little of everything: memory, kernels, products, queues", |_| ladder::items()),
     checks("parity", "a GPT's loss and every gradient against the processor", |_| words(&["gpt step"])),
     Part { limit: 240, ..checks("suite", "the conformance suite, a section an item", |_| suite::items()) },
@@ -66,7 +66,7 @@ fn words(items: &[&str]) -> Vec<String> {
 }
 
 /// Runs one item here.
-pub fn run(args: &Args, part: &str, item: &str) -> Result<Found, String> {
+pub(crate) fn run(args: &Args, part: &str, item: &str) -> Result<Found, String> {
     match (part, args.device.as_str()) {
         ("torch", _) => torch::run(args),
         ("sanitize", _) => sanitize::run(args, item),
@@ -91,7 +91,7 @@ fn on_gpu(cuda: &Cuda, args: &Args, part: &str, item: &str) -> Result<Found, Str
 
 /// Runs the items whose kernels are the library's, on a device that only lists these, and prints how each item ended.
 #[cfg(feature = "emulate")]
-pub fn kernels(listing: &Cuda, args: &Args) {
+pub(crate) fn kernels(listing: &Cuda, args: &Args) {
     for part in args.parts().filter(|part| !["sanitize", "nccl", "copies", "profile", "torch"].contains(&part.name)) {
         // An item that fails has read zeros; its kernels are listed all the same.
         for item in part.items(args) {

@@ -14,14 +14,14 @@ use crate::report::Found;
 /// The number of recorded steps, after as many that are not recorded.
 const STEPS: usize = 3;
 
-pub fn items(quick: bool) -> Vec<String> {
+pub(crate) fn items(quick: bool) -> Vec<String> {
     let cases: &[&str] = if quick { &["mlp"] } else { &["gpt2 16 1024", "gptbf16"] };
     cases.iter().map(|case| case.to_string()).collect()
 }
 
 /// Measures each kernel of a case: milliseconds and calls per step, and its share of the time. The longest kernel comes
 /// first.
-pub fn run(rt: &Cuda, case: &str) -> Result<Found, String> {
+pub(crate) fn run(rt: &Cuda, case: &str) -> Result<Found, String> {
     let words: Vec<&str> = case.split_whitespace().collect();
     let mut built = build(rt, &words)?;
     let error = |e: weftgrad::Error| e.to_string();

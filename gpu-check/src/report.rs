@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// The findings of one item.
 #[derive(Default)]
-pub struct Found {
+pub(crate) struct Found {
     pub checks: usize,
     /// A line for each check that failed.
     pub failures: Vec<String>,
@@ -16,16 +16,16 @@ pub struct Found {
 }
 
 impl Found {
-    pub fn checks(checks: usize, failures: Vec<String>) -> Found {
+    pub(crate) fn checks(checks: usize, failures: Vec<String>) -> Found {
         Found { checks, failures, numbers: Vec::new() }
     }
 
-    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Found {
+    pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Found {
         self.numbers.push((name.into(), value.into()));
         self
     }
 
-    pub fn write(&self, path: &str) -> Result<(), String> {
+    pub(crate) fn write(&self, path: &str) -> Result<(), String> {
         let numbers: serde_json::Map<String, Value> = self.numbers.iter().cloned().collect();
         let all = json!({ "checks": self.checks, "failures": self.failures, "numbers": numbers });
         fs::write(path, all.to_string()).map_err(|e| format!("{path}: {e}"))
@@ -34,7 +34,7 @@ impl Found {
 
 /// The outcome of an item.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Status {
+pub(crate) enum Status {
     Passed,
     Failed,
     Crashed,
@@ -55,7 +55,7 @@ impl Status {
 }
 
 /// An item that ended, or was not begun.
-pub struct Entry {
+pub(crate) struct Entry {
     pub part: &'static str,
     pub item: String,
     pub status: Status,
@@ -64,14 +64,14 @@ pub struct Entry {
 }
 
 /// All items so far, in the order in which they ended.
-pub struct Report {
+pub(crate) struct Report {
     about: Value,
     path: String,
     entries: Vec<Entry>,
 }
 
 impl Report {
-    pub fn new(device: &str, path: &str) -> Report {
+    pub(crate) fn new(device: &str, path: &str) -> Report {
         let about = json!({
             "framework": "weftgrad", "version": env!("CARGO_PKG_VERSION"), "device": device, "at_start": driver_says(device),
         });
@@ -79,14 +79,14 @@ impl Report {
     }
 
     /// Records the driver's report on the GPU after the run: it shows clocks that fell and memory errors.
-    pub fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.about["at_end"] = driver_says(self.about["device"].as_str().unwrap_or_default());
         if let Err(e) = self.write() {
             eprintln!("weftgrad-gpu-check: {e}");
         }
     }
 
-    pub fn push(&mut self, entry: Entry) {
+    pub(crate) fn push(&mut self, entry: Entry) {
         println!("{}", entry.line());
         let failures = entry.found["failures"].as_array().into_iter().flatten();
         failures.take(20).for_each(|line| println!("    {}", line.as_str().unwrap_or_default()));
@@ -96,7 +96,7 @@ impl Report {
         }
     }
 
-    pub fn passed(&self) -> bool {
+    pub(crate) fn passed(&self) -> bool {
         self.entries.iter().all(|e| e.status == Status::Passed)
     }
 
@@ -135,7 +135,7 @@ impl Report {
     }
 
     /// Prints the result of the run: the comparison, and at most ten lines of failures and slow cases.
-    pub fn summary(&self) {
+    pub(crate) fn summary(&self) {
         let rows = self.comparison();
         for row in rows.iter().filter(|r| r["eager"].is_number()) {
             let ms = |name: &str| row[name].as_f64().map_or("-".to_string(), |t| format!("{t:.4}"));

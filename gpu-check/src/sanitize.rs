@@ -18,12 +18,12 @@ const PLACES: [&str; 2] = ["compute-sanitizer", "/usr/local/cuda/bin/compute-san
 /// What it ends with if it found something.
 const FOUND: i32 = 86;
 
-pub fn items() -> Vec<String> {
+pub(crate) fn items() -> Vec<String> {
     TOOLS.iter().flat_map(|tool| ITEMS.iter().map(move |item| format!("{tool} {item}"))).collect()
 }
 
 /// Runs an item in a process that the tool watches. The process is ended with this item.
-pub fn run(args: &Args, item: &str) -> Result<Found, String> {
+pub(crate) fn run(args: &Args, item: &str) -> Result<Found, String> {
     let (tool, checked) = item.split_once(' ').ok_or_else(|| format!("no item {item}"))?;
     let is_there = |place: &&&str| {
         Command::new(place).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()

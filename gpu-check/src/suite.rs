@@ -7,12 +7,12 @@ use crate::report::Found;
 
 const DETERMINISM: &str = "determinism";
 
-pub fn items() -> Vec<String> {
+pub(crate) fn items() -> Vec<String> {
     let names = conformance::sections::<Cpu>().into_iter().map(|(name, _)| name);
     names.chain([DETERMINISM]).map(String::from).collect()
 }
 
-pub fn run<R: Runtime>(rt: &R, item: &str) -> Result<Found, String> {
+pub(crate) fn run<R: Runtime>(rt: &R, item: &str) -> Result<Found, String> {
     let section: Section = if item == DETERMINISM {
         conformance::determinism(|_| rt.fork().unwrap_or_else(|_| rt.clone()))
     } else {

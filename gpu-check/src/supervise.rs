@@ -24,7 +24,7 @@ use crate::{
 const LEAST: Duration = Duration::from_secs(2);
 
 /// Runs every part in order. Items of parts that only check run in parallel.
-pub fn run(args: &Args) -> Report {
+pub(crate) fn run(args: &Args) -> Report {
     let end = Instant::now() + Duration::from_secs_f64(args.minutes * 60.0);
     let report = Mutex::new(Report::new(&args.device, &args.out));
     // Parts that only check are one pool: the last long item of one does not keep the next waiting.
@@ -89,7 +89,7 @@ fn one(part: &'static Part, item: &str, args: &Args, end: Instant, blocking: boo
 }
 
 /// Waits for the exit of a child; `None` after the deadline, when it has been killed.
-pub fn wait(mut child: Child, deadline: Instant) -> Result<Option<ExitStatus>, String> {
+pub(crate) fn wait(mut child: Child, deadline: Instant) -> Result<Option<ExitStatus>, String> {
     loop {
         if let Some(status) = child.try_wait().map_err(|e| e.to_string())? {
             return Ok(Some(status));

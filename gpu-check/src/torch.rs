@@ -9,7 +9,7 @@ use crate::{args::Args, bench, libraries, report::Found};
 const SCRIPT: &str = include_str!("../torch_times.py");
 
 /// Runs it until it ends or the time is over; it writes every row at once.
-pub fn run(args: &Args) -> Result<Found, String> {
+pub(crate) fn run(args: &Args) -> Result<Found, String> {
     let folder = env::temp_dir();
     let name = |end: &str| folder.join(format!("weftgrad-torch-{}.{end}", std::process::id()));
     let (script, out) = (name("py"), name("json"));

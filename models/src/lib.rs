@@ -17,6 +17,7 @@
 //! **Invariant**: a model that would compute something else than transformers does is an error. A field, a weight or an
 //! option that this crate does not know is an error with its name.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod chat;
 mod config;

@@ -16,13 +16,13 @@ use crate::{
 };
 
 /// A parameter's value in a file, read each time the parameter is read while it has no memory.
-pub struct Source {
+pub(crate) struct Source {
     pub weights: Arc<Weights>,
     pub names: SourceNames,
 }
 
 /// The names of the weights that a value is made of.
-pub enum SourceNames {
+pub(crate) enum SourceNames {
     /// A single weight, and its change.
     Weight(String, Change),
     /// The weights of each expert, part by part.
@@ -31,7 +31,7 @@ pub enum SourceNames {
 
 impl Source {
     /// The reason why the weights do not fit a parameter, if they do not.
-    pub fn unfit(&self, due: Spec) -> Option<String> {
+    pub(crate) fn unfit(&self, due: Spec) -> Option<String> {
         match &self.names {
             SourceNames::Weight(name, change) => self.unfit_weight(name, due.shape, changed_shape(*change, due.shape)),
             SourceNames::Experts(experts) => experts.iter().find_map(|names| {
@@ -94,7 +94,7 @@ impl<R: Runtime> Residency<R> for Source {
 }
 
 /// The writer of a parameter's weight, in the layout of files.
-pub fn written<'a, R: Runtime>(
+pub(crate) fn written<'a, R: Runtime>(
     parameter: &'a Param<R>,
     name: String,
     change: Change,
@@ -105,7 +105,7 @@ pub fn written<'a, R: Runtime>(
 }
 
 /// The writers of each expert's weights, from a parameter of all experts.
-pub fn written_experts<'a, R: Runtime>(
+pub(crate) fn written_experts<'a, R: Runtime>(
     parameter: &'a Param<R>,
     names: &StackNames,
     dtype: DType,
@@ -137,7 +137,7 @@ fn part_shape(of: Shape, parts: usize) -> Option<Shape> {
     }
 }
 
-pub fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>> {
+pub(crate) fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>> {
     if change == Change::Transpose && value.shape().rank() == 2 { value.t()?.contiguous() } else { Ok(value) }
 }
 
@@ -151,7 +151,7 @@ fn changed_piece(change: Change, piece: &TensorPlacement) -> Result<TensorPlacem
     }
 }
 
-pub fn changed_shape(change: Change, shape: Shape) -> Shape {
+pub(crate) fn changed_shape(change: Change, shape: Shape) -> Shape {
     match (change, &shape[..]) {
         (Change::Transpose, &[a, b]) => [b, a].into(),
         _ => shape,

@@ -4,6 +4,7 @@
 //! No code of this crate depends on a device. A [`Tensor`] carries its runtime; kernels see only views that this crate
 //! built.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod account;
 mod capabilities;

@@ -12,6 +12,7 @@
 //!
 //! **Invariant**: an update that cannot begin changes nothing, and a parameter without a gradient is unchanged.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 #[macro_use]
 mod config;

@@ -81,7 +81,7 @@ impl Costs {
     }
 
     /// The ticks for which an action occupies its rank; 0 for messages.
-    pub fn occupies(&self, action: Action) -> u64 {
+    pub(crate) fn occupies(&self, action: Action) -> u64 {
         match action {
             Action::Compute(compute) => self.pass(compute),
             Action::Overlap(forward, backward) => {

@@ -21,6 +21,7 @@
 //! None of these touches a tensor: times are integer ticks, results are exact. The pipelines of the crate `distributed`
 //! run a [`Checked`].
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod action;
 mod check;

@@ -83,7 +83,7 @@ impl Schedule {
     }
 
     /// Tells whether the schedule has messages or units, as after [`lower`](Schedule::lower).
-    pub fn is_lowered(&self) -> bool {
+    pub(crate) fn is_lowered(&self) -> bool {
         self.actions().any(|(_, _, action)| !action.is_compute())
     }
 

@@ -30,12 +30,12 @@ mod counter {
     /// The CPU's flag for a counter that neither follows the frequency of a core nor stops while the core sleeps.
     const INVARIANT: u32 = 1 << 8;
 
-    pub fn is_invariant() -> bool {
+    pub(super) fn is_invariant() -> bool {
         const POWER: u32 = 0x8000_0007;
         __cpuid(0x8000_0000).eax >= POWER && __cpuid(POWER).edx & INVARIANT != 0
     }
 
-    pub fn read() -> u64 {
+    pub(super) fn read() -> u64 {
         // SAFETY: every CPU of this architecture has the instruction. A process that may not use it could not read the
         // system's clock either, which is made of it.
         unsafe { _rdtsc() }

@@ -18,6 +18,7 @@
 //! assert_eq!(x.add(&x)?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
 //! # Ok::<(), numcore::Error>(())
 //! ```
+#![warn(unreachable_pub)]
 
 mod arg_reduce;
 mod clock;

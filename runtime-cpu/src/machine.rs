@@ -20,7 +20,7 @@ impl Machine {
     const AMD_SUM_AHEAD: usize = 0;
 
     /// The properties of this machine.
-    pub fn get() -> &'static Machine {
+    pub(crate) fn get() -> &'static Machine {
         static MACHINE: OnceLock<Machine> = OnceLock::new();
         MACHINE.get_or_init(Machine::detect)
     }
@@ -43,7 +43,7 @@ mod cpuid {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
 
     /// Tells whether the CPU is AMD's or of its design.
-    pub fn is_amd() -> bool {
+    pub(super) fn is_amd() -> bool {
         let id = __cpuid(0);
         let vendor = [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes);
         [b"AuthenticAMD", b"HygonGenuine"].contains(&vendor.as_flattened().as_array().unwrap_or(&[0; 12]))
@@ -51,7 +51,7 @@ mod cpuid {
 
     /// The bytes of the data or unified cache of this level. Intel's leaf 4 and AMD's 0x8000_001D describe one cache in
     /// each subleaf, alike.
-    pub fn cache(amd: bool, level: u32) -> Option<usize> {
+    pub(super) fn cache(amd: bool, level: u32) -> Option<usize> {
         let (leaf, most) = if amd { (0x8000_001D, __cpuid(0x8000_0000).eax) } else { (4, __cpuid(0).eax) };
         let found = |i| {
             let id = __cpuid_count(leaf, i);

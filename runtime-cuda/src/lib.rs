@@ -33,6 +33,7 @@
 //! is sticky: every later call reports it, with the queue's last sixteen launches. Any other failure of the driver or a
 //! library is returned once, by the call that met it. An index out of range is found when results are next read
 //! (`download`, `synchronize`). It is reported once, and the queue continues.
+#![warn(unreachable_pub)]
 
 mod args;
 mod axes;

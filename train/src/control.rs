@@ -151,7 +151,7 @@ fn first_reason<R: Runtime>(comm: &Comm<R>, own: Option<&str>) -> Result<Option<
 
 impl Agreed {
     /// Combines the earlier agreement with a later one.
-    pub fn and(self, later: Agreed) -> Agreed {
+    pub(crate) fn and(self, later: Agreed) -> Agreed {
         Agreed {
             // A signal replaces an earlier reason: its sender may kill the process soon.
             stop: if later.stop == Some(StopReason::Interrupted) { later.stop } else { self.stop.or(later.stop) },

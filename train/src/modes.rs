@@ -8,7 +8,7 @@ pub(crate) struct Modes(Vec<bool>);
 
 impl Modes {
     /// Puts a model into evaluation mode; returns the modes from before.
-    pub fn evaluating<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Modes {
+    pub(crate) fn evaluating<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Modes {
         // All are read before one is changed: a part that is shared is visited more than once.
         let mut were = Vec::new();
         each_mode(model, |mode| were.push(mode.is_training()));
@@ -17,7 +17,7 @@ impl Modes {
     }
 
     /// Puts a model back into the modes it was in.
-    pub fn restore<R: Runtime>(self, model: &(impl Module<R> + ?Sized)) {
+    pub(crate) fn restore<R: Runtime>(self, model: &(impl Module<R> + ?Sized)) {
         let mut were = self.0.into_iter();
         each_mode(model, |mode| mode.set_training(were.next().unwrap_or(true)));
     }

@@ -81,7 +81,7 @@ pub(crate) struct ResumedNotes {
 }
 
 impl ResumedNotes {
-    pub fn read(notes: &CheckpointNotes) -> Result<Self> {
+    pub(crate) fn read(notes: &CheckpointNotes) -> Result<Self> {
         let text = |key: &str| {
             let why = "is missing in the notes of the checkpoint; was it saved by a `Trainer`?";
             notes.get(key).ok_or_else(|| Error::state(key, why))
@@ -107,7 +107,11 @@ impl ResumedNotes {
     }
 
     /// Restores loop and callbacks. A callback that was not there when the checkpoint was saved keeps its first state.
-    pub fn restore<R: Runtime, M, B>(self, state: &mut RunState, callbacks: &mut Callbacks<'_, R, M, B>) -> Result<()> {
+    pub(crate) fn restore<R: Runtime, M, B>(
+        self,
+        state: &mut RunState,
+        callbacks: &mut Callbacks<'_, R, M, B>,
+    ) -> Result<()> {
         state.progress.tokens = self.tokens;
         state.progress.elapsed = self.elapsed;
         state.evaluated = self.evaluated;

@@ -167,14 +167,14 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
 
     /// Declares in [`Begin`](crate::Event::Begin) that an evaluation will run, and the known names of its values. A
     /// [`Monitor`](crate::Monitor) of a name that no evaluation gives is an error once all have run.
-    pub fn declare_evaluation(&mut self, evaluation: &str, names: impl IntoIterator<Item = String>) {
+    pub(crate) fn declare_evaluation(&mut self, evaluation: &str, names: impl IntoIterator<Item = String>) {
         let names: Vec<String> = names.into_iter().collect();
         self.state.declared.extend(names.iter().cloned());
         self.state.to_come.insert(evaluation.into(), names);
     }
 
     /// Marks a declared evaluation as run.
-    pub fn evaluation_ran(&mut self, evaluation: &str) {
+    pub(crate) fn evaluation_ran(&mut self, evaluation: &str) {
         self.state.to_come.remove(evaluation);
     }
 
@@ -197,7 +197,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     }
 
     /// The training step's state, as checkpoints hold it.
-    pub fn step_state(&mut self) -> &mut dyn Checkpointed<R> {
+    pub(crate) fn step_state(&mut self) -> &mut dyn Checkpointed<R> {
         self.engine.state()
     }
 
@@ -214,7 +214,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
 
 impl RunState {
     /// The state of a run at its beginning.
-    pub fn new(length: Length, epoch_len: u64, fast_dev_run: bool) -> Self {
+    pub(crate) fn new(length: Length, epoch_len: u64, fast_dev_run: bool) -> Self {
         let progress = Progress { epoch_len, ..Progress::default() };
         RunState {
             progress,
@@ -241,7 +241,7 @@ impl RunState {
     }
 
     /// Checks that a callback evaluates, if decisions need a value.
-    pub fn check_evaluations(&self) -> Result<()> {
+    pub(crate) fn check_evaluations(&self) -> Result<()> {
         let Some(name) = self.monitored.first().filter(|_| self.to_come.is_empty()) else { return Ok(()) };
         let why = format!(
             "nothing in this run evaluates, so `{name}` has no value: add `.with(Evaluate::on(..))`, or declare it in `Begin` by `Run::declare_evaluation`"
@@ -250,7 +250,7 @@ impl RunState {
     }
 
     /// Checks at the end that the evaluations of all values that decisions needed have run.
-    pub fn check_evaluated(&self) -> Result<()> {
+    pub(crate) fn check_evaluated(&self) -> Result<()> {
         let is_to_come = |name: &String| match self.to_come.values().flatten().any(|given| given == name) {
             true => true,
             false => !self.declared.contains(name) && !self.to_come.is_empty(),
@@ -264,7 +264,7 @@ impl RunState {
     }
 
     /// Tells whether an interval was completed since `before`.
-    pub fn is_due(&self, interval: &Interval) -> bool {
+    pub(crate) fn is_due(&self, interval: &Interval) -> bool {
         let now = Progress { elapsed: self.checked, ..self.progress };
         interval.is_due(&self.before, &now, &self.length)
     }

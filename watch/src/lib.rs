@@ -2,6 +2,7 @@
 //! ranks, [reports](report), and [timelines](recorder) of recordings. The training loop of the crate `train` fills all
 //! of them; a custom loop can too.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod escape;
 mod json;

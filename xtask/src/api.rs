@@ -29,7 +29,7 @@ const CRATES: &[&str] = &[
 const RUSTDOC: &str = "data-rustdoc-version=\"1.95.";
 
 /// An error that names the crates whose public API is not what its file says.
-pub fn check() -> Result<(), String> {
+pub(crate) fn check() -> Result<(), String> {
     let mut differ = Vec::new();
     for name in CRATES {
         let Some(lines) = listing(name)? else {
@@ -50,7 +50,7 @@ pub fn check() -> Result<(), String> {
 }
 
 /// Writes the files. The documentation is there.
-pub fn refresh() -> Result<(), String> {
+pub(crate) fn refresh() -> Result<(), String> {
     for name in CRATES {
         let lines = listing(name)?.ok_or("the files are written with Rust 1.95")?;
         let path = file(name);

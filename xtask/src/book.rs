@@ -5,10 +5,10 @@ use std::{fs, path::Path, process::Command};
 use crate::{repo, stages};
 
 /// Where mdBook is installed, and where the book is rendered.
-pub const FOLDER: &str = "target/mdbook-0.5.4";
+pub(crate) const FOLDER: &str = "target/mdbook-0.5.4";
 const PAGES: &str = "target/book";
 
-pub fn run() -> Result<(), String> {
+pub(crate) fn run() -> Result<(), String> {
     stages::run_command(
         Command::new(format!("{FOLDER}/bin/mdbook")).args(["build", "docs/book"]),
         "mdbook build docs/book",

@@ -9,13 +9,13 @@ use crate::stages::{STAGES, Stage};
 /// The workspace's own commands.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     pub command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run the stages in order, or those that are named; `help test` lists them
     Test {
         /// Get missing tools first

@@ -9,8 +9,8 @@ use crate::stages::run_cargo;
 
 /// Where NVRTC is kept, from its Python package. Compilers newer than the driver of a machine make code it refuses, so
 /// the version is fixed: that of CUDA 13.0.
-pub const COMPILER: &str = "target/nvrtc-13.0.88";
-pub const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
+pub(crate) const COMPILER: &str = "target/nvrtc-13.0.88";
+pub(crate) const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 const LIBRARY: &str = "libnvrtc.so.13";
 
 /// The unit tests of the crate in one build: kernels are compiled for every architecture, and run on the emulator. With
@@ -24,7 +24,7 @@ const UNIT_TESTS: &[&str] = &[
 /// The integration tests, each a file: selected by name, since those of `distributed` have run.
 const TESTS: &str = "runtime-cuda/tests";
 
-pub fn run() -> Result<(), String> {
+pub(crate) fn run() -> Result<(), String> {
     let folder = holding(&repo::root().join(COMPILER), LIBRARY).ok_or(format!("{COMPILER} holds no {LIBRARY}"))?;
     let path = std::env::var("LD_LIBRARY_PATH").map_or(folder.clone(), |rest| format!("{folder}:{rest}"));
     let tests = sources(&repo::root().join(TESTS))?;

@@ -9,7 +9,7 @@ use crate::{repo, stages};
 const FOLDER: &str = "target/downstream";
 
 /// A program of a user.
-pub const MAIN: &str = r#"use weftgrad::prelude::*;
+pub(crate) const MAIN: &str = r#"use weftgrad::prelude::*;
 
 fn main() -> Result<()> {
     let cpu = weftgrad::Cpu::new();
@@ -19,7 +19,7 @@ fn main() -> Result<()> {
 }
 "#;
 
-pub fn run() -> Result<(), String> {
+pub(crate) fn run() -> Result<(), String> {
     let readme = fs::read_to_string(repo::root().join("README.md")).map_err(|error| format!("README.md: {error}"))?;
     let folder = repo::root().join(FOLDER);
     write(&folder.join("Cargo.toml"), &manifest(&repo::root(), &profiles(&readme)?))?;
@@ -47,7 +47,7 @@ fn profiles(readme: &str) -> Result<String, String> {
 }
 
 /// Writes a file, and the folders it is in.
-pub fn write(path: &Path, text: &str) -> Result<(), String> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), String> {
     let folder = path.parent().ok_or_else(|| format!("{} is in no folder", path.display()))?;
     fs::create_dir_all(folder)
         .and_then(|()| fs::write(path, text))

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Copies every group of `from` into `to`, after checking all of them: nothing is copied when one is incomplete.
-pub fn refresh(from: &Path, to: &Path) -> Result<(), String> {
+pub(crate) fn refresh(from: &Path, to: &Path) -> Result<(), String> {
     let files = group_files(from)?;
     files.iter().try_for_each(|file| check_group(file))?;
     fs::create_dir_all(to).map_err(|error| format!("goldens: cannot create {}: {error}", to.display()))?;

@@ -12,7 +12,7 @@ const CAP: &str = "WEFTGRAD_MAX_CPU_ISA";
 /// tests of independence from the number of ranks.
 const SUITES: &[(&str, &[&str])] = &[("cpu", &[]), ("all", &["canonical"])];
 
-pub fn run() -> Result<(), String> {
+pub(crate) fn run() -> Result<(), String> {
     let levels = levels()?;
     let absent: Vec<&str> = levels.iter().filter(|(_, has)| !has).map(|(name, _)| name.as_str()).collect();
     let present: Vec<&str> = levels.iter().filter(|(_, has)| *has).map(|(name, _)| name.as_str()).collect();

@@ -5,7 +5,7 @@ use crate::tools;
 
 /// Programs as users build them. All that they share with the tests is compiled again, optimised.
 #[rustfmt::skip]
-pub const RELEASE_STAGE: &[Step] = &[
+pub(crate) const RELEASE_STAGE: &[Step] = &[
     Step::Cargo(&["build", "--release"]),
     Step::Cargo(&["test", "--release", "-p", "weftgrad-examples", "--test", "smoke"]),
     Step::Cargo(&["run", "--release", "--bin", "golden", "--", "conformance/goldens"]),
@@ -15,7 +15,7 @@ pub const RELEASE_STAGE: &[Step] = &[
 /// Both selections of packages, that of the tests and that of the programs, use the same features of their common
 /// dependencies: built one by one, all of it was compiled twice.
 #[rustfmt::skip]
-pub const WGPU_STAGE: &[Step] = &[
+pub(crate) const WGPU_STAGE: &[Step] = &[
     Step::Cargo(&[
         "test", "-p", WGPU, "-p", "weftgrad-examples", "--features", "weftgrad-examples/wgpu", "--lib", "--test", "*",
     ]),
@@ -34,7 +34,7 @@ const MODELS: &str = "weftgrad-models";
 
 /// Formats behind features, which no other stage compiles.
 #[rustfmt::skip]
-pub const FORMATS_STAGE: &[Step] = &[
+pub(crate) const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["clippy", "-p", DATA, "--all-features", "--all-targets", "--", "-D", "warnings"]),
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--lib", "--tests"]),
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
@@ -47,7 +47,7 @@ pub const FORMATS_STAGE: &[Step] = &[
 ];
 
 /// What `distributed` does on other engines, over NCCL on the host.
-pub const NCCL_STAGE: &[Step] = &[
+pub(crate) const NCCL_STAGE: &[Step] = &[
     Step::Cargo(&["test", "-p", "weftgrad-engine-nccl", "--features", "weftgrad-engine-nccl/emulate-all"]),
     Step::Cargo(&["clippy", "-p", "weftgrad-examples", "--features", "weftgrad-examples/nccl", "--", "-D", "warnings"]),
 ];
@@ -55,7 +55,7 @@ pub const NCCL_STAGE: &[Step] = &[
 /// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned
 /// compiler has it behind the switch that makes it take unstable options.
 #[rustfmt::skip]
-pub const ASAN_STAGE: &[Step] = &[Step::CargoWith(
+pub(crate) const ASAN_STAGE: &[Step] = &[Step::CargoWith(
     &[
         ("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan"),
         // Memory that no machine has is an error of ours, which `misuse` asks for.
@@ -69,7 +69,7 @@ pub const ASAN_STAGE: &[Step] = &[Step::CargoWith(
 
 /// Leaks are not looked for: worker threads and tables live as long as the process.
 #[rustfmt::skip]
-pub const VALGRIND_STAGE: &[Step] = &[Step::CargoWith(
+pub(crate) const VALGRIND_STAGE: &[Step] = &[Step::CargoWith(
     &[
         ("WEFTGRAD_MAX_CPU_ISA", "avx2"),
         ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "valgrind --quiet --error-exitcode=9 --leak-check=no"),
@@ -78,20 +78,20 @@ pub const VALGRIND_STAGE: &[Step] = &[Step::CargoWith(
 )];
 
 #[rustfmt::skip]
-pub const KILLS_STAGE: &[Step] = &[Step::CargoWith(
+pub(crate) const KILLS_STAGE: &[Step] = &[Step::CargoWith(
     &[("WEFTGRAD_TEST_TRAIN_SEEDS", "200")],
     &["test", "-p", "weftgrad-train", "--test", "all", "kills"],
 )];
 
 #[rustfmt::skip]
-pub const TORCH_STAGE: &[Step] = &[
+pub(crate) const TORCH_STAGE: &[Step] = &[
     Step::Python(tools::TORCH, &["conformance/against/torch_cases.py", "target/against", "--count", "20000"]),
     Step::Cargo(&["run", "--release", "-p", "weftgrad-conformance", "--bin", "golden", "--", "target/against", "--views"]),
 ];
 
 /// The node tests of ONNX's backend suite, by the package itself.
 #[rustfmt::skip]
-pub const ONNX_STAGE: &[Step] = &[
+pub(crate) const ONNX_STAGE: &[Step] = &[
     Step::Python(tools::FORMATS, &["conformance/against/onnx_cases.py", "target/onnx-cases.zlib"]),
     Step::CargoWith(
         &[("WEFTGRAD_TEST_ONNX_FILE", "target/onnx-cases.zlib")],
@@ -100,12 +100,12 @@ pub const ONNX_STAGE: &[Step] = &[
 ];
 
 #[rustfmt::skip]
-pub const MALFORMED_STAGE: &[Step] = &[Step::CargoWith(
+pub(crate) const MALFORMED_STAGE: &[Step] = &[Step::CargoWith(
     &[("WEFTGRAD_TEST_MUTATIONS", "1000000")],
     &["test", "--release", "-p", "weftgrad-examples", "--test", "malformed_files"],
 )];
 
-pub const SOAK_STAGE: &[Step] = &[
+pub(crate) const SOAK_STAGE: &[Step] = &[
     Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"]),
     Step::CargoWith(&[("WEFTGRAD_TEST_ALL_CASES", "1")], &["test", "-p", "weftgrad-distributed", "--test", "all"]),
 ];

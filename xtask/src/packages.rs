@@ -32,7 +32,7 @@ const FEATURES: &[&str] = &[
     "wgpu",
 ];
 
-pub fn run() -> Result<(), String> {
+pub(crate) fn run() -> Result<(), String> {
     let mut package = vec!["package", "--workspace", "--allow-dirty"];
     package.extend(PRIVATE.iter().flat_map(|name| ["--exclude", name]));
     // A folder of this run's own: cargo would take packages that an earlier one has built, while their versions are the same.

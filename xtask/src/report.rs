@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What became of one stage.
 #[derive(Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     Passed { seconds: f64 },
     Failed { seconds: f64, why: String },
     NotRun,
@@ -12,13 +12,13 @@ pub enum Outcome {
 
 /// The requested stages, in order, with their outcomes. The display ends with `N passed, N failed`.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(crate) struct Report {
     rows: Vec<(&'static str, Outcome)>,
 }
 
 impl Report {
     /// Nothing ran, because the stages of `missing` (stage, why) lack a tool.
-    pub fn blocked(stages: &[&'static str], missing: &[(&'static str, String)]) -> Report {
+    pub(crate) fn blocked(stages: &[&'static str], missing: &[(&'static str, String)]) -> Report {
         let outcome = |stage: &str| match missing.iter().find(|(needs, _)| *needs == stage) {
             Some((_, why)) => Outcome::Failed { seconds: 0.0, why: why.clone() },
             None => Outcome::NotRun,
@@ -26,12 +26,12 @@ impl Report {
         Report { rows: stages.iter().map(|&stage| (stage, outcome(stage))).collect() }
     }
 
-    pub fn push(&mut self, stage: &'static str, outcome: Outcome) {
+    pub(crate) fn push(&mut self, stage: &'static str, outcome: Outcome) {
         self.rows.push((stage, outcome));
     }
 
     /// Whether nothing has failed.
-    pub fn passed(&self) -> bool {
+    pub(crate) fn passed(&self) -> bool {
         self.failures().next().is_none()
     }
 

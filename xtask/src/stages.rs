@@ -11,7 +11,7 @@ use crate::{api, book, cuda, downstream, isa, mpi, packages, repo, tidy, tools, 
 
 /// One stage of the test command.
 #[derive(Clone, Copy, Debug)]
-pub struct Stage {
+pub(crate) struct Stage {
     pub name: &'static str,
     pub about: &'static str,
     /// Takes too long for every change: run by hand, by its name or with `--all`.
@@ -56,7 +56,7 @@ enum Action {
 
 /// One command of several.
 #[derive(Debug)]
-pub enum Step {
+pub(crate) enum Step {
     Cargo(&'static [&'static str]),
     /// A cargo command with environment variables.
     CargoWith(&'static [(&'static str, &'static str)], &'static [&'static str]),
@@ -79,7 +79,7 @@ const fn long(name: &'static str, about: &'static str, action: Action) -> Stage 
 }
 
 /// Needs a driver: it has a stage of its own.
-pub const WGPU: &str = "weftgrad-runtime-wgpu";
+pub(crate) const WGPU: &str = "weftgrad-runtime-wgpu";
 
 /// What has no tests that run anywhere. Every stage excludes the same packages: otherwise dependencies have other features and are
 /// compiled a second time, for minutes.
@@ -90,7 +90,7 @@ const UNTESTED: &[&str] = &[WGPU, "weftgrad-bench", "weftgrad-gpu-check"];
 const TESTS: &[&str] = &["--lib", "--test", "*"];
 
 /// Every stage, in order.
-pub static STAGES: &[Stage] = &[
+pub(crate) static STAGES: &[Stage] = &[
     cargo("fmt", "the sources are formatted", &["fmt", "--all", "--check"]),
     stage("tidy", "the project's own rules hold (cargo xtask tidy)", Action::Tidy),
     cargo("clippy", "no lint fires", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
@@ -132,12 +132,12 @@ pub static STAGES: &[Stage] = &[
 ];
 
 /// The stages that `are` holds for, in order.
-pub fn those(are: impl Fn(&Stage) -> bool) -> Vec<Stage> {
+pub(crate) fn those(are: impl Fn(&Stage) -> bool) -> Vec<Stage> {
     STAGES.iter().filter(|stage| are(stage)).copied().collect()
 }
 
 /// Runs `stages` in order up to the first failure and prints the summary, whose last line counts the stages.
-pub fn test(stages: &[Stage], install: bool) -> Result<(), String> {
+pub(crate) fn test(stages: &[Stage], install: bool) -> Result<(), String> {
     let names: Vec<&'static str> = stages.iter().map(|stage| stage.name).collect();
     let missing = tools::ensure(&names, install);
     let report =
@@ -191,16 +191,16 @@ fn execute(stage: &Stage) -> Result<(), String> {
 }
 
 /// Builds the documentation of the workspace.
-pub fn document() -> Result<(), String> {
+pub(crate) fn document() -> Result<(), String> {
     run_cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
 /// All packages but [`UNTESTED`].
-pub fn packages<'a>() -> impl Iterator<Item = &'a str> {
+pub(crate) fn packages<'a>() -> impl Iterator<Item = &'a str> {
     std::iter::once("--workspace").chain(UNTESTED.iter().flat_map(|&package| ["--exclude", package]))
 }
 
-pub fn tests_args<'a>(targets: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn tests_args<'a>(targets: &[&'a str]) -> Vec<&'a str> {
     // Not fast: one failure must not hide those of the programs after it.
     ["test", "--no-fail-fast"].into_iter().chain(packages()).chain(targets.iter().copied()).collect()
 }
@@ -230,13 +230,13 @@ fn built(here: &Path, name: &str) -> Result<PathBuf, String> {
     Ok(target.join("debug").join(format!("{name}{EXE_SUFFIX}")))
 }
 
-pub fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
+pub(crate) fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
     let line = shown(args, env);
     println!("$ {line}");
     run_command(Command::new("cargo").args(args).envs(env.iter().copied()), &line)
 }
 
-pub fn run_command(command: &mut Command, shown: &str) -> Result<(), String> {
+pub(crate) fn run_command(command: &mut Command, shown: &str) -> Result<(), String> {
     match command.current_dir(repo::root()).status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("`{shown}` failed: {status}")),
@@ -245,7 +245,7 @@ pub fn run_command(command: &mut Command, shown: &str) -> Result<(), String> {
 }
 
 /// The command as one would type it.
-pub fn shown(args: &[&str], env: &[(&str, &str)]) -> String {
+pub(crate) fn shown(args: &[&str], env: &[(&str, &str)]) -> String {
     let env: String = env.iter().map(|(name, value)| format!("{name}=\"{value}\" ")).collect();
     format!("{env}cargo {}", args.join(" "))
 }

@@ -18,10 +18,10 @@ struct Tool {
 }
 
 /// Where the readers of GGUF and ONNX are installed.
-pub const FORMATS: &str = "target/formats-1";
+pub(crate) const FORMATS: &str = "target/formats-1";
 
 /// Where PyTorch is installed.
-pub const TORCH: &str = "target/torch-2.15.0";
+pub(crate) const TORCH: &str = "target/torch-2.15.0";
 
 const TOOLS: &[Tool] = &[
     Tool {
@@ -205,7 +205,7 @@ const TOOLS: &[Tool] = &[
 
 /// Looks for the tools that `stages` need, installs missing ones if `install` is set, and returns each stage that still
 /// lacks a tool with what to do about it.
-pub fn ensure(stages: &[&'static str], install: bool) -> Vec<(&'static str, String)> {
+pub(crate) fn ensure(stages: &[&'static str], install: bool) -> Vec<(&'static str, String)> {
     lacking(TOOLS, stages, |tool| succeeds(tool.probe) || (install && installs(tool)))
 }
 

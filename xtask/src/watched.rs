@@ -9,14 +9,14 @@ use std::{
 use crate::{repo, stages};
 
 /// Where TensorBoard is installed, and what of it.
-pub const TENSORBOARD: &str = "target/tensorboard-2.21.0";
-pub const PACKAGE: &str = "tensorboard==2.21.0";
+pub(crate) const TENSORBOARD: &str = "target/tensorboard-2.21.0";
+pub(crate) const PACKAGE: &str = "tensorboard==2.21.0";
 
 /// Where the run writes.
 const FOLDER: &str = "target/watched";
 
 /// TensorBoard's own reader finds what the lines of JSON of the run say.
-pub fn run_tensorboard() -> Result<(), String> {
+pub(crate) fn run_tensorboard() -> Result<(), String> {
     write_run()?;
     let mut python = Command::new("python3");
     python.arg("watch/tests/tensorboard/read.py").arg(FOLDER).env("PYTHONPATH", TENSORBOARD);
@@ -24,7 +24,7 @@ pub fn run_tensorboard() -> Result<(), String> {
 }
 
 /// A browser without a window builds the page without an error of its own, and draws it.
-pub fn run_browser() -> Result<(), String> {
+pub(crate) fn run_browser() -> Result<(), String> {
     write_run()?;
     let profile = fresh(&repo::root().join("target/browser-profile"))?;
     for (file, needed) in [

@@ -79,7 +79,7 @@ pub(super) struct Distances {
 }
 
 impl Distances {
-    pub fn add(self, other: Self) -> Self {
+    pub(super) fn add(self, other: Self) -> Self {
         Distances {
             from_global: self.from_global + other.from_global,
             norm: self.norm + other.norm,
@@ -90,7 +90,7 @@ impl Distances {
 
 impl<R: Runtime> OuterFragment<R> {
     /// Makes a fragment whose global weights are the ranks' current ones.
-    pub fn new(comm: &Comm<R>, mut leaves: Vec<OuterLeaf<R>>, dtype: DType, states: usize) -> Result<Self> {
+    pub(super) fn new(comm: &Comm<R>, mut leaves: Vec<OuterLeaf<R>>, dtype: DType, states: usize) -> Result<Self> {
         let mut numel = 0;
         for outer in &mut leaves {
             outer.start = numel;
@@ -116,7 +116,7 @@ impl<R: Runtime> OuterFragment<R> {
     }
 
     /// Makes this rank's current weights the global ones.
-    pub fn take_global(&mut self, comm: &Comm<R>) -> Result<()> {
+    pub(super) fn take_global(&mut self, comm: &Comm<R>) -> Result<()> {
         let own = self.joined(comm)?.narrow(0, self.start, self.part)?.copy()?;
         self.global = own;
         Ok(())
@@ -133,7 +133,7 @@ impl<R: Runtime> OuterFragment<R> {
     }
 
     /// Starts to sum the ranks' current weights; this rank's are multiplied by `share`.
-    pub fn begin(&mut self, comm: &Comm<R>, share: f64, rate: f64) -> Result<()> {
+    pub(super) fn begin(&mut self, comm: &Comm<R>, share: f64, rate: f64) -> Result<()> {
         let own = memory(&self.joined(comm)?.mul(share)?)?;
         *self.in_flight.get_mut() = Some(InFlightSum::Running(comm.reduce_scatter_in_place(own, ReduceOp::Sum)?));
         (self.weight, self.rate) = (0.0, rate);
@@ -141,12 +141,12 @@ impl<R: Runtime> OuterFragment<R> {
     }
 
     /// Tells whether a sum was started and not applied.
-    pub fn is_in_flight(&self) -> bool {
+    pub(super) fn is_in_flight(&self) -> bool {
         self.in_flight.lock().is_some()
     }
 
     /// This rank's part of the mean that was started; none if none was. Waits for it.
-    pub fn mean(&self) -> Result<Option<Tensor<R>>> {
+    pub(super) fn mean(&self) -> Result<Option<Tensor<R>>> {
         let mut in_flight = self.in_flight.lock();
         let mean = match in_flight.take() {
             None => return Ok(None),
@@ -158,12 +158,12 @@ impl<R: Runtime> OuterFragment<R> {
     }
 
     /// Gives every rank the global weights.
-    pub fn spread_global(&self, comm: &Comm<R>) -> Result<()> {
+    pub(super) fn spread_global(&self, comm: &Comm<R>) -> Result<()> {
         self.spread(comm, &self.global)
     }
 
     /// Gives every rank the weights of which each rank has a part.
-    pub fn spread(&self, comm: &Comm<R>, part: &Tensor<R>) -> Result<()> {
+    pub(super) fn spread(&self, comm: &Comm<R>, part: &Tensor<R>) -> Result<()> {
         let all = self.gathered(comm, part)?;
         self.leaves
             .iter()
@@ -177,13 +177,18 @@ impl<R: Runtime> OuterFragment<R> {
     }
 
     /// Puts a mean in place of one in flight.
-    pub fn set_mean(&mut self, mean: Option<Tensor<R>>) {
+    pub(super) fn set_mean(&mut self, mean: Option<Tensor<R>>) {
         *self.in_flight.get_mut() = mean.map(InFlightSum::Arrived);
     }
 
     /// Computes the weights after the started sum: the new global ones, from which a rank keeps the share `keep` of its
     /// own difference. Changes nothing.
-    pub fn next(&self, comm: &Comm<R>, rule: &dyn OuterRule<R>, keep: f64) -> Result<(NextWeights<R>, Distances)> {
+    pub(super) fn next(
+        &self,
+        comm: &Comm<R>,
+        rule: &dyn OuterRule<R>,
+        keep: f64,
+    ) -> Result<(NextWeights<R>, Distances)> {
         let none = || Error::internal("local updates", "no sum was started");
         let mean = self.mean()?.ok_or_else(none)?;
         let mut state = self.state.clone();
@@ -207,7 +212,7 @@ impl<R: Runtime> OuterFragment<R> {
     }
 
     /// Applies the result of a synchronization.
-    pub fn take(&mut self, next: NextWeights<R>) -> Result<()> {
+    pub(super) fn take(&mut self, next: NextWeights<R>) -> Result<()> {
         let NextWeights { global, state, values } = next;
         self.leaves.iter().zip(values).try_for_each(|(outer, value)| outer.leaf.set(value))?;
         (self.global, self.state) = (global, state);
@@ -216,7 +221,7 @@ impl<R: Runtime> OuterFragment<R> {
     }
 
     /// This rank's elements of each parameter, without the padding.
-    pub fn own(&self) -> impl Iterator<Item = OwnElements<'_, R>> {
+    pub(super) fn own(&self) -> impl Iterator<Item = OwnElements<'_, R>> {
         let (start, end) = (self.start, self.start + self.part);
         self.leaves.iter().filter_map(move |outer| {
             let (first, last) = (outer.start.max(start), (outer.start + outer.numel()).min(end));
@@ -230,14 +235,14 @@ impl<R: Runtime> OuterFragment<R> {
     }
 
     /// This rank's part, joined from rows of [its elements](OuterFragment::own) and padded with zeros.
-    pub fn padded(&self, rows: &[&Tensor<R>]) -> Result<Tensor<R>> {
+    pub(super) fn padded(&self, rows: &[&Tensor<R>]) -> Result<Tensor<R>> {
         let have: usize = rows.iter().map(|row| row.shape().numel()).sum();
         let zeros = Tensor::zeros(self.global.runtime(), [self.part - have], self.dtype)?;
         let rows = rows.iter().map(|row| row.to_dtype(self.dtype)).chain([Ok(zeros)]).collect::<Result<Vec<_>>>()?;
         cat(&rows.iter().collect::<Vec<_>>(), 0)
     }
 
-    pub fn dtype(&self) -> DType {
+    pub(super) fn dtype(&self) -> DType {
         self.dtype
     }
 }

@@ -8,7 +8,7 @@ use weftgrad::{
 use super::{Case, data};
 
 /// A hook that drops every gradient.
-pub struct Drop;
+pub(super) struct Drop;
 
 impl<R: Runtime> BackwardHook<R> for Drop {
     fn on_leaf_grad_ready(&mut self, _: &std::sync::Arc<Leaf<R>>, _: LeafGrad<R>) -> Result<()> {
@@ -33,12 +33,12 @@ fn parameters<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<(Tensor<R>,
     Ok((Tensor::ones(rt, [width], dtype)?, Tensor::zeros(rt, [width], dtype)?))
 }
 
-pub fn forward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn forward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let (x, (w, b), name) = (data::normal(rt, n, data::dtype_of(name), 1)?, parameters(rt, name, n)?, name.to_owned());
     Ok(Case::new(move || apply(&name, &x, &w, &b).map(drop)))
 }
 
-pub fn forward_backward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn forward_backward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let x = Var::leaf("x", data::normal(rt, n, data::dtype_of(name), 1)?)?;
     let (w, b) = parameters(rt, name, n)?;
     let (w, b) = (Var::leaf("weight", w)?, Var::leaf("bias", b)?);
@@ -46,7 +46,7 @@ pub fn forward_backward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<C
     Ok(Case::new(move || Backward::from(&apply(&name, &x, &w, &b)?, &g)?.run(&mut Drop)))
 }
 
-pub fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let logits = data::normal(rt, n, data::dtype_of(name), 1)?;
     let target = Var::new(data::classes(rt, &n[..1], n[1], 2)?);
     let back = name.ends_with("fb");
@@ -58,7 +58,7 @@ pub fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case
 }
 
 /// A linear layer with its bias and a residual, from `[M, K]` to `[M, N]`.
-pub fn linear<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn linear<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let (back, dtype) = (name.ends_with("fb"), data::dtype_of(name));
     let input = |name: &str, shape: &[usize], seed| {
         let x = data::normal(rt, shape, dtype, seed)?;
@@ -77,7 +77,7 @@ fn loss_backward<R: Runtime>(loss: &Var<R>) -> Result<()> {
     Backward::of(loss)?.run(&mut Drop)
 }
 
-pub fn attention<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn attention<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let back = name.ends_with("fb");
     let dtype = data::dtype_of(name);
     let input = |i: u64| {

@@ -11,7 +11,7 @@ use weftgrad::{
 use super::{Case, data};
 
 /// A case that runs `op` on `ins` into one block of memory.
-pub fn repeat<R: Runtime>(op: impl Into<Op>, ins: Vec<Tensor<R>>) -> Result<Case> {
+pub(super) fn repeat<R: Runtime>(op: impl Into<Op>, ins: Vec<Tensor<R>>) -> Result<Case> {
     let op = op.into();
     let specs: Vec<_> = ins.iter().map(|t| t.spec()).collect();
     let spec = op.infer(&specs)?[0];
@@ -22,7 +22,7 @@ pub fn repeat<R: Runtime>(op: impl Into<Op>, ins: Vec<Tensor<R>>) -> Result<Case
     }))
 }
 
-pub fn gemm<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn gemm<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let dtype = data::dtype_of(name);
     let operand = |rows, columns, turned, seed| match turned {
         true => data::normal(rt, &[columns, rows], dtype, seed)?.t(),
@@ -32,13 +32,13 @@ pub fn gemm<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     repeat(Matmul, vec![a, b])
 }
 
-pub fn gemm_new<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn gemm_new<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
     let a = data::normal(rt, &[n[0], n[1]], DType::F32, 1)?;
     let b = data::normal(rt, &[n[1], n[2]], DType::F32, 2)?;
     Ok(Case::new(move || a.matmul(&b).map(drop)))
 }
 
-pub fn elementwise<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn elementwise<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[a, b], []| [a + b]));
     let program = match name {
         "add" => ADD.clone(),
@@ -53,23 +53,23 @@ pub fn elementwise<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> 
     repeat(Pointwise::new(&program, &[] as &[Scalar]), ins)
 }
 
-pub fn add_new<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn add_new<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
     let (a, b) = (data::normal(rt, n, DType::F32, 1)?, data::normal(rt, n, DType::F32, 2)?);
     Ok(Case::new(move || a.add(&b).map(drop)))
 }
 
-pub fn sum<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn sum<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
     let x = data::normal(rt, n, DType::F32, 1)?;
     Ok(Case::new(move || x.sum_all().map(drop)))
 }
 
 /// The sums of columns: the gradient of a bias.
-pub fn column_sums<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn column_sums<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let x = data::normal(rt, n, data::dtype_of(name), 1)?;
     Ok(Case::new(move || x.sum(&[0]).map(drop)))
 }
 
-pub fn embedding<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn embedding<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
     let table = data::normal(rt, &Shape::new(&n[..2])?, DType::F32, 1)?;
     let ids = data::classes(rt, &[n[2]], n[0], 2)?;
     Ok(Case::new(move || table.embedding(&ids).map(drop)))

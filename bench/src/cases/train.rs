@@ -19,7 +19,7 @@ fn config(lr: f64) -> AdamWConfig {
 }
 
 /// A case of whole training steps.
-pub fn steps<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn steps<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let mut training = Training::new(rt, name, n)?;
     (0..WARM_UP).try_for_each(|_| training.step().map(drop))?;
     Ok(case(training.long, move || training.step()?.item()))
@@ -27,7 +27,7 @@ pub fn steps<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
 
 /// A case of whole training steps that were captured once: each call launches one.
 #[cfg(feature = "cuda")]
-pub fn captured(rt: &weftgrad::Cuda, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn captured(rt: &weftgrad::Cuda, name: &str, n: &[usize]) -> Result<Case> {
     let mut training = Training::new(rt, name, n)?;
     training.optimizer = training.optimizer.capturable();
     (0..WARM_UP).try_for_each(|_| training.step().map(drop))?;
@@ -87,7 +87,7 @@ impl<R: Runtime> Training<R> {
     }
 }
 
-pub fn adamw<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+pub(super) fn adamw<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let each = n[0] / 16;
     let dtype = data::dtype_of(name);
     let leaf = |i: u64| Leaf::new(&format!("p{i}"), data::normal(rt, &[each], dtype, i)?);

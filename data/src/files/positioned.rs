@@ -19,7 +19,7 @@ pub(crate) struct PositionedFile {
 }
 
 impl PositionedFile {
-    pub fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let open = || {
             let file = File::open(path)?;
             let len = file.metadata()?.len();
@@ -29,21 +29,21 @@ impl PositionedFile {
         Ok(PositionedFile { path: path.into(), file, len })
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// The number of bytes at the time it was opened.
-    pub fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    pub fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
     /// Fills `into` from `offset` on.
-    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let end = offset.checked_add(into.len() as u64);
         if end.is_none_or(|end| end > self.len) {
             let why = format!("{} bytes from {offset} on are past its end at {}", into.len(), self.len);
@@ -53,7 +53,7 @@ impl PositionedFile {
     }
 
     /// Reads `len` bytes from `offset` on. The range is checked against the file's size before memory is taken.
-    pub fn bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+    pub(crate) fn bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let why = format!("{len} bytes from {offset} on are past its end at {}", self.len);
             return Err(self.malformed(why));
@@ -64,7 +64,7 @@ impl PositionedFile {
     }
 
     /// An error about the file's contents.
-    pub fn malformed(&self, why: impl Into<String>) -> Error {
+    pub(crate) fn malformed(&self, why: impl Into<String>) -> Error {
         Error::format(self.path.display().to_string(), why)
     }
 }

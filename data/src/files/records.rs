@@ -19,7 +19,7 @@ pub(crate) struct Records {
 
 impl Records {
     /// Finds the records of `file` with `cut`, behind a byte order mark.
-    pub fn new(file: PositionedFile, cut: impl FnOnce(&mut Cutter<'_>) -> Result<()>) -> Result<Self> {
+    pub(crate) fn new(file: PositionedFile, cut: impl FnOnce(&mut Cutter<'_>) -> Result<()>) -> Result<Self> {
         let start = file.bytes(0, file.len().min(MARK.len() as u64))?;
         if start.starts_with(&GZIP) {
             return Err(file.malformed("it is compressed by gzip: unpack it, or read it with `stream::lines`"));
@@ -39,33 +39,33 @@ impl Records {
         Ok(Records { file, places })
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
 
-    pub fn file(&self) -> &PositionedFile {
+    pub(crate) fn file(&self) -> &PositionedFile {
         &self.file
     }
 
     /// The file's path, as errors name it.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         self.file.path().display().to_string()
     }
 
     /// The line a record begins at, from 1.
-    pub fn line(&self, index: usize) -> u64 {
+    pub(crate) fn line(&self, index: usize) -> u64 {
         self.places[index].2
     }
 
     /// The text of a record.
-    pub fn text(&self, index: usize) -> Result<String> {
+    pub(crate) fn text(&self, index: usize) -> Result<String> {
         let (offset, len, _) = self.places[index];
         let bytes = self.file.bytes(offset, len.into())?;
         String::from_utf8(bytes).map_err(|e| self.malformed(index, format!("is no UTF-8 text ({})", e.utf8_error())))
     }
 
     /// An error about a record.
-    pub fn malformed(&self, index: usize, why: impl std::fmt::Display) -> Error {
+    pub(crate) fn malformed(&self, index: usize, why: impl std::fmt::Display) -> Error {
         self.file.malformed(format!("line {}: {why}", self.line(index)))
     }
 }
@@ -81,7 +81,7 @@ pub(crate) struct Cutter<'a> {
 
 impl Cutter<'_> {
     /// The next byte; `None` at the end.
-    pub fn next(&mut self) -> Result<Option<u8>> {
+    pub(crate) fn next(&mut self) -> Result<Option<u8>> {
         let Some(byte) = self.bytes.next() else { return Ok(None) };
         let byte = byte.map_err(|e| Error::io(self.file.path(), e))?;
         self.offset += 1;
@@ -91,7 +91,7 @@ impl Cutter<'_> {
 
     /// Tells whether a byte just read ends a line: a newline or a carriage return. Reads the newline after a carriage
     /// return too.
-    pub fn ends_line(&mut self, byte: u8) -> Result<bool> {
+    pub(crate) fn ends_line(&mut self, byte: u8) -> Result<bool> {
         if byte == b'\r' && self.is_before_newline() {
             self.next()?;
         }
@@ -103,12 +103,12 @@ impl Cutter<'_> {
     }
 
     /// The offset and the line of the next byte.
-    pub fn place(&self) -> (u64, u64) {
+    pub(crate) fn place(&self) -> (u64, u64) {
         (self.offset, self.line)
     }
 
     /// Appends a record: the bytes from a place to offset `end`.
-    pub fn record(&mut self, (start, line): (u64, u64), end: u64) -> Result<()> {
+    pub(crate) fn record(&mut self, (start, line): (u64, u64), end: u64) -> Result<()> {
         let len = u32::try_from(end - start);
         let len = len.map_err(|_| self.file.malformed(format!("line {line}: the record has more than 4 GiB")))?;
         self.places.push((start, len, line));

@@ -58,13 +58,19 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Makes an endless plan from the start of epoch 0.
-    pub fn new(order: Arc<dyn Order>, batch: u64, last: Last, share: Share, (rank, ranks): (usize, usize)) -> Plan {
+    pub(super) fn new(
+        order: Arc<dyn Order>,
+        batch: u64,
+        last: Last,
+        share: Share,
+        (rank, ranks): (usize, usize),
+    ) -> Plan {
         let (rank, ranks, start) = (rank as u64, ranks as u64, State::default());
         Plan { order, batch, last, share, rank, ranks, start, one_epoch: false }
     }
 
     /// Starts at another state.
-    pub fn from(self, start: State) -> Result<Plan> {
+    pub(super) fn from(self, start: State) -> Result<Plan> {
         if start.position > self.order.len() {
             let allowed = format!("at most {}, the positions of an epoch", self.order.len());
             return Err(Error::range("Loader", "position", start.position, allowed));
@@ -73,23 +79,23 @@ impl Plan {
     }
 
     /// Ends the plan at the end of its first epoch.
-    pub fn one_epoch(self) -> Plan {
+    pub(super) fn one_epoch(self) -> Plan {
         Plan { one_epoch: true, ..self }
     }
 
     /// The number of steps from a position to the end of its epoch.
-    pub fn steps_from(&self, position: u64) -> u64 {
+    pub(super) fn steps_from(&self, position: u64) -> u64 {
         let left = self.order.len() - position;
         if self.last == Last::Drop { left / self.batch } else { left.div_ceil(self.batch) }
     }
 
     /// The state at which the plan starts.
-    pub fn start(&self) -> State {
+    pub(super) fn start(&self) -> State {
         self.start
     }
 
     /// The state at which the `k`-th step begins; `None` past the end.
-    pub fn at(&self, k: u64) -> Option<State> {
+    pub(super) fn at(&self, k: u64) -> Option<State> {
         let State { epoch, position } = self.start;
         let first = self.steps_from(position);
         if k < first {
@@ -105,7 +111,7 @@ impl Plan {
 
     /// The state after a step that begins at `at`: in the same epoch, or at the epoch's end, or at the start of the
     /// next one.
-    pub fn after(&self, at: State) -> State {
+    pub(super) fn after(&self, at: State) -> State {
         let position = (at.position.saturating_add(self.batch)).min(self.order.len());
         if self.one_epoch || self.steps_from(position) > 0 {
             return State { position, ..at };
@@ -114,7 +120,7 @@ impl Plan {
     }
 
     /// The number of a step that begins at `at`, if its epoch was read in batches of this size.
-    pub fn step(&self, at: State) -> u64 {
+    pub(super) fn step(&self, at: State) -> u64 {
         at.position / self.batch
     }
 
@@ -122,7 +128,7 @@ impl Plan {
     ///
     /// # Errors
     /// Fails if the order gives another number of examples than there are positions.
-    pub fn rows(&self, at: State) -> Result<Rows> {
+    pub(super) fn rows(&self, at: State) -> Result<Rows> {
         let end = at.position.saturating_add(self.batch).min(self.order.len());
         let total = end - at.position;
         let rows = if self.last == Last::Pad { self.batch } else { total };

@@ -28,7 +28,7 @@ pub(crate) struct Workers<T> {
 impl<T: Send + 'static> Workers<T> {
     /// Starts `count` threads. `make` gives the `k`-th batch, or `None` past the end. Its flag turns true once the
     /// batches are no longer wanted. No worker is more than `ahead` batches ahead.
-    pub fn start(
+    pub(crate) fn start(
         count: usize,
         ahead: usize,
         make: impl Fn(u64, &AtomicBool) -> Option<T> + Send + Sync + 'static,
@@ -55,7 +55,7 @@ impl<T: Send + 'static> Workers<T> {
     }
 
     /// The next batch in order; `None` past the end.
-    pub fn next(&mut self) -> Option<T> {
+    pub(crate) fn next(&mut self) -> Option<T> {
         let lane = self.taken % self.lanes.len();
         // A worker ends without a batch only past the end, and all others past theirs.
         let made = self.lanes[lane].recv().ok()?;

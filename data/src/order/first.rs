@@ -14,12 +14,12 @@ pub(crate) struct FirstPositions {
 
 impl FirstPositions {
     /// The first `len` positions of each epoch.
-    pub fn new(of: Arc<dyn Order>, len: u64) -> Self {
+    pub(crate) fn new(of: Arc<dyn Order>, len: u64) -> Self {
         FirstPositions { len: len.min(of.len()), of, epoch: None }
     }
 
     /// The first `len` positions of epoch 0, in every epoch.
-    pub fn of_epoch_0(of: Arc<dyn Order>, len: u64) -> Self {
+    pub(crate) fn of_epoch_0(of: Arc<dyn Order>, len: u64) -> Self {
         FirstPositions { epoch: Some(0), ..FirstPositions::new(of, len) }
     }
 }

@@ -22,7 +22,7 @@ pub(super) enum Plan {
 }
 
 impl Plan {
-    pub fn concatenated(lengths: &[usize]) -> Plan {
+    pub(super) fn concatenated(lengths: &[usize]) -> Plan {
         let add = |end: &mut u64, &len: &usize| {
             *end += len as u64;
             Some(*end)
@@ -31,7 +31,7 @@ impl Plan {
     }
 
     /// Cuts documents into pieces, and packs these into rows by `fit`.
-    pub fn fitted(
+    pub(super) fn fitted(
         lengths: &[usize],
         context: usize,
         fit: impl FnOnce(&[usize]) -> Result<Vec<Vec<usize>>>,
@@ -48,7 +48,7 @@ impl Plan {
     }
 
     /// The number of rows.
-    pub fn rows(&self, context: usize) -> usize {
+    pub(super) fn rows(&self, context: usize) -> usize {
         match self {
             Plan::Concatenated(_) => self.tokens().div_ceil(context as u64) as usize,
             Plan::Fitted { ends, .. } => ends.len(),
@@ -56,7 +56,7 @@ impl Plan {
     }
 
     /// The number of tokens in all rows, without padding.
-    pub fn tokens(&self) -> u64 {
+    pub(super) fn tokens(&self) -> u64 {
         match self {
             Plan::Concatenated(ends) => ends.last().copied().unwrap_or(0),
             Plan::Fitted { pieces, .. } => pieces.iter().map(|piece| piece.len as u64).sum(),
@@ -64,7 +64,7 @@ impl Plan {
     }
 
     /// The pieces of a row.
-    pub fn row(&self, index: usize, context: usize) -> Vec<Piece> {
+    pub(super) fn row(&self, index: usize, context: usize) -> Vec<Piece> {
         match self {
             Plan::Concatenated(ends) => concatenated_row(ends, index as u64 * context as u64, context as u64),
             Plan::Fitted { pieces, ends } => {

@@ -6,7 +6,7 @@ use numcore::{Error, Result};
 use super::GgufWeights;
 
 /// The number of elements in a block of `Q8_0`.
-pub const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 
 impl GgufWeights {
     /// The number of the type in GGUF files.

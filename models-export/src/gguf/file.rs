@@ -12,7 +12,7 @@ const ALIGNMENT: u64 = 32;
 
 /// A value of metadata.
 #[derive(Clone, Debug, PartialEq)]
-pub enum GgufValue {
+pub(super) enum GgufValue {
     /// An unsigned integer of 32 bits.
     U32(u32),
     /// A floating-point number of 32 bits.
@@ -28,7 +28,7 @@ pub enum GgufValue {
 }
 
 /// A tensor that is to be written, and the source of its values.
-pub struct GgufTensor<'a> {
+pub(super) struct GgufTensor<'a> {
     /// The name in the file.
     pub name: String,
     /// The sizes, outermost first.
@@ -40,7 +40,7 @@ pub struct GgufTensor<'a> {
 }
 
 /// The content of a GGUF file, in its order.
-pub struct GgufFile<'a> {
+pub(super) struct GgufFile<'a> {
     /// The keys and values.
     pub metadata: Vec<(String, GgufValue)>,
     /// The tensors.
@@ -49,7 +49,7 @@ pub struct GgufFile<'a> {
 
 impl GgufFile<'_> {
     /// A file without tensors.
-    pub fn new(metadata: Vec<(String, GgufValue)>) -> Self {
+    pub(super) fn new(metadata: Vec<(String, GgufValue)>) -> Self {
         GgufFile { metadata, tensors: Vec::new() }
     }
 
@@ -57,7 +57,7 @@ impl GgufFile<'_> {
     ///
     /// # Errors
     /// Fails if a value cannot be computed or does not fit its type, or the file cannot be written.
-    pub fn write(&self, path: &Path) -> Result<()> {
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
         let mut header = Vec::new();
         header.extend(*b"GGUF");
         header.extend(VERSION.to_le_bytes());
@@ -87,7 +87,7 @@ impl GgufFile<'_> {
     ///
     /// # Errors
     /// Fails if a value cannot be computed.
-    pub fn gather(&self) -> Result<()> {
+    pub(super) fn gather(&self) -> Result<()> {
         self.tensors.iter().try_for_each(|tensor| (tensor.value)().map(drop))
     }
 }

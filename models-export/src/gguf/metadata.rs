@@ -16,7 +16,7 @@ const QUANTIZATION_VERSION: u32 = 2;
 ///
 /// # Errors
 /// Fails if llama.cpp would compute something else than this project, or has no key for an option.
-pub fn metadata(config: &DecoderConfig, options: &GgufOptions) -> Result<Vec<(String, GgufValue)>> {
+pub(super) fn metadata(config: &DecoderConfig, options: &GgufOptions) -> Result<Vec<(String, GgufValue)>> {
     let context = options.context.unwrap_or(config.context);
     check(config, context)?;
     let architecture = architecture(config.family);
@@ -50,7 +50,7 @@ pub fn metadata(config: &DecoderConfig, options: &GgufOptions) -> Result<Vec<(St
 }
 
 /// The divisors of each pair's frequency, for the scaling of Llama 3, which llama.cpp reads from a tensor.
-pub fn rope_factors<'a>(config: &DecoderConfig) -> Option<GgufTensor<'a>> {
+pub(super) fn rope_factors<'a>(config: &DecoderConfig) -> Option<GgufTensor<'a>> {
     let rope = config.rope.filter(|rope| matches!(rope.scaling, RopeScaling::Llama3 { .. }))?;
     let plain = Rotary::new(rope.theta, config.head_dim);
     let stretched = rope.rotary(config.head_dim);

@@ -3,7 +3,7 @@
 use models::{ConversionRule as Rule, ConversionTable};
 
 /// The conversion table of decoders to llama.cpp's names, all families in one. Weights are `[O, I]` in both.
-pub const GGUF: ConversionTable = ConversionTable {
+pub(super) const GGUF: ConversionTable = ConversionTable {
     rules: &[
         Rule::keep("token_embd", "embed_tokens"),
         Rule::keep("position_embd", "embed_positions"),

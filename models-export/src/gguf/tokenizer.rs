@@ -31,7 +31,7 @@ const UNUSED: i32 = 5;
 ///
 /// # Errors
 /// Fails if a file is malformed, or the tokenizer is of a kind without a known name in llama.cpp.
-pub fn tables(folder: &Path, vocab: usize) -> Result<Vec<(String, GgufValue)>> {
+pub(super) fn tables(folder: &Path, vocab: usize) -> Result<Vec<(String, GgufValue)>> {
     let file = JsonObject::open(&folder.join("tokenizer.json"))?;
     let path = folder.join("tokenizer_config.json");
     let settings =

@@ -14,7 +14,7 @@ use super::{
 ///
 /// # Errors
 /// Fails if the model lacks a parameter of its family, or has mixtures of experts.
-pub fn graph<'a, R: Runtime>(model: &Decoder<R>) -> Result<OnnxGraph<'a>> {
+pub(super) fn graph<'a, R: Runtime>(model: &Decoder<R>) -> Result<OnnxGraph<'a>> {
     let (config, mut m) = (model.config(), ModelGraph::new("decoder", model));
     if config.mixtures.is_some() {
         let why = format!(

@@ -13,7 +13,7 @@ const ALIGNMENT: usize = 64;
 
 /// The element types of inputs and constants, with their numbers in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnnxType {
+pub(super) enum OnnxType {
     /// 32-bit floating point.
     F32 = 1,
     /// 64-bit signed integers.
@@ -22,7 +22,7 @@ pub enum OnnxType {
 
 /// An attribute of a node.
 #[derive(Clone, Copy, Debug)]
-pub enum Attribute<'a> {
+pub(super) enum Attribute<'a> {
     /// An integer.
     Int(i64),
     /// A floating-point number.
@@ -40,7 +40,7 @@ struct OnnxWeight<'a> {
 
 /// A size of an input or output.
 #[derive(Clone, Copy, Debug)]
-pub enum Size {
+pub(super) enum Size {
     /// A size that varies, with its name.
     Any(&'static str),
     /// A fixed size.
@@ -49,7 +49,7 @@ pub enum Size {
 
 /// A graph that is being built. Its values are referred to by name.
 #[derive(Default)]
-pub struct OnnxGraph<'a> {
+pub(super) struct OnnxGraph<'a> {
     name: &'static str,
     nodes: Vec<ProtoMessage>,
     constants: Vec<ProtoMessage>,
@@ -61,36 +61,36 @@ pub struct OnnxGraph<'a> {
 
 impl<'a> OnnxGraph<'a> {
     /// An empty graph.
-    pub fn new(name: &'static str) -> Self {
+    pub(super) fn new(name: &'static str) -> Self {
         OnnxGraph { name, ..OnnxGraph::default() }
     }
 
     /// Adds an input of the graph, and returns its name.
-    pub fn input(&mut self, name: &str, kind: OnnxType, sizes: &[Size]) -> String {
+    pub(super) fn input(&mut self, name: &str, kind: OnnxType, sizes: &[Size]) -> String {
         self.inputs.push(described(name, kind, sizes));
         name.to_owned()
     }
 
     /// Makes `value` an output of the graph, called `name`.
-    pub fn output(&mut self, value: &str, name: &str, sizes: &[Size]) {
+    pub(super) fn output(&mut self, value: &str, name: &str, sizes: &[Size]) {
         self.push("Identity", &[value], &[name.to_owned()], &[]);
         self.outputs.push(described(name, OnnxType::F32, sizes));
     }
 
     /// Adds a node with one output, and returns the output's name.
-    pub fn op(&mut self, kind: &str, inputs: &[&str]) -> String {
+    pub(super) fn op(&mut self, kind: &str, inputs: &[&str]) -> String {
         self.op_with(kind, inputs, &[])
     }
 
     /// Adds a node with attributes and one output, and returns the output's name.
-    pub fn op_with(&mut self, kind: &str, inputs: &[&str], attributes: &[(&str, Attribute<'_>)]) -> String {
+    pub(super) fn op_with(&mut self, kind: &str, inputs: &[&str], attributes: &[(&str, Attribute<'_>)]) -> String {
         let name = self.fresh(kind);
         self.push(kind, inputs, std::slice::from_ref(&name), attributes);
         name
     }
 
     /// Splits a value along its last axis into parts of these sizes.
-    pub fn split(&mut self, value: &str, sizes: &[i64]) -> Vec<String> {
+    pub(super) fn split(&mut self, value: &str, sizes: &[i64]) -> Vec<String> {
         let sizes_at = self.ints(sizes);
         let names: Vec<String> = sizes.iter().map(|_| self.fresh("Split")).collect();
         self.push("Split", &[value, &sizes_at], &names, &[("axis", Attribute::Int(-1))]);
@@ -98,30 +98,30 @@ impl<'a> OnnxGraph<'a> {
     }
 
     /// Adds a constant list of integers, `[N]`.
-    pub fn ints(&mut self, list: &[i64]) -> String {
+    pub(super) fn ints(&mut self, list: &[i64]) -> String {
         let name = format!("ints{}", list.iter().map(|x| format!("_{x}")).collect::<String>());
         let bytes: Vec<u8> = list.iter().flat_map(|x| x.to_le_bytes()).collect();
         self.constant(name, OnnxType::I64, &[list.len()], &bytes)
     }
 
     /// Adds a constant integer.
-    pub fn int(&mut self, value: i64) -> String {
+    pub(super) fn int(&mut self, value: i64) -> String {
         self.constant(format!("int_{value}"), OnnxType::I64, &[], &value.to_le_bytes())
     }
 
     /// Adds a constant floating-point number.
-    pub fn float(&mut self, value: f32) -> String {
+    pub(super) fn float(&mut self, value: f32) -> String {
         self.constant(format!("float_{value:e}"), OnnxType::F32, &[], &value.to_le_bytes())
     }
 
     /// Adds a constant row of floating-point numbers, `[1, N]`.
-    pub fn row(&mut self, name: &str, values: &[f32]) -> String {
+    pub(super) fn row(&mut self, name: &str, values: &[f32]) -> String {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         self.constant(name.to_owned(), OnnxType::F32, &[1, values.len()], &bytes)
     }
 
     /// Adds a weight; a second call with its name returns the first one.
-    pub fn weight(&mut self, name: &str, shape: &[usize], value: impl Fn() -> Result<Vec<f32>> + 'a) -> String {
+    pub(super) fn weight(&mut self, name: &str, shape: &[usize], value: impl Fn() -> Result<Vec<f32>> + 'a) -> String {
         if self.names.insert(name.to_owned()) {
             self.weights.push(OnnxWeight { name: name.into(), shape: shape.into(), value: Box::new(value) });
         }
@@ -133,7 +133,7 @@ impl<'a> OnnxGraph<'a> {
     ///
     /// # Errors
     /// Fails if a value cannot be computed, or a file cannot be written.
-    pub fn save(self, path: &Path, writes: bool) -> Result<()> {
+    pub(super) fn save(self, path: &Path, writes: bool) -> Result<()> {
         if !writes {
             return self.weights.iter().try_for_each(|weight| (weight.value)().map(drop));
         }

@@ -12,7 +12,7 @@ use numcore::{
 use super::graph::{Attribute, OnnxGraph};
 
 /// A graph, and the parameters of the model that it is built from.
-pub struct ModelGraph<'a, R: Runtime> {
+pub(super) struct ModelGraph<'a, R: Runtime> {
     /// The graph.
     pub graph: OnnxGraph<'a>,
     parameters: BTreeMap<String, (String, Param<R>)>,
@@ -20,7 +20,7 @@ pub struct ModelGraph<'a, R: Runtime> {
 
 impl<'a, R: Runtime> ModelGraph<'a, R> {
     /// An empty graph. Weights get their names in Hugging Face's files.
-    pub fn new(name: &'static str, model: &impl Pretrained<R>) -> Self {
+    pub(super) fn new(name: &'static str, model: &impl Pretrained<R>) -> Self {
         let table = model.table();
         let named = model.named_parameters().into_iter().map(|(name, parameter)| {
             let theirs = table.theirs(&name).map_or_else(|| name.clone(), |c| c.name);
@@ -30,7 +30,7 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
     }
 
     /// Adds a parameter as a weight, in `f32` and untransposed.
-    pub fn parameter(&mut self, name: &str) -> Result<String> {
+    pub(super) fn parameter(&mut self, name: &str) -> Result<String> {
         let (theirs, parameter) = self.find(name)?;
         let shape = parameter.shape();
         let value = move || parameter.value()?.to_dtype(DType::F32)?.contiguous()?.to_vec();
@@ -38,7 +38,7 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
     }
 
     /// Adds `x · Wᵀ + b`, with the parameters `module.weight` and `module.bias`, which may be absent.
-    pub fn linear(&mut self, x: &str, module: &str) -> Result<String> {
+    pub(super) fn linear(&mut self, x: &str, module: &str) -> Result<String> {
         let (theirs, parameter) = self.find(&format!("{module}.weight"))?;
         let shape = parameter.shape();
         let value = move || parameter.value()?.to_dtype(DType::F32)?.t()?.contiguous()?.to_vec();
@@ -53,14 +53,14 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
     }
 
     /// Adds a layer norm of the last axis, with the parameters `module.weight` and `module.bias`.
-    pub fn layer_norm(&mut self, x: &str, module: &str, eps: f64) -> Result<String> {
+    pub(super) fn layer_norm(&mut self, x: &str, module: &str, eps: f64) -> Result<String> {
         let (weight, bias) = (self.parameter(&format!("{module}.weight"))?, self.parameter(&format!("{module}.bias"))?);
         let attributes = [("axis", Attribute::Int(-1)), ("epsilon", Attribute::Float(eps as f32))];
         Ok(self.graph.op_with("LayerNormalization", &[x, &weight, &bias], &attributes))
     }
 
     /// Adds an RMS norm of the last axis, with the parameter `module.weight`.
-    pub fn rms_norm(&mut self, x: &str, module: &str, eps: f64) -> Result<String> {
+    pub(super) fn rms_norm(&mut self, x: &str, module: &str, eps: f64) -> Result<String> {
         let weight = self.parameter(&format!("{module}.weight"))?;
         let g = &mut self.graph;
         let (square, eps) = (g.op("Mul", &[x, x]), g.float(eps as f32));
@@ -73,7 +73,7 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
 
     /// Adds softmax of `q · kᵀ / √D`, times `v`, for `q`, `k` and `v: [B, H, T, D]`. Keys where `mask` is false are
     /// hidden. The output is `[B, T, H · D]`.
-    pub fn attention(&mut self, [q, k, v]: [&str; 3], [heads, depth]: [usize; 2], mask: Option<&str>) -> String {
+    pub(super) fn attention(&mut self, [q, k, v]: [&str; 3], [heads, depth]: [usize; 2], mask: Option<&str>) -> String {
         let g = &mut self.graph;
         let keys = g.op_with("Transpose", &[k], &[("perm", Attribute::Ints(&[0, 1, 3, 2]))]);
         let scale = g.float(1.0 / (depth as f32).sqrt());
@@ -91,18 +91,18 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
     }
 
     /// Adds a reshape from `[B, T, H · D]` to `[B, T, H, D]`.
-    pub fn heads(&mut self, x: &str, [heads, depth]: [usize; 2]) -> String {
+    pub(super) fn heads(&mut self, x: &str, [heads, depth]: [usize; 2]) -> String {
         let shape = self.graph.ints(&[0, 0, heads as i64, depth as i64]);
         self.graph.op("Reshape", &[x, &shape])
     }
 
     /// Adds a transpose from `[B, T, H, D]` to `[B, H, T, D]`.
-    pub fn heads_first(&mut self, x: &str) -> String {
+    pub(super) fn heads_first(&mut self, x: &str) -> String {
         self.graph.op_with("Transpose", &[x], &[("perm", Attribute::Ints(&[0, 2, 1, 3]))])
     }
 
     /// Adds an activation of `x`.
-    pub fn activation(&mut self, x: &str, activation: Activation) -> String {
+    pub(super) fn activation(&mut self, x: &str, activation: Activation) -> String {
         let g = &mut self.graph;
         match activation {
             Activation::Relu => g.op("Relu", &[x]),

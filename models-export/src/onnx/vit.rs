@@ -12,7 +12,7 @@ use super::{
 ///
 /// # Errors
 /// Fails if the model lacks a parameter.
-pub fn graph<'a, R: Runtime>(model: &Vit<R>) -> Result<OnnxGraph<'a>> {
+pub(super) fn graph<'a, R: Runtime>(model: &Vit<R>) -> Result<OnnxGraph<'a>> {
     let (config, mut m) = (model.config(), ModelGraph::new("vit", model));
     let batch = Size::Any("batch");
     let sizes = [batch, Size::Is(config.channels), Size::Is(config.image), Size::Is(config.image)];

@@ -10,12 +10,12 @@ use minijinja::{
 use super::template::ChatDate;
 
 /// `raise_exception(message)`, by which a template refuses a conversation.
-pub fn raise_exception(message: String) -> Result<Value, Error> {
+pub(super) fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
 /// `strftime_now(format)`, of a day at midnight.
-pub fn strftime(date: ChatDate, format: &str) -> Result<String, Error> {
+pub(super) fn strftime(date: ChatDate, format: &str) -> Result<String, Error> {
     const MONTHS: [&str; 12] = [
         "January",
         "February",
@@ -56,7 +56,7 @@ pub fn strftime(date: ChatDate, format: &str) -> Result<String, Error> {
 }
 
 /// `tojson`, as transformers defines it: Python's `json.dumps` without escapes of non-ASCII characters.
-pub fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
+pub(super) fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let escapes: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
@@ -79,7 +79,7 @@ fn in_ascii(text: &str) -> String {
 }
 
 /// The text of a value as Python's `str` writes it.
-pub fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     match float(value) {
         Some(x) if x.is_nan() => "nan".into(),
         Some(x) if x.is_infinite() => if x > 0.0 { "inf" } else { "-inf" }.into(),
@@ -90,7 +90,7 @@ pub fn text(value: &Value) -> String {
 }
 
 /// Tells whether a value is a list or a map.
-pub fn is_container(value: &Value) -> bool {
+pub(super) fn is_container(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map)
 }
 

@@ -5,7 +5,7 @@ const DEEPEST: usize = 200;
 
 /// Rewrites a template. Tags that mark an assistant's text become a condition that holds, so that whitespace stays as
 /// it is. The operands of `~` go through the filter `string`, which writes numbers as Python does.
-pub fn adapted(source: &str) -> String {
+pub(super) fn adapted(source: &str) -> String {
     let (mut text, mut rest) = (String::with_capacity(source.len()), source);
     while let Some(at) = rest.find('{') {
         let (before, tag) = rest.split_at(at);

@@ -107,7 +107,7 @@ impl Family {
     }
 
     /// Tells whether heads of queries and keys are normalized.
-    pub fn has_head_norms(self) -> bool {
+    pub(crate) fn has_head_norms(self) -> bool {
         matches!(self, Family::Qwen3 | Family::Qwen3Moe)
     }
 

@@ -89,7 +89,7 @@ const LARGEST: usize = i32::MAX as usize;
 ///
 /// # Errors
 /// Fails with the first size that is larger.
-pub fn check_sizes(model: &'static str, sizes: &[(&'static str, usize)]) -> Result<()> {
+pub(crate) fn check_sizes(model: &'static str, sizes: &[(&'static str, usize)]) -> Result<()> {
     let Some((field, size)) = sizes.iter().find(|(_, size)| *size > LARGEST) else { return Ok(()) };
     Err(Error::config(
         model,

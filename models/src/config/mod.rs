@@ -8,7 +8,8 @@ mod rope;
 
 pub use decoder::DecoderConfig;
 pub use family::Family;
+pub use fields::ConfigFields;
 pub(crate) use fields::activation_name;
-pub use fields::{ConfigFields, check_sizes};
+pub(crate) use fields::check_sizes;
 pub use mixtures::DecoderMixtures;
 pub use rope::{RopeConfig, RopeScaling};

@@ -7,7 +7,7 @@ mod tables;
 
 use pattern::renamed;
 pub use stack::{StackNames, StackPlace, StackRule};
-pub use tables::{BERT, GPT2, LLAMA, MIXTRAL, VIT};
+pub(crate) use tables::{BERT, GPT2, LLAMA, MIXTRAL, VIT};
 
 /// The difference between a weight in a file and in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

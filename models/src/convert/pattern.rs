@@ -1,7 +1,7 @@
 //! Patterns of names: text in which `{}` stands for a number.
 
 /// Rewrites `name` from the pattern `from` to the pattern `to`, if it matches.
-pub fn renamed(from: &str, to: &str, name: &str) -> Option<String> {
+pub(super) fn renamed(from: &str, to: &str, name: &str) -> Option<String> {
     let Some((before, after)) = from.split_once("{}") else {
         return (from == name).then(|| to.to_owned());
     };
@@ -11,7 +11,7 @@ pub fn renamed(from: &str, to: &str, name: &str) -> Option<String> {
 }
 
 /// The numbers at the places of `{}`, if `name` matches `pattern`.
-pub fn numbered(pattern: &str, name: &str) -> Option<Vec<usize>> {
+pub(super) fn numbered(pattern: &str, name: &str) -> Option<Vec<usize>> {
     let mut texts = pattern.split("{}");
     let mut rest = name.strip_prefix(texts.next()?)?;
     let mut numbers = Vec::new();

@@ -3,7 +3,7 @@
 use super::{ConversionRule as Rule, ConversionTable, StackRule};
 
 /// GPT-2: fused projections, with weights of `[I, O]`.
-pub const GPT2: ConversionTable = ConversionTable {
+pub(crate) const GPT2: ConversionTable = ConversionTable {
     rules: &[
         Rule::keep("transformer.wte", "embed_tokens"),
         Rule::keep("transformer.wpe", "embed_positions"),
@@ -51,7 +51,7 @@ const fn with<const M: usize, const N: usize>(more: [Rule; M]) -> [Rule; N] {
 }
 
 /// Llama, Mistral, Qwen 2 and 3, and Qwen with mixtures, whose experts are one by one in files.
-pub const LLAMA: ConversionTable = ConversionTable {
+pub(crate) const LLAMA: ConversionTable = ConversionTable {
     rules: &with::<8, 19>([
         Rule::keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
         Rule::keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
@@ -76,7 +76,7 @@ pub const LLAMA: ConversionTable = ConversionTable {
 };
 
 /// Mixtral, whose files have their own names for experts.
-pub const MIXTRAL: ConversionTable = ConversionTable {
+pub(crate) const MIXTRAL: ConversionTable = ConversionTable {
     rules: &with::<1, 12>([Rule::keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate")]),
     stacks: &[
         StackRule {
@@ -95,7 +95,7 @@ pub const MIXTRAL: ConversionTable = ConversionTable {
 };
 
 /// BERT and its heads.
-pub const BERT: ConversionTable = ConversionTable {
+pub(crate) const BERT: ConversionTable = ConversionTable {
     rules: &[
         Rule::keep("bert.embeddings.word_embeddings", "embed_tokens"),
         Rule::keep("bert.embeddings.position_embeddings", "embed_positions"),
@@ -126,7 +126,7 @@ pub const BERT: ConversionTable = ConversionTable {
 };
 
 /// ViT with its classifier.
-pub const VIT: ConversionTable = ConversionTable {
+pub(crate) const VIT: ConversionTable = ConversionTable {
     rules: &[
         Rule::keep("vit.embeddings.cls_token", "cls_token"),
         Rule::keep("vit.embeddings.position_embeddings", "positions"),

@@ -22,7 +22,7 @@ pub struct KvCache<R: Runtime> {
 }
 
 /// Keys and values of one layer, `[B, G, S, D]` with room for `S` tokens.
-pub struct LayerCache<R: Runtime> {
+pub(super) struct LayerCache<R: Runtime> {
     memory: Option<[Tensor<R>; 2]>,
     capacity: usize,
     /// The number of tokens that a query sees, its own among them; all if `None`.

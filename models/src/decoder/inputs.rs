@@ -47,7 +47,7 @@ pub(super) struct Placement<R: Runtime> {
 impl<R: Runtime> Placement<R> {
     /// The placement of tokens `[B, T]`. Where `context` cuts sequences over ranks, positions are those of this rank's
     /// tokens.
-    pub fn of(
+    pub(super) fn of(
         rt: &R,
         [b, t]: [usize; 2],
         inputs: &DecoderInputs<'_, R>,

@@ -109,7 +109,7 @@ impl JsonObject {
 }
 
 /// Tells whether a value is null, `[]` or `{}`.
-pub fn is_empty(value: &Value) -> bool {
+pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Array(list) => list.is_empty(),
@@ -136,7 +136,7 @@ fn shown(value: &Value) -> String {
 }
 
 /// Writes an object to a file, all or nothing.
-pub fn save_json(path: &PathBuf, fields: &Map<String, Value>) -> Result<()> {
+pub(super) fn save_json(path: &PathBuf, fields: &Map<String, Value>) -> Result<()> {
     let text = serde_json::to_string_pretty(fields).map_err(Error::other)?;
     numcore::safetensors::replace_file(path, (text + "\n").as_bytes())
 }

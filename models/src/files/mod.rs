@@ -5,7 +5,9 @@ mod staged;
 mod weights;
 mod writer;
 
+pub use json::JsonObject;
+pub(crate) use json::is_empty;
 use json::save_json;
-pub use json::{JsonObject, is_empty};
-pub use weights::Weights;
-pub use writer::{SaveOptions, WeightWriter};
+pub(crate) use weights::Weights;
+pub use writer::SaveOptions;
+pub(crate) use writer::WeightWriter;

@@ -8,7 +8,7 @@ use std::{
 use numcore::{Error, Result};
 
 /// Weights' files under temporary names. They are removed unless [`commit`](Staged::commit) is reached.
-pub struct Staged<'a> {
+pub(super) struct Staged<'a> {
     folder: &'a Path,
     name: &'a str,
     count: usize,
@@ -18,12 +18,12 @@ pub struct Staged<'a> {
 
 impl<'a> Staged<'a> {
     /// Begins without a file, of `count` that are to be staged.
-    pub fn new(folder: &'a Path, name: &'a str, count: usize) -> Self {
+    pub(super) fn new(folder: &'a Path, name: &'a str, count: usize) -> Self {
         Staged { folder, name, count, files: Vec::new() }
     }
 
     /// The final name of the `i`-th file.
-    pub fn file(&self, i: usize) -> String {
+    pub(super) fn file(&self, i: usize) -> String {
         match self.count {
             1 => format!("{}.safetensors", self.name),
             count => format!("{}-{:05}-of-{count:05}.safetensors", self.name, i + 1),
@@ -31,7 +31,7 @@ impl<'a> Staged<'a> {
     }
 
     /// The temporary path at which the `i`-th file is to be written.
-    pub fn add(&mut self, i: usize) -> PathBuf {
+    pub(super) fn add(&mut self, i: usize) -> PathBuf {
         let file = self.file(i);
         let temporary = self.folder.join(format!("{file}.partial"));
         self.files.push((temporary.clone(), self.folder.join(file)));
@@ -43,7 +43,7 @@ impl<'a> Staged<'a> {
     ///
     /// # Errors
     /// Fails if a file cannot be renamed or removed.
-    pub fn commit(mut self) -> Result<()> {
+    pub(super) fn commit(mut self) -> Result<()> {
         remove(&self.folder.join(format!("{}.safetensors.index.json", self.name)))?;
         let kept: Vec<PathBuf> = self.files.iter().map(|(_, place)| place.clone()).collect();
         for entry in fs::read_dir(self.folder).map_err(|e| Error::io(self.folder, e))? {

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::JsonObject;
 
 /// The tensors of a folder by name, read one at a time. A file is opened when one of its tensors is first read.
-pub struct Weights {
+pub(crate) struct Weights {
     folder: PathBuf,
     /// The file of each tensor.
     places: BTreeMap<String, String>,
@@ -27,7 +27,7 @@ impl Weights {
     ///
     /// # Errors
     /// Fails if neither is there, or the index is malformed.
-    pub fn open(folder: &Path, name: &str) -> Result<Self> {
+    pub(crate) fn open(folder: &Path, name: &str) -> Result<Self> {
         let single = format!("{name}.safetensors");
         let (path, index) = (folder.join(&single), folder.join(format!("{single}.index.json")));
         if path.is_file() {
@@ -44,12 +44,12 @@ impl Weights {
     }
 
     /// The names of all tensors, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
     }
 
     /// Tells whether there is a tensor of this name.
-    pub fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.places.contains_key(name)
     }
 
@@ -57,7 +57,7 @@ impl Weights {
     ///
     /// # Errors
     /// Fails if it is not there, its file is malformed, or its element type is not supported.
-    pub fn spec(&self, name: &str) -> Result<(DType, Shape)> {
+    pub(crate) fn spec(&self, name: &str) -> Result<(DType, Shape)> {
         self.reader(name)?.tensor(name).map(|(dtype, shape)| (dtype, *shape))
     }
 
@@ -65,7 +65,7 @@ impl Weights {
     ///
     /// # Errors
     /// Fails if [`spec`](Weights::spec) would fail, or the bytes cannot be read.
-    pub fn tensor<R: Runtime>(&self, rt: &R, name: &str) -> Result<Tensor<R>> {
+    pub(crate) fn tensor<R: Runtime>(&self, rt: &R, name: &str) -> Result<Tensor<R>> {
         let (_, shape) = self.spec(name)?;
         self.piece(rt, name, &TensorPlacement::whole(shape))
     }
@@ -75,7 +75,7 @@ impl Weights {
     /// # Errors
     /// Fails if [`spec`](Weights::spec) would fail, the piece is of a tensor of another shape, or the bytes cannot be
     /// read.
-    pub fn piece<R: Runtime>(&self, rt: &R, name: &str, piece: &TensorPlacement) -> Result<Tensor<R>> {
+    pub(crate) fn piece<R: Runtime>(&self, rt: &R, name: &str, piece: &TensorPlacement) -> Result<Tensor<R>> {
         let reader = self.reader(name)?;
         let (dtype, &shape) = reader.tensor(name)?;
         if shape != piece.logical() {
@@ -103,7 +103,7 @@ impl Weights {
     ///
     /// # Errors
     /// Fails if it is not there, or cannot be read.
-    pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
+    pub(crate) fn bytes(&self, name: &str) -> Result<Vec<u8>> {
         self.reader(name)?.bytes(name)
     }
 
@@ -111,7 +111,7 @@ impl Weights {
     ///
     /// # Errors
     /// Fails if one of them is not there, or cannot be read.
-    pub fn same(&self, a: &str, b: &str) -> Result<bool> {
+    pub(crate) fn same(&self, a: &str, b: &str) -> Result<bool> {
         if self.spec(a)? != self.spec(b)? {
             return Ok(false);
         }

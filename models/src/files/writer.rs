@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{save_json, staged::Staged};
 
 /// The name and the fields of the JSON file beside weights.
-pub type ConfigFile<'a> = (&'a str, &'a Map<String, Value>);
+pub(super) type ConfigFile<'a> = (&'a str, &'a Map<String, Value>);
 
 /// The options of saving weights.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ impl<R: Runtime> WeightWriter<'_, R> {
     ///
     /// # Errors
     /// Fails if `options.dtype` is not floating point, a value cannot be computed, or a file cannot be written.
-    pub fn save_all(
+    pub(crate) fn save_all(
         folder: &Path,
         name: &str,
         weights: &[Self],

@@ -147,7 +147,7 @@ const KNOWN: &[&str] = &[
 ];
 
 /// Tells whether a field is one of generation: in a `config.json` it changes nothing of what the model computes.
-pub fn is_generation_field(name: &str) -> bool {
+pub(crate) fn is_generation_field(name: &str) -> bool {
     KNOWN.binary_search(&name).is_ok() || UNKNOWN.binary_search_by_key(&name, |(known, _)| known).is_ok()
 }
 

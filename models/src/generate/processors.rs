@@ -5,7 +5,7 @@ use numcore::{Error, Result, Within, rng::philox4x32_10};
 use super::{GenerationOptions, Sampling};
 
 /// Changes the scores of the next token after `text`; tokens that are left out get −∞. Options must be in range.
-pub fn process(scores: &mut [f32], text: &[&[u32]], options: &GenerationOptions) -> Result<()> {
+pub(super) fn process(scores: &mut [f32], text: &[&[u32]], options: &GenerationOptions) -> Result<()> {
     // Checked before any comparison, in which the place of a NaN would decide what is left out.
     expect_numbers(scores, "the model gave")?;
     penalize(scores, text, options.repetition_penalty as f32);
@@ -118,7 +118,7 @@ fn softmax(scores: &[f32]) -> Vec<f64> {
 
 /// The key of a choice: its random number depends on these fields alone, not on the batch.
 #[derive(Clone, Copy, Debug)]
-pub struct Draw {
+pub(super) struct Draw {
     pub seed: u64,
     pub stream: u64,
     pub step: u64,
@@ -126,7 +126,7 @@ pub struct Draw {
 
 impl Draw {
     /// Chooses the likeliest token, the first of equals; or draws one by probability.
-    pub fn choose(self, scores: &[f32], sample: bool) -> Result<u32> {
+    pub(super) fn choose(self, scores: &[f32], sample: bool) -> Result<u32> {
         expect_numbers(scores, "there is").within(format_args!("new token {}", self.step))?;
         let likeliest = || {
             let best = |best: usize, i: usize| if scores[i] > scores[best] { i } else { best };

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub use adapter::{LoraAdapter, LowRank};
 pub use config::{LoraConfig, LoraTargets};
 use names::matches;
-pub use names::{check_names, chosen};
+pub(crate) use names::{check_names, chosen};
 use nn::{Adapter, AdapterSlot, Init, Module, ModuleExt, Param, Visitor};
 use numcore::{Error, Result, Runtime, Tensor};
 

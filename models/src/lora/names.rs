@@ -8,7 +8,7 @@ use super::LoraTargets;
 const HEADS: [&str; 3] = ["lm_head", "classifier", "score"];
 
 /// Checks that some name was given, and that each matches a layer; `what` names the operation in errors.
-pub fn check_names<'a>(
+pub(crate) fn check_names<'a>(
     what: &'static str,
     targets: &LoraTargets,
     layers: impl Iterator<Item = &'a str> + Clone,
@@ -27,7 +27,7 @@ pub fn check_names<'a>(
 }
 
 /// Tells whether a layer is a target and not excluded.
-pub fn chosen(targets: &LoraTargets, excluded: &[String], layer: &str) -> bool {
+pub(crate) fn chosen(targets: &LoraTargets, excluded: &[String], layer: &str) -> bool {
     let is_target = match targets {
         LoraTargets::Names(names) => names.iter().any(|name| ends(layer, name)),
         LoraTargets::AllLinear => !HEADS.iter().any(|head| ends(layer, head)) && !layer.starts_with("cls."),
@@ -36,17 +36,17 @@ pub fn chosen(targets: &LoraTargets, excluded: &[String], layer: &str) -> bool {
 }
 
 /// Tells whether a layer's name is `end`, or ends with `.` and it.
-pub fn ends(layer: &str, end: &str) -> bool {
+pub(super) fn ends(layer: &str, end: &str) -> bool {
     layer.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
 /// Tells whether the name of a module, or of one that contains it, ends with `end`.
-pub fn is_within(module: &str, end: &str) -> bool {
+pub(super) fn is_within(module: &str, end: &str) -> bool {
     let parents = module.match_indices('.').map(|(at, _)| &module[..at]);
     parents.chain([module]).any(|module| ends(module, end))
 }
 
 /// Tells whether a pattern matches a layer: by the end of its name, or by its full name after `^`.
-pub fn matches(layer: &str, pattern: &str) -> bool {
+pub(super) fn matches(layer: &str, pattern: &str) -> bool {
     pattern.strip_prefix('^').map_or_else(|| ends(layer, pattern), |whole| layer == whole)
 }

@@ -5,11 +5,11 @@ use numcore::{Error, Result};
 use super::code::{NF4, dynamic, nearest};
 
 /// The number of scales in a block of scales.
-pub const NESTED_BLOCK: usize = 256;
+pub(super) const NESTED_BLOCK: usize = 256;
 
 /// Values in four bits.
 #[derive(Debug, PartialEq)]
-pub struct Blocks {
+pub(super) struct Blocks {
     /// The code words, two in a byte, the first in the high half.
     pub packed: Vec<u8>,
     /// The largest magnitude of each block.
@@ -18,7 +18,7 @@ pub struct Blocks {
 
 /// Scales in eight bits.
 #[derive(Debug, PartialEq)]
-pub struct NestedBlocks {
+pub(super) struct NestedBlocks {
     /// The code word of each scale.
     pub index: Vec<u8>,
     /// The largest magnitude of each block, after the offset is subtracted.
@@ -34,7 +34,7 @@ impl Blocks {
     ///
     /// # Errors
     /// Fails if a value is not finite.
-    pub fn of(name: &str, values: &[f32], block: usize) -> Result<Self> {
+    pub(super) fn of(name: &str, values: &[f32], block: usize) -> Result<Self> {
         if let Some(x) = values.iter().find(|x| !x.is_finite()) {
             return Err(Error::state(name, format!("holds {x}, which has no place in four bits")));
         }
@@ -53,7 +53,7 @@ impl Blocks {
 
 impl NestedBlocks {
     /// Rounds scales, less their mean, to the nearest code words.
-    pub fn of(scales: &[f32]) -> Self {
+    pub(super) fn of(scales: &[f32]) -> Self {
         let sum: f64 = scales.iter().map(|x| f64::from(*x)).sum();
         let offset = (sum / scales.len().max(1) as f64) as f32;
         let rest: Vec<f32> = scales.iter().map(|x| x - offset).collect();

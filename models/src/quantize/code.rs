@@ -1,7 +1,7 @@
 //! The code words: quantiles of a normal distribution for weights, a dynamic exponent for scales.
 
 /// The 16 words of NF4, in order.
-pub const NF4: [f32; 16] = [
+pub(super) const NF4: [f32; 16] = [
     -1.0,
     -0.696_192_8,
     -0.525_073_05,
@@ -22,7 +22,7 @@ pub const NF4: [f32; 16] = [
 
 /// The 256 code words of scales, in order (Dettmers 2016). They are 0, 1, and for each of seven exponents the middles
 /// of equal parts of `[0.1, 1]`, with both signs. The exponent `10^(i - 6)`, `i` from 0 to 6, has `2^i` parts.
-pub fn dynamic() -> Vec<f32> {
+pub(super) fn dynamic() -> Vec<f32> {
     let mut words = vec![0.0, 1.0];
     for i in 0..7i32 {
         let parts = 1usize << i;
@@ -45,7 +45,7 @@ fn edge(part: usize, parts: usize) -> f32 {
 }
 
 /// The index of the word nearest to `x` in sorted `words`; the lower of two that are as near.
-pub fn nearest(words: &[f32], x: f32) -> u8 {
+pub(super) fn nearest(words: &[f32], x: f32) -> u8 {
     let above = words.partition_point(|word| *word < x).min(words.len() - 1);
     let below = above.saturating_sub(1);
     let middle = f64::midpoint(f64::from(words[below]), f64::from(words[above])) as f32;

@@ -23,14 +23,14 @@ const STATE_FIELDS: [&str; 7] =
     ["blocksize", "dtype", "nested_blocksize", "nested_dtype", "nested_offset", "quant_type", "shape"];
 
 /// Tells whether a name in files is of a part of a weight in four bits.
-pub fn is_part(name: &str, weights: &Weights) -> bool {
+pub(crate) fn is_part(name: &str, weights: &Weights) -> bool {
     let parts = [STATE, CODE, SCALES, NESTED_SCALES, NESTED_CODE];
     let whole = parts.iter().find_map(|part| name.strip_suffix(part));
     whole.is_some_and(|whole| weights.has(&format!("{whole}{STATE}")))
 }
 
 /// A weight in four bits in a file, of which only the sizes were read.
-pub struct StoredWeight {
+pub(crate) struct StoredWeight {
     name: String,
     dtype: DType,
     op: Linear4bit,
@@ -41,7 +41,7 @@ impl StoredWeight {
     ///
     /// # Errors
     /// Fails if the JSON beside the weight is malformed, or has an unknown field or value.
-    pub fn find(weights: &Weights, name: &str) -> Result<Option<Self>> {
+    pub(crate) fn find(weights: &Weights, name: &str) -> Result<Option<Self>> {
         let state = format!("{name}{STATE}");
         if !weights.has(&state) {
             return Ok(None);
@@ -77,7 +77,7 @@ impl StoredWeight {
     }
 
     /// The shape of the weight, `[O, I]`.
-    pub fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> Shape {
         self.op.shape.into()
     }
 
@@ -85,7 +85,7 @@ impl StoredWeight {
     ///
     /// # Errors
     /// Fails if a part is missing, or its size or type does not fit the other parts.
-    pub fn read<R: Runtime>(&self, rt: &R, weights: &Weights) -> Result<Weight4bit<R>> {
+    pub(crate) fn read<R: Runtime>(&self, rt: &R, weights: &Weights) -> Result<Weight4bit<R>> {
         let part = |suffix: &str| weights.tensor(rt, &format!("{}{suffix}", self.name));
         let mut stored = vec![part("")?, part(CODE)?, part(SCALES)?];
         if self.op.nested.is_some() {
@@ -160,7 +160,7 @@ const KNOWN: [&str; 13] = [
 ///
 /// # Errors
 /// Fails if it describes quantised weights of another kind.
-pub fn quantization(fields: &JsonObject) -> Result<bool> {
+pub(crate) fn quantization(fields: &JsonObject) -> Result<bool> {
     let Some(part) = fields.object("quantization_config")? else { return Ok(false) };
     let is_known = part.flag("load_in_4bit")? == Some(true)
         && part.flag("load_in_8bit")? != Some(true)
@@ -178,7 +178,7 @@ pub fn quantization(fields: &JsonObject) -> Result<bool> {
 }
 
 /// The `quantization_config` of a model with layers like this one. Other fields of the one that was read are kept.
-pub fn quantization_fields<R: Runtime>(before: Option<&Value>, weight: &Weight4bit<R>) -> Value {
+pub(crate) fn quantization_fields<R: Runtime>(before: Option<&Value>, weight: &Weight4bit<R>) -> Value {
     let mut fields = before.and_then(Value::as_object).cloned().unwrap_or_default();
     for (name, value) in [
         ("quant_method", json!("bitsandbytes")),

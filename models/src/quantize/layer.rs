@@ -81,11 +81,11 @@ impl<R: Runtime> Residency<R> for Weight4bit<R> {
 }
 
 /// The computation of a linear layer whose weight is in four bits.
-pub struct Base4bit<R: Runtime>(Arc<Weight4bit<R>>);
+pub(crate) struct Base4bit<R: Runtime>(Arc<Weight4bit<R>>);
 
 impl<R: Runtime> Base4bit<R> {
     /// The weight in four bits of an adapter, if it is of this type.
-    pub fn of(adapter: &dyn Adapter<R>) -> Option<Arc<Weight4bit<R>>> {
+    pub(crate) fn of(adapter: &dyn Adapter<R>) -> Option<Arc<Weight4bit<R>>> {
         adapter.as_any().downcast_ref::<Self>().map(|base| base.0.clone())
     }
 }
@@ -107,7 +107,7 @@ impl<R: Runtime> Adapter<R> for Base4bit<R> {
 }
 
 /// A linear layer's weight, and the slot of its adapter.
-pub struct LinearPlace<R: Runtime> {
+pub(crate) struct LinearPlace<R: Runtime> {
     /// The weight, `[O, I]`.
     pub weight: Param<R>,
     /// The slot of the adapter that computes the output in place of the weight.
@@ -116,7 +116,7 @@ pub struct LinearPlace<R: Runtime> {
 
 impl<R: Runtime> LinearPlace<R> {
     /// Stores the weight in four bits from now on, and freezes it.
-    pub fn fill(&self, weight: Arc<Weight4bit<R>>) -> Result<()> {
+    pub(crate) fn fill(&self, weight: Arc<Weight4bit<R>>) -> Result<()> {
         let leaf = self.weight.leaf();
         if leaf.spec().shape != weight.shape() {
             let why = format!("is {}, in four bits {}", leaf.spec().shape, weight.shape());
@@ -132,7 +132,7 @@ impl<R: Runtime> LinearPlace<R> {
 
 /// The linear layers of a model by name, in its order. A walk shows the weight of each just before the slot of its
 /// adapter.
-pub fn slots<R: Runtime>(model: &impl Module<R>) -> Vec<(String, LinearPlace<R>)> {
+pub(crate) fn slots<R: Runtime>(model: &impl Module<R>) -> Vec<(String, LinearPlace<R>)> {
     let (mut found, mut weight) = (Vec::new(), None);
     walk(model, |name, entry| match entry {
         ModuleEntry::Parameter(p) if name.ends_with(".weight") => weight = Some((name.to_owned(), p.clone())),

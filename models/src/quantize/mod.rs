@@ -15,8 +15,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use nn::{Module, ModuleEntry, ModuleExt, walk};
 use numcore::{DType, Error, Result, Runtime};
 
-pub use files::{StoredWeight, is_part, quantization, quantization_fields};
-pub use layer::{Base4bit, LinearPlace, Weight4bit, slots};
+pub(crate) use files::{StoredWeight, is_part, quantization, quantization_fields};
+pub use layer::Weight4bit;
+pub(crate) use layer::{Base4bit, LinearPlace, slots};
 
 use crate::{
     lora::{LoraTargets, check_names, chosen},
@@ -92,7 +93,7 @@ pub fn quantize<R: Runtime, M: Pretrained<R>>(model: &M, config: &QuantizeConfig
 }
 
 /// The quantised layers of a model, by the names of their weights.
-pub fn quantized<R: Runtime>(model: &impl Module<R>) -> BTreeMap<String, Arc<Weight4bit<R>>> {
+pub(crate) fn quantized<R: Runtime>(model: &impl Module<R>) -> BTreeMap<String, Arc<Weight4bit<R>>> {
     let mut found = BTreeMap::new();
     walk(model, |name, entry| {
         if let ModuleEntry::Adapter(slot) = entry

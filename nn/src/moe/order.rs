@@ -51,7 +51,7 @@ impl TokenOrder {
     }
 
     /// This order with at most `limits[e]` rows for expert `e`, and all for one without a limit; else as [`limited`](TokenOrder::limited).
-    pub fn limited_each(mut self, limits: &[usize], drop: DropBy, weights: &[f64]) -> Self {
+    pub(crate) fn limited_each(mut self, limits: &[usize], drop: DropBy, weights: &[f64]) -> Self {
         let mut rest = std::mem::take(&mut self.choices);
         let limits = limits.iter().copied().chain(std::iter::repeat(usize::MAX));
         for (count, limit) in self.counts.iter_mut().zip(limits) {
@@ -114,7 +114,7 @@ impl TokenOrder {
     }
 
     /// The row of every choice. A dropped choice has the row after the last.
-    pub fn row_of_choice(&self) -> Vec<i64> {
+    pub(crate) fn row_of_choice(&self) -> Vec<i64> {
         let mut rows = vec![self.rows() as i64; self.picked.iter().sum()];
         for (row, &choice) in self.choices.iter().enumerate() {
             rows[choice as usize] = row as i64;

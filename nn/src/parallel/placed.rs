@@ -86,7 +86,7 @@ impl<R: Runtime> Placed<R> {
     ///
     /// The second gather comes after the product for the input gradient, and nothing is computed beside it. A split
     /// backward pass gathers in I, and keeps the gathered input until W. A checkpointed block gathers a third time.
-    pub fn enter_alone(&self, x: &Var<R>) -> Result<Var<R>> {
+    pub(crate) fn enter_alone(&self, x: &Var<R>) -> Result<Var<R>> {
         if !self.sequence {
             return self.enter(x);
         }

@@ -169,7 +169,7 @@ impl TensorPlan {
     }
 
     /// Tells whether values between the layers are cut along the sequence.
-    pub fn is_sequence_parallel(&self) -> bool {
+    pub(crate) fn is_sequence_parallel(&self) -> bool {
         self.sequence
     }
 

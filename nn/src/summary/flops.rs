@@ -12,7 +12,7 @@ use numcore::{
 /// - attention of `T` queries and `S` keys: `2·T·S·(D + E)` for each head, where scores take `D` and values `E` channels. Masked scores
 ///   count too;
 /// - a convolution: `2·C/G·R·S` for each element of the larger side, that is, of `y` in `y = conv(x, w)`.
-pub fn of(op: &Op, inputs: &[Spec], outputs: &[Spec]) -> u64 {
+pub(super) fn of(op: &Op, inputs: &[Spec], outputs: &[Spec]) -> u64 {
     let size = |spec: Option<&Spec>, from_end: usize| {
         let shape = spec.map(|spec| &spec.shape[..]).unwrap_or_default();
         shape.len().checked_sub(from_end).and_then(|at| shape.get(at)).map_or(0, |&n| n as u64)

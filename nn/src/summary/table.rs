@@ -7,7 +7,7 @@ use crate::Param;
 const TITLES: [&str; 5] = ["parameter", "shape", "dtype", "trained", "numbers"];
 
 /// A table of parameters, with their sum: whole ones, where this rank has pieces.
-pub fn table<R: Runtime>(parameters: &[(String, Param<R>)]) -> String {
+pub(crate) fn table<R: Runtime>(parameters: &[(String, Param<R>)]) -> String {
     let mut rows = vec![TITLES.map(String::from)];
     let (mut trainable, mut total) = (0, 0);
     for (name, p) in parameters {
@@ -32,7 +32,7 @@ fn aligned(rows: &[[String; 5]]) -> String {
 }
 
 /// Digits in groups of three: `12,582,912`.
-pub fn grouped(n: usize) -> String {
+pub(super) fn grouped(n: usize) -> String {
     let digits = n.to_string();
     let cut =
         |(i, d): (usize, char)| (i > 0 && (digits.len() - i).is_multiple_of(3)).then_some(',').into_iter().chain([d]);

@@ -7,14 +7,14 @@ use numcore::Runtime;
 use crate::{Module, Param, Visitor};
 
 /// A module, by its path in the model.
-pub struct ModuleNode {
+pub(super) struct ModuleNode {
     pub path: String,
     /// The module that it is a part of; none for the whole model.
     pub parent: Option<usize>,
 }
 
 /// The modules of a model in its own order, and the parameters of each. Index 0 is the whole model.
-pub struct ModuleTree<R: Runtime> {
+pub(super) struct ModuleTree<R: Runtime> {
     pub modules: Vec<ModuleNode>,
     /// A parameter and its module, each parameter once, under its first name.
     pub parameters: Vec<(usize, Param<R>)>,
@@ -24,7 +24,7 @@ pub struct ModuleTree<R: Runtime> {
 }
 
 impl<R: Runtime> ModuleTree<R> {
-    pub fn of(model: &(impl Module<R> + ?Sized)) -> Self {
+    pub(super) fn of(model: &(impl Module<R> + ?Sized)) -> Self {
         let root = ModuleNode { path: String::new(), parent: None };
         let mut tree =
             ModuleTree { modules: vec![root], parameters: Vec::new(), of_leaf: HashMap::new(), open: vec![0] };
@@ -37,12 +37,12 @@ impl<R: Runtime> ModuleTree<R> {
     }
 
     /// A module, the one it is a part of, and so on up to the whole model.
-    pub fn upwards(&self, module: usize) -> impl Iterator<Item = usize> {
+    pub(super) fn upwards(&self, module: usize) -> impl Iterator<Item = usize> {
         std::iter::successors(Some(module), |&module| self.modules[module].parent)
     }
 
     /// The innermost module of which both are parts.
-    pub fn common(&self, a: usize, b: usize) -> usize {
+    pub(super) fn common(&self, a: usize, b: usize) -> usize {
         let above: Vec<usize> = self.upwards(a).collect();
         self.upwards(b).find(|module| above.contains(module)).unwrap_or(0)
     }

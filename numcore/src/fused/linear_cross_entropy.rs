@@ -59,7 +59,7 @@ impl LinearCrossEntropy {
     }
 
     /// Position of the classes among the inputs.
-    pub fn target_at(&self) -> usize {
+    pub(crate) fn target_at(&self) -> usize {
         LinearCrossEntropy::BIAS + usize::from(self.bias)
     }
 

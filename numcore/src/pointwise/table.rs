@@ -207,7 +207,7 @@ impl Binary {
     /// Tells whether exchanging the operands changes no bit of the result (except the payload of a NaN).
     ///
     /// [`Max`](Binary::Max) and [`Min`](Binary::Min) do not commute: for `0` and `−0` they return the second operand.
-    pub const fn commutes(self) -> bool {
+    pub(crate) const fn commutes(self) -> bool {
         use Binary::*;
         matches!(self, Add | Mul | And | Or | Xor | Eq | Ne)
     }

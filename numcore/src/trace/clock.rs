@@ -47,9 +47,9 @@ pub(super) struct ClockPair {
 
 impl ClockPair {
     /// A moment before every other.
-    pub const ZERO: ClockPair = ClockPair { ticks: 0, nanoseconds: 0 };
+    pub(super) const ZERO: ClockPair = ClockPair { ticks: 0, nanoseconds: 0 };
 
-    pub fn now(read: ReadClock) -> Self {
+    pub(super) fn now(read: ReadClock) -> Self {
         // The ticks belong to the middle of two readings of the system's clock.
         let before = system();
         let ticks = read();

@@ -15,7 +15,7 @@ use super::{
 };
 
 /// The rank of a thread for which `set_rank` was not called.
-pub const NO_RANK: u64 = (1 << 24) - 1;
+pub(super) const NO_RANK: u64 = (1 << 24) - 1;
 
 thread_local! {
     static LOCAL: RefCell<Local> = const { RefCell::new(Local { recording: 0, ring: None, read: clock::system, start: ClockPair::ZERO, names: NameCache::new() }) };
@@ -42,13 +42,13 @@ pub fn rank() -> Option<usize> {
     rank_of(RANK.get())
 }
 
-pub fn rank_of(rank: u64) -> Option<usize> {
+pub(super) fn rank_of(rank: u64) -> Option<usize> {
     (rank != NO_RANK).then_some(rank as usize)
 }
 
 /// The current time on the recording's clock, in ticks.
 #[inline]
-pub fn now() -> u64 {
+pub(super) fn now() -> u64 {
     LOCAL.with_borrow_mut(|local| {
         local.join();
         (local.read)()
@@ -56,7 +56,7 @@ pub fn now() -> u64 {
 }
 
 #[inline]
-pub fn push_span(kind: SpanKind, name: &'static str, of: u32, start: u64, bytes: u64) {
+pub(super) fn push_span(kind: SpanKind, name: &'static str, of: u32, start: u64, bytes: u64) {
     LOCAL.with_borrow_mut(|local| {
         local.join();
         let (end, name) = ((local.read)(), local.names.number(name));
@@ -65,7 +65,7 @@ pub fn push_span(kind: SpanKind, name: &'static str, of: u32, start: u64, bytes:
 }
 
 /// Records a span whose start and end were measured elsewhere, on the system's clock.
-pub fn push_measured(kind: SpanKind, name: &'static str, of: u32, start: Instant, end: Instant) {
+pub(super) fn push_measured(kind: SpanKind, name: &'static str, of: u32, start: Instant, end: Instant) {
     LOCAL.with_borrow_mut(|local| {
         local.join();
         let ticks = clock::ticks(local.start, ClockPair::now(local.read));
@@ -75,7 +75,7 @@ pub fn push_measured(kind: SpanKind, name: &'static str, of: u32, start: Instant
 }
 
 #[inline]
-pub fn push_counter(name: &'static str, source: u32, value: u64) {
+pub(super) fn push_counter(name: &'static str, source: u32, value: u64) {
     // Buffers may be freed while a thread ends, after its thread-local state was destroyed.
     let _ = LOCAL.try_with(|local| {
         let mut local = local.borrow_mut();

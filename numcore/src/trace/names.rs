@@ -6,7 +6,7 @@ use std::{
 };
 
 /// The number that stands for no name.
-pub const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 
 /// All names ever used, in the order of their first use.
 #[derive(Default)]
@@ -18,7 +18,7 @@ struct Names {
 static NAMES: Mutex<Option<Names>> = Mutex::new(None);
 
 /// The number of a name, which stays the same in this process.
-pub fn intern(name: &str) -> u32 {
+pub(super) fn intern(name: &str) -> u32 {
     let mut all = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     let all = all.get_or_insert_default();
     if let Some(&number) = all.numbers.get(name) {
@@ -31,24 +31,24 @@ pub fn intern(name: &str) -> u32 {
 }
 
 /// The name of a number that [`intern`] returned.
-pub fn name_of(number: u32) -> Option<Arc<str>> {
+pub(super) fn name_of(number: u32) -> Option<Arc<str>> {
     let all = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     all.as_ref()?.names.get(number as usize).cloned()
 }
 
 /// The numbers of a thread's recent names, looked up by the address of the name: no lock for a name used before.
-pub struct NameCache([(usize, usize, u32); NameCache::SLOTS]);
+pub(super) struct NameCache([(usize, usize, u32); NameCache::SLOTS]);
 
 impl NameCache {
     const SLOTS: usize = 64;
 
-    pub const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         NameCache([(0, 0, NONE); Self::SLOTS])
     }
 
     /// The number of a name. A `'static` string never changes, so its address and length identify it.
     #[inline]
-    pub fn number(&mut self, name: &'static str) -> u32 {
+    pub(super) fn number(&mut self, name: &'static str) -> u32 {
         let (at, length) = (name.as_ptr() as usize, name.len());
         let slot = &mut self.0[(at ^ at >> 6 ^ length) % Self::SLOTS];
         if (slot.0, slot.1) != (at, length) {

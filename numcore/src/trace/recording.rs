@@ -18,7 +18,7 @@ use super::{
 use crate::{Error, Result};
 
 /// The kind that marks a record as a counter.
-pub const COUNTER: u64 = 0xff;
+pub(super) const COUNTER: u64 = 0xff;
 
 /// The number of the current recording in this process; a thread compares it with the number of its ring.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -99,12 +99,12 @@ fn lock() -> std::sync::MutexGuard<'static, Option<Active>> {
 
 /// The number of the current recording; each recording has another one.
 #[inline]
-pub fn number() -> u64 {
+pub(super) fn number() -> u64 {
     NUMBER.load(Ordering::Relaxed)
 }
 
 /// A new ring for this thread in the current recording, with its clock and start; `None` if no recording is active.
-pub fn join() -> Option<(Arc<Ring>, ReadClock, ClockPair)> {
+pub(super) fn join() -> Option<(Arc<Ring>, ReadClock, ClockPair)> {
     let mut active = lock();
     let active = active.as_mut()?;
     let thread = thread::current();

@@ -4,11 +4,11 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// The number of words of a record.
-pub const WORDS: usize = 5;
+pub(super) const WORDS: usize = 5;
 
 /// The records of one thread, the most recent ones if more were written than fit.
 #[derive(Debug)]
-pub struct Ring {
+pub(super) struct Ring {
     /// The name of the thread.
     pub thread: String,
     words: Box<[AtomicU64]>,
@@ -22,7 +22,7 @@ pub struct Ring {
 
 impl Ring {
     /// A ring for the thread of this name, with room for `records` records, at least one.
-    pub fn new(thread: String, records: usize) -> Self {
+    pub(super) fn new(thread: String, records: usize) -> Self {
         let words = (0..records.max(1) * WORDS).map(|_| AtomicU64::new(0)).collect();
         Ring { thread, words, begun: AtomicU64::new(0), written: AtomicU64::new(0), at: AtomicUsize::new(0) }
     }
@@ -33,7 +33,7 @@ impl Ring {
 
     /// Writes a record, over the oldest one if the ring is full. Only the ring's own thread may call it.
     #[inline]
-    pub fn push(&self, record: [u64; WORDS]) {
+    pub(super) fn push(&self, record: [u64; WORDS]) {
         let (at, count) = (self.at.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed) + 1);
         self.begun.store(count, Ordering::Relaxed);
         // A reader that sees a word of this record then also sees that its writing has begun.
@@ -49,7 +49,7 @@ impl Ring {
 
     /// The records, oldest first, and the number of overwritten ones. A record overwritten during the read counts as
     /// overwritten.
-    pub fn read(&self) -> (Vec<[u64; WORDS]>, u64) {
+    pub(super) fn read(&self) -> (Vec<[u64; WORDS]>, u64) {
         let written = self.written.load(Ordering::Acquire);
         let first = written.saturating_sub(self.records());
         let record = |n: u64| {

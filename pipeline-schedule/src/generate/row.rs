@@ -15,39 +15,39 @@ pub(super) struct RowBuilder {
 }
 
 impl RowBuilder {
-    pub fn new(stages: Vec<usize>) -> Self {
+    pub(super) fn new(stages: Vec<usize>) -> Self {
         RowBuilder { next: vec![[0, 0]; stages.len()], stages, deferred: VecDeque::new(), actions: Vec::new() }
     }
 
     /// The number of forwards that a chunk has had.
-    pub fn forwards(&self, chunk: usize) -> usize {
+    pub(super) fn forwards(&self, chunk: usize) -> usize {
         self.next[chunk][0]
     }
 
     /// The number of deferred weight gradients.
-    pub fn deferred(&self) -> usize {
+    pub(super) fn deferred(&self) -> usize {
         self.deferred.len()
     }
 
-    pub fn f(mut self, chunk: usize) -> Self {
+    pub(super) fn f(mut self, chunk: usize) -> Self {
         let forward = self.take(chunk, Pass::F);
         self.push(forward)
     }
 
-    pub fn b(mut self, chunk: usize) -> Self {
+    pub(super) fn b(mut self, chunk: usize) -> Self {
         let backward = self.take(chunk, Pass::B);
         self.push(backward)
     }
 
     /// Appends the backward to the input's gradient; its W is deferred.
-    pub fn i(mut self, chunk: usize) -> Self {
+    pub(super) fn i(mut self, chunk: usize) -> Self {
         let backward = self.take(chunk, Pass::I);
         self.deferred.push_back(Compute { pass: Pass::W, ..backward });
         self.push(backward)
     }
 
     /// Appends the oldest deferred weight gradient of any chunk; nothing if there is none.
-    pub fn w(mut self) -> Self {
+    pub(super) fn w(mut self) -> Self {
         match self.deferred.pop_front() {
             Some(weights) => self.push(weights),
             None => self,
@@ -55,7 +55,7 @@ impl RowBuilder {
     }
 
     /// Appends the oldest deferred weight gradient of one chunk; nothing if there is none.
-    pub fn w_of(mut self, chunk: usize) -> Self {
+    pub(super) fn w_of(mut self, chunk: usize) -> Self {
         let stage = self.stages[chunk];
         let oldest = self.deferred.iter().position(|weights| weights.stage == stage);
         match oldest.and_then(|at| self.deferred.remove(at)) {
@@ -65,31 +65,31 @@ impl RowBuilder {
     }
 
     /// Appends a forward of one chunk overlapped with the complete backward of the other.
-    pub fn overlap(mut self, forward: usize, backward: usize) -> Self {
+    pub(super) fn overlap(mut self, forward: usize, backward: usize) -> Self {
         let pair = Action::Overlap(self.take(forward, Pass::F), self.take(backward, Pass::B));
         self.actions.push(pair);
         self
     }
 
     /// Appends a pass of any micro-batch, not only the next one.
-    pub fn pass(self, chunk: usize, pass: Pass, micro: usize) -> Self {
+    pub(super) fn pass(self, chunk: usize, pass: Pass, micro: usize) -> Self {
         let stage = self.stages[chunk];
         self.push(Compute { stage, pass, micro })
     }
 
     /// Appends the I of any micro-batch, whose W is deferred.
-    pub fn i_of(mut self, chunk: usize, micro: usize) -> Self {
+    pub(super) fn i_of(mut self, chunk: usize, micro: usize) -> Self {
         self.deferred.push_back(Compute { stage: self.stages[chunk], pass: Pass::W, micro });
         self.pass(chunk, Pass::I, micro)
     }
 
     /// Applies `step` `times` times.
-    pub fn repeat(self, times: usize, step: impl Fn(Self) -> Self) -> Self {
+    pub(super) fn repeat(self, times: usize, step: impl Fn(Self) -> Self) -> Self {
         (0..times).fold(self, |row, _| step(row))
     }
 
     /// The complete list, with all deferred weight gradients at the end.
-    pub fn finish(self) -> Vec<Action> {
+    pub(super) fn finish(self) -> Vec<Action> {
         let left = self.deferred();
         self.repeat(left, RowBuilder::w).actions
     }

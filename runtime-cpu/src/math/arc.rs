@@ -6,7 +6,7 @@
 use super::real::{Real, polynomial};
 
 /// The series of one type.
-pub trait Arc: Real {
+pub(crate) trait Arc: Real {
     /// The polynomial `(asin(s)/s − 1) / z` of `z = s² ≤ 1/4`.
     fn asin_tail(z: Self) -> Self;
     /// The polynomial `(atan(t)/t − 1) / z` of `z = t² ≤ tan²(π/8)`.
@@ -88,7 +88,7 @@ fn asin_parts<T: Arc>(a: T) -> (T, T) {
 }
 
 #[inline(always)]
-pub fn asin<T: Arc>(x: T) -> T {
+pub(super) fn asin<T: Arc>(x: T) -> T {
     let a = x.abs();
     let (s, rest) = asin_parts(a);
     let near_one = T::TWO.mul_add(-s, T::PIO2) + T::TWO.mul_add(-rest, T::PIO2_LO);
@@ -97,7 +97,7 @@ pub fn asin<T: Arc>(x: T) -> T {
 }
 
 #[inline(always)]
-pub fn acos<T: Arc>(x: T) -> T {
+pub(super) fn acos<T: Arc>(x: T) -> T {
     let a = x.abs();
     let (s, rest) = asin_parts(a);
     let twice = T::TWO * (s + rest);
@@ -132,13 +132,13 @@ fn atan_ratio<T: Arc>(a: T, b: T) -> T {
 }
 
 #[inline(always)]
-pub fn atan<T: Arc>(x: T) -> T {
+pub(super) fn atan<T: Arc>(x: T) -> T {
     atan_ratio(x.abs(), T::ONE).copysign(x)
 }
 
 /// The angle of the point `(x, y)`, with C's values for zeros and infinities.
 #[inline(always)]
-pub fn atan2<T: Arc>(y: T, x: T) -> T {
+pub(super) fn atan2<T: Arc>(y: T, x: T) -> T {
     let (a, b) = (y.abs(), x.abs());
     // Huge sides must not overflow in a sum, tiny ones not be rounded in a comparison;
     // equal sides, which may be infinite or zero, are the ratio 1 or 0.

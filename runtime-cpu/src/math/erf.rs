@@ -12,7 +12,7 @@ use super::exp::{Exp, exp_minus_square, expm1_above_low};
 use super::real::{one_by_one, polynomial};
 
 /// The constants and polynomials of one type.
-pub trait Erf: Exp {
+pub(crate) trait Erf: Exp {
     /// The magnitude from which on `erf` is ±1.
     const ERF_HIGH: Self;
     /// The value `g(0) = 2/√π`, in two parts.
@@ -150,7 +150,7 @@ impl Erf for f64 {
 }
 
 #[inline(always)]
-pub fn erf<T: Erf>(x: T) -> T {
+pub(super) fn erf<T: Erf>(x: T) -> T {
     let a = x.abs();
     let a = if a > T::ERF_HIGH { T::ERF_HIGH } else { a };
     let rest = a * a.mul_add(T::erf_curve(a), T::SLOPE.1);
@@ -158,7 +158,7 @@ pub fn erf<T: Erf>(x: T) -> T {
 }
 
 #[inline(always)]
-pub fn erfc<T: Erf>(x: T) -> T {
+pub(super) fn erfc<T: Erf>(x: T) -> T {
     let a = x.abs();
     let a = if a > T::ERFC_HIGH { T::ERFC_HIGH } else { a };
     let s = (T::TWO * T::ERFC_CENTER) / (a + T::ERFC_CENTER);

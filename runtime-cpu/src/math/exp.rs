@@ -7,7 +7,7 @@
 use super::real::{Real, clamp, polynomial};
 
 /// Polynomials and ranges of the exponential of one type.
-pub trait Exp: Real {
+pub(crate) trait Exp: Real {
     /// The bounds below which `exp` is 0, and above which it is infinity.
     const EXP_RANGE: (Self, Self);
     /// The range of finite, normal results of `exp2`.
@@ -27,7 +27,7 @@ pub trait Exp: Real {
 }
 
 /// The coefficients of [`Exp::exp2_slope`] for `f32`.
-pub const EXP2_SLOPE: [f32; 6] = [f32::LN2, 0.2402265, 0.055503633, 0.0096179675, 0.0013389124, 0.00015498482];
+pub(crate) const EXP2_SLOPE: [f32; 6] = [f32::LN2, 0.2402265, 0.055503633, 0.0096179675, 0.0013389124, 0.00015498482];
 
 impl Exp for f32 {
     const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
@@ -123,13 +123,13 @@ fn exp_reduced<T: Exp>(r: T) -> T {
 }
 
 #[inline(always)]
-pub fn exp<T: Exp>(x: T) -> T {
+pub(super) fn exp<T: Exp>(x: T) -> T {
     exp_corrected(x, |r| r)
 }
 
 /// Computes `exp(x)` for `x ≤ 0`, bit for bit: there `2ⁿ` is one factor and a constant, in a third of the operations.
 #[inline(always)]
-pub fn exp_negative<T: Exp>(x: T) -> T {
+pub(super) fn exp_negative<T: Exp>(x: T) -> T {
     let x = if x < T::EXP_RANGE.0 { T::EXP_RANGE.0 } else { x };
     let (t, r) = reduce(x, T::ROUNDER + T::BIAS + T::LIFT_BITS);
     exp_reduced(r) * t.power() * (T::ONE / T::LIFT)
@@ -138,7 +138,7 @@ pub fn exp_negative<T: Exp>(x: T) -> T {
 /// Computes `exp(−a²)·factor` for `a ≥ 0` up to where it is 0. An FMA subtracts `n·ln 2` from `a²` before it is
 /// rounded.
 #[inline(always)]
-pub fn exp_minus_square<T: Exp>(a: T, factor: T) -> T {
+pub(super) fn exp_minus_square<T: Exp>(a: T, factor: T) -> T {
     let shift = T::ROUNDER + T::BIAS + T::LIFT_BITS;
     let t = (a * -T::LOG2E).mul_add(a, shift);
     let n = t - shift;
@@ -149,7 +149,7 @@ pub fn exp_minus_square<T: Exp>(a: T, factor: T) -> T {
 
 /// Computes `exp(x + low)` for a `low` below the last place of `x`.
 #[inline(always)]
-pub fn exp_sum<T: Exp>(x: T, low: T) -> T {
+pub(super) fn exp_sum<T: Exp>(x: T, low: T) -> T {
     exp_corrected(x, |r| r + low)
 }
 
@@ -168,7 +168,7 @@ fn scaled<T: Real>(y: T, t: T) -> T {
 }
 
 #[inline(always)]
-pub fn exp2<T: Exp>(x: T) -> T {
+pub(super) fn exp2<T: Exp>(x: T) -> T {
     let x = clamp(x, T::EXP2_RANGE.0, T::EXP2_RANGE.1);
     let shift = T::ROUNDER + T::TWO * T::BIAS;
     let t = x + shift;
@@ -177,7 +177,7 @@ pub fn exp2<T: Exp>(x: T) -> T {
 
 /// Computes `2ˣ` where the result is a normal value.
 #[inline(always)]
-pub fn exp2_normal<T: Exp>(x: T) -> T {
+pub(super) fn exp2_normal<T: Exp>(x: T) -> T {
     let shift = T::ROUNDER + T::BIAS;
     let t = x + shift;
     exp2_reduced(x - (t - shift)) * t.power()
@@ -185,7 +185,7 @@ pub fn exp2_normal<T: Exp>(x: T) -> T {
 
 /// Computes `2ˣ`; 0 where the result is not a normal value. `x` is at most where it overflows.
 #[inline(always)]
-pub fn exp2_flushed<T: Exp>(x: T) -> T {
+pub(super) fn exp2_flushed<T: Exp>(x: T) -> T {
     let y = exp2_normal(x);
     if x < T::ONE - T::BIAS { T::ZERO } else { y }
 }
@@ -208,7 +208,7 @@ fn expm1_scaled<T: Exp>(x: T, k: T, unit: T) -> T {
 }
 
 #[inline(always)]
-pub fn expm1<T: Exp>(x: T) -> T {
+pub(super) fn expm1<T: Exp>(x: T) -> T {
     let y = clamp(x, T::EXPM1_LOW, T::EXP_RANGE.1);
     let y = T::TWO * expm1_scaled(y, T::ONE, T::HALF);
     if x.abs() < T::TINY { x } else { y }
@@ -216,14 +216,14 @@ pub fn expm1<T: Exp>(x: T) -> T {
 
 /// Computes `expm1(x)` for `x ≤ 0`; −0 gives +0.
 #[inline(always)]
-pub fn expm1_negative<T: Exp>(x: T) -> T {
+pub(super) fn expm1_negative<T: Exp>(x: T) -> T {
     expm1_above_low(if x < T::EXPM1_LOW { T::EXPM1_LOW } else { x })
 }
 
 /// Computes `expm1(x)` where `x` is above [`Exp::EXPM1_LOW`]. `2ⁿ` is at most 1 here, so `n·ln 2` needs no digits
 /// beyond the last place of `ln 2`.
 #[inline(always)]
-pub fn expm1_above_low<T: Exp>(x: T) -> T {
+pub(super) fn expm1_above_low<T: Exp>(x: T) -> T {
     let shift = T::ROUNDER + T::BIAS;
     let t = x.mul_add(T::LOG2E, shift);
     let r = (t - shift).mul_add(-T::LN2, x);
@@ -234,14 +234,14 @@ pub fn expm1_above_low<T: Exp>(x: T) -> T {
 
 /// Computes `t / (2 + t)` with `t = expm1(−2|x|)`, of opposite sign: no cancellation for any `x`.
 #[inline(always)]
-pub fn tanh<T: Exp>(x: T) -> T {
+pub(super) fn tanh<T: Exp>(x: T) -> T {
     let t = expm1_negative(-T::TWO * x.abs());
     (t / (T::TWO + t)).copysign(x)
 }
 
 /// Computes `(t + t/(t+1)) / 2` with `t = expm1(|x|)`.
 #[inline(always)]
-pub fn sinh<T: Exp>(x: T) -> T {
+pub(super) fn sinh<T: Exp>(x: T) -> T {
     let a = clamp(x.abs(), T::ZERO, T::SINH_HIGH);
     let q = expm1_scaled(a, T::TWO, T::QUARTER);
     let t = q / q.mul_add(T::TWO + T::TWO, T::ONE);
@@ -250,7 +250,7 @@ pub fn sinh<T: Exp>(x: T) -> T {
 }
 
 #[inline(always)]
-pub fn cosh<T: Exp>(x: T) -> T {
+pub(super) fn cosh<T: Exp>(x: T) -> T {
     let a = clamp(x.abs(), T::ZERO, T::SINH_HIGH);
     let (t, r) = reduce(a, T::ROUNDER + T::BIAS - T::TWO);
     let quarter = exp_reduced(r) * t.power();

@@ -4,7 +4,7 @@
 ///
 /// Calls must be written as `Int::max(x, y)` or on a generic `T: Int`, as for [`Math`](super::Math). On a concrete type
 /// `x.max(y)` could also resolve to `Ord`.
-pub trait Int: Copy + PartialOrd {
+pub(crate) trait Int: Copy + PartialOrd {
     /// The wrapping sum `self + y`.
     fn add(self, y: Self) -> Self;
     /// The wrapping difference `self − y`.

@@ -5,7 +5,7 @@
 use super::real::{Real, polynomial};
 
 /// The series of one type.
-pub trait Log: Real {
+pub(crate) trait Log: Real {
     /// The polynomial `log(1 + f) − f` for the `f` of [`Real::split`].
     fn log_tail(f: Self) -> Self;
 }
@@ -47,19 +47,19 @@ impl Log for f64 {
 }
 
 #[inline(always)]
-pub fn log<T: Log>(x: T) -> T {
+pub(super) fn log<T: Log>(x: T) -> T {
     let (e, f) = x.split();
     at_the_ends(x, e.mul_add(T::LN2, f + e.mul_add(T::LN2_LO, T::log_tail(f))))
 }
 
 #[inline(always)]
-pub fn log2<T: Log>(x: T) -> T {
+pub(super) fn log2<T: Log>(x: T) -> T {
     at_the_ends(x, log2_positive(x))
 }
 
 /// Computes `log2(x)` for a positive finite `x`.
 #[inline(always)]
-pub fn log2_positive<T: Log>(x: T) -> T {
+pub(super) fn log2_positive<T: Log>(x: T) -> T {
     let (e, f) = x.split();
     let low = T::log_tail(f).mul_add(T::LOG2E, f * T::LOG2E_LO);
     e + f.mul_add(T::LOG2E, low)
@@ -75,7 +75,7 @@ fn at_the_ends<T: Real>(x: T, y: T) -> T {
 
 /// Computes `log(1 + x)`, from the split of the rounded `u = 1 + x`, with the rounding error added to `f`.
 #[inline(always)]
-pub fn log1p<T: Log>(x: T) -> T {
+pub(super) fn log1p<T: Log>(x: T) -> T {
     let u = T::ONE + x;
     let lost = x - (u - T::ONE);
     let (e, f) = u.split();
@@ -92,7 +92,7 @@ pub fn log1p<T: Log>(x: T) -> T {
 ///
 /// `log x = e·ln 2 + 2s + (2/3)s³ + s⁵·T(s²)`, the first three terms in pairs.
 #[inline(always)]
-pub fn log_pair(x: f64) -> (f64, f64) {
+pub(super) fn log_pair(x: f64) -> (f64, f64) {
     let (e, f) = x.split();
     let s = Pair::quotient(f, 2.0 + f, f - ((2.0 + f) - 2.0));
     let z = s.times(s);

@@ -25,11 +25,11 @@ mod trig;
 mod tests;
 
 #[cfg(target_arch = "x86_64")]
-pub use exp::EXP2_SLOPE;
-pub use int::Int;
-pub use narrow::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-pub use real::Real;
-pub use trig::TRIG_LIMIT;
+pub(crate) use exp::EXP2_SLOPE;
+pub(crate) use int::Int;
+pub(crate) use narrow::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+pub(crate) use real::Real;
+pub(crate) use trig::TRIG_LIMIT;
 
 /// Element functions of a floating compute type; arithmetic and rounding come with [`Real`].
 ///
@@ -46,7 +46,7 @@ pub use trig::TRIG_LIMIT;
 /// | `log` | 1.1 | 0.9 | `tanh` | 3.6 | 3.5 | `atan2` | 1.9 | 1.7 |
 /// | `log2` | 1.7 | 1.0 | `sinh` | 2.2 | 2.4 | `erf` | 1.8 | 1.9 |
 /// | `log1p` | 1.8 | 1.5 | `cosh` | 1.6 | 1.5 | `pow` | 0.51 | 1.8 |
-pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + pow::Pow {
+pub(crate) trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + pow::Pow {
     /// The exponential `eˣ`.
     #[inline(always)]
     fn exp(self) -> Self {

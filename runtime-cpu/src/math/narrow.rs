@@ -10,7 +10,7 @@ const INF_F32: u32 = 0x7f80_0000;
 
 /// An IEEE binary16 as `f32`: exact.
 #[inline(always)]
-pub fn f16_to_f32(h: u16) -> f32 {
+pub(crate) fn f16_to_f32(h: u16) -> f32 {
     // The same digits read as an f32 are 2^112 too small, also where they are subnormal.
     let small = f32::from_bits(u32::from(h & !SIGN) << 13);
     let finite = (small * f32::from_bits((127 + 112) << 23)).to_bits();
@@ -22,7 +22,7 @@ pub fn f16_to_f32(h: u16) -> f32 {
 
 /// The nearest IEEE binary16; from 65520 on infinity.
 #[inline(always)]
-pub fn f32_to_f16(x: f32) -> u16 {
+pub(crate) fn f32_to_f16(x: f32) -> u16 {
     let sign = (x.to_bits() >> 16) as u16 & SIGN;
     let a = x.to_bits() & 0x7fff_ffff;
     // Subnormal: adding 1/2 leaves a multiple of 2^-24 in the low bits, rounded by the addition.
@@ -38,7 +38,7 @@ pub fn f32_to_f16(x: f32) -> u16 {
 
 /// A bfloat16 as `f32`: exact.
 #[inline(always)]
-pub fn bf16_to_f32(h: u16) -> f32 {
+pub(crate) fn bf16_to_f32(h: u16) -> f32 {
     let bits = u32::from(h) << 16;
     let nan = bits & 0x7fff_ffff > INF_F32;
     f32::from_bits(if nan { bits | QUIET_F32 } else { bits })
@@ -46,7 +46,7 @@ pub fn bf16_to_f32(h: u16) -> f32 {
 
 /// The nearest bfloat16.
 #[inline(always)]
-pub fn f32_to_bf16(x: f32) -> u16 {
+pub(crate) fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
     let quiet = (bits | QUIET_F32) >> 16;

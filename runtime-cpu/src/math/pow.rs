@@ -5,7 +5,7 @@ use super::log::{log_pair, log2_positive};
 use super::real::{Real, clamp};
 
 /// The magnitude of one type's power.
-pub trait Pow: Real {
+pub(crate) trait Pow: Real {
     /// Computes `aʸ` for a positive finite `a`.
     fn positive_pow(a: Self, y: Self) -> Self;
 }
@@ -32,7 +32,7 @@ impl Pow for f64 {
 }
 
 #[inline(always)]
-pub fn pow<T: Pow>(x: T, y: T) -> T {
+pub(super) fn pow<T: Pow>(x: T, y: T) -> T {
     let a = x.abs();
     let grows = (a == T::ZERO) == (y < T::ZERO);
     let end = if grows { T::INF } else { T::ZERO };

@@ -8,7 +8,7 @@
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// A floating type as its bits and exact constants. The pair `X`, `X_LO` is the value `X` to twice the precision.
-pub trait Real:
+pub(crate) trait Real:
     Copy
     + PartialOrd
     + Neg<Output = Self>
@@ -190,7 +190,7 @@ real!(f64, u64, fraction: 52, bias: 1023.0, mantissa_from: std::f64::consts::FRA
 
 /// The polynomial `c[0] + c[1]·x + …`: even and odd powers separately, each by Horner's rule with FMAs.
 #[inline(always)]
-pub fn polynomial<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
+pub(super) fn polynomial<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
     let z = x * x;
     every_second(z, &c, 1).mul_add(x, every_second(z, &c, 0))
 }
@@ -198,7 +198,7 @@ pub fn polynomial<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
 /// The polynomial by Horner's rule over all coefficients, in which each FMA waits for the one before. It takes a
 /// multiplication less than [`polynomial`], which pays where many elements are computed at once.
 #[inline(always)]
-pub fn one_by_one<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
+pub(super) fn one_by_one<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
     c[..N - 1].iter().rev().fold(c[N - 1], |sum, &c| sum.mul_add(x, c))
 }
 
@@ -216,7 +216,7 @@ fn every_second<T: Real, const N: usize>(z: T, c: &[T; N], first: usize) -> T {
 
 /// Clamps `x` to `[low, high]`; NaN stays.
 #[inline(always)]
-pub fn clamp<T: Real>(x: T, low: T, high: T) -> T {
+pub(super) fn clamp<T: Real>(x: T, low: T, high: T) -> T {
     let x = if x < low { low } else { x };
     if x > high { high } else { x }
 }

@@ -12,7 +12,7 @@
 use super::real::{Real, polynomial};
 
 /// The largest magnitude at which the `f64` reduction finds the multiple of π/2: 2⁴⁵.
-pub const TRIG_LIMIT: f64 = 35_184_372_088_832.0;
+pub(crate) const TRIG_LIMIT: f64 = 35_184_372_088_832.0;
 
 /// The constant π/2 to 159 bits.
 const PIO2: [f64; 3] = [f64::PIO2, f64::PIO2_LO, -1.4973849048591698e-33];
@@ -133,7 +133,7 @@ impl Reduced {
 }
 
 /// Reduction of one type and rounding back to it.
-pub trait Trig: Real {
+pub(crate) trait Trig: Real {
     /// The sine of an angle in radians.
     fn sine(self) -> Self;
     /// The cosine of an angle in radians.

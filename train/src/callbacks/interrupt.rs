@@ -43,7 +43,7 @@ fn signals() -> MutexGuard<'static, Signals> {
 pub(crate) struct SignalListener(());
 
 impl SignalListener {
-    pub fn start() -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let installed = HANDLER.get_or_init(install);
         if let Err(e) = installed {
             let why = format!(

@@ -28,7 +28,7 @@ pub(super) struct WriteJob {
 }
 
 impl WriteJob {
-    pub fn run<R: Runtime>(&self, comm: &Comm<R>) -> Result<()> {
+    pub(super) fn run<R: Runtime>(&self, comm: &Comm<R>) -> Result<()> {
         let RunSnapshot { step, state, notes } = &*self.snapshot;
         self.folder.save_snapshot(comm, *step, state, notes)?;
         // A failure on rank 0 alone is one on all ranks, which must have equal results of a save.

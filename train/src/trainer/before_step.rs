@@ -12,13 +12,13 @@ pub(super) struct BeforeStep<R: Runtime> {
 }
 
 impl<R: Runtime> BeforeStep<R> {
-    pub fn note(buffers: &[Buffer<R>]) -> Self {
+    pub(super) fn note(buffers: &[Buffer<R>]) -> Self {
         BeforeStep { random: random_state(), buffers: buffers.iter().map(Buffer::value).collect() }
     }
 
     /// Restores the buffers' values from before the step: forward passes have moved the running statistics of
     /// normalizations.
-    pub fn restore_buffers(self, buffers: &[Buffer<R>]) -> Result<()> {
+    pub(super) fn restore_buffers(self, buffers: &[Buffer<R>]) -> Result<()> {
         buffers.iter().zip(self.buffers).try_for_each(|(buffer, value)| buffer.set(value))
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct StepWithLoss<S, F> {
 
 impl<S, F> StepWithLoss<S, F> {
     /// Takes a step over the next batches; returns also the time spent waiting for them, in seconds.
-    pub fn take<R, M, B>(
+    pub(super) fn take<R, M, B>(
         &mut self,
         model: &M,
         batches: &mut Batches<B>,

@@ -24,7 +24,7 @@ pub(super) struct FollowUp<'m, R: Runtime> {
 }
 
 impl<'m, R: Runtime> FollowUp<'m, R> {
-    pub fn new(agreed: Agreed, epoch: u64, metrics: Option<&'m TrainingMetrics<R>>) -> Self {
+    pub(super) fn new(agreed: Agreed, epoch: u64, metrics: Option<&'m TrainingMetrics<R>>) -> Self {
         FollowUp { agreed, epoch, metrics }
     }
 }

@@ -70,7 +70,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub fn resumed(before: Duration) -> Self {
+    pub(super) fn resumed(before: Duration) -> Self {
         Clock { begun: Instant::now(), before }
     }
 
@@ -87,7 +87,7 @@ where
     B: Send + 'static,
 {
     /// Trains to the end.
-    pub fn run(mut self) -> Result<RunReport<S>> {
+    pub(super) fn run(mut self) -> Result<RunReport<S>> {
         let comm = self.engine.step.ranks().everyone.clone();
         let reason = match catch_unwind(AssertUnwindSafe(|| self.run_steps())) {
             Ok(Ok(reason)) => reason,

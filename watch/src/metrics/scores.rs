@@ -5,7 +5,7 @@ use numcore::{Error, Result};
 use super::IGNORED;
 
 /// The counted rows, with their target.
-pub fn rows<'a>(
+pub(super) fn rows<'a>(
     op: &'static str,
     scores: &'a [f32],
     classes: usize,
@@ -22,7 +22,7 @@ pub fn rows<'a>(
 }
 
 /// Checks that a class is in `0..classes`.
-pub fn class(op: &'static str, class: i64, classes: usize) -> Result<usize> {
+pub(super) fn class(op: &'static str, class: i64, classes: usize) -> Result<usize> {
     usize::try_from(class).ok().filter(|&c| c < classes).ok_or_else(|| {
         let allowed = format!("in 0..{classes}, or {IGNORED} as the target of a row that does not count");
         Error::range(op, "class", class, allowed)
@@ -31,7 +31,7 @@ pub fn class(op: &'static str, class: i64, classes: usize) -> Result<usize> {
 
 /// The number of classes before `target`: classes of a higher score, and earlier ones of an equal score. A NaN comes
 /// before every number, so a row with one is right only if a search for the greatest value finds the target.
-pub fn place(row: &[f32], target: usize) -> usize {
+pub(super) fn place(row: &[f32], target: usize) -> usize {
     let own = row[target];
     let before = |(class, &score): (usize, &f32)| {
         if score.is_nan() || own.is_nan() {

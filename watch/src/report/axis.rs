@@ -2,7 +2,7 @@
 
 /// A range of values along an axis of `pixels` pixels.
 #[derive(Clone, Copy, Debug)]
-pub struct ChartAxis {
+pub(super) struct ChartAxis {
     pub low: f64,
     pub high: f64,
     pub pixels: f64,
@@ -10,7 +10,7 @@ pub struct ChartAxis {
 
 impl ChartAxis {
     /// The range of finite values, never empty; without values, from 0 to 1.
-    pub fn over(values: impl Iterator<Item = f64>, pixels: f64) -> Self {
+    pub(super) fn over(values: impl Iterator<Item = f64>, pixels: f64) -> Self {
         let (low, high) = values
             .filter(|x| x.is_finite())
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
@@ -21,12 +21,12 @@ impl ChartAxis {
     }
 
     /// The position of a value, in pixels from the low end.
-    pub fn at(&self, x: f64) -> f64 {
+    pub(super) fn at(&self, x: f64) -> f64 {
         (x / 2.0 - self.low / 2.0) / (self.high / 2.0 - self.low / 2.0) * self.pixels
     }
 
     /// About `count` round values.
-    pub fn marks(&self, count: f64) -> Vec<f64> {
+    pub(super) fn marks(&self, count: f64) -> Vec<f64> {
         let step = nice((self.high / count) - (self.low / count));
         let first = (self.low / step).ceil();
         (0..).map(|k| (first + f64::from(k)) * step).take_while(|x| *x <= self.high).take(50).collect()
@@ -34,13 +34,13 @@ impl ChartAxis {
 }
 
 /// The least of 1, 2, 5, 10, 20 … times a power of ten that is at least `x`.
-pub fn nice(x: f64) -> f64 {
+pub(super) fn nice(x: f64) -> f64 {
     let power = 10f64.powf(x.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|&step| step >= x * (1.0 - 1e-9)).unwrap_or(x)
 }
 
 /// A number in few characters.
-pub fn label(x: f64) -> String {
+pub(super) fn label(x: f64) -> String {
     let size = x.abs();
     if x == 0.0 {
         "0".into()

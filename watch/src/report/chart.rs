@@ -25,34 +25,34 @@ pub struct ChartLine {
     pub points: Vec<(f64, f64)>,
 }
 
-pub const WIDTH: f64 = 560.0;
-pub const HEIGHT: f64 = 300.0;
+pub(super) const WIDTH: f64 = 560.0;
+pub(super) const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 36.0;
 
 /// Colours that any colour vision tells apart, on white and on black (Okabe and Ito).
-pub const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+pub(super) const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
 /// The frame of a chart: axes with marks, lines through them, the title.
-pub struct Frame {
+pub(super) struct Frame {
     pub x: ChartAxis,
     pub y: ChartAxis,
 }
 
 impl Frame {
-    pub fn over(xs: impl Iterator<Item = f64>, ys: impl Iterator<Item = f64>) -> Self {
+    pub(super) fn over(xs: impl Iterator<Item = f64>, ys: impl Iterator<Item = f64>) -> Self {
         Frame { x: ChartAxis::over(xs, WIDTH - LEFT - RIGHT), y: ChartAxis::over(ys, HEIGHT - TOP - BOTTOM) }
     }
 
     /// The position of a point in the picture.
-    pub fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
+    pub(super) fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
         (LEFT + self.x.at(x), HEIGHT - BOTTOM - self.y.at(y))
     }
 
     /// The picture around `body`. Names stand below the title, each in its colour.
-    pub fn around(&self, title: &str, x_label: &str, names: &[String], body: &str) -> String {
+    pub(super) fn around(&self, title: &str, x_label: &str, names: &[String], body: &str) -> String {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
              font-family=\"sans-serif\" font-size=\"11\" fill=\"currentColor\">\n\

@@ -12,7 +12,7 @@ const POINTS: u64 = 400;
 const MIB: f64 = (1 << 20) as f64;
 
 /// Draws areas on top of each other, one for each category; none if no memory was recorded.
-pub fn to_svg(rank: &RankTimeline, length: u64) -> Option<String> {
+pub(super) fn to_svg(rank: &RankTimeline, length: u64) -> Option<String> {
     let categories: Vec<&str> = MemoryCategory::ALL.iter().map(|category| category.name()).collect();
     let series: Vec<&[(u64, u64)]> = categories
         .iter()

@@ -12,7 +12,7 @@ use crate::{
 const SHOWN: usize = 5;
 
 /// The last texts and pictures of each name, and the last histogram.
-pub fn to_html(records: &[Record]) -> String {
+pub(super) fn to_html(records: &[Record]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for (name, value) in records.iter().flat_map(|record| &record.values) {
         if !matches!(value, Value::Scalar(_)) && !names.contains(&name.as_str()) {

@@ -92,7 +92,7 @@ const REPORTS: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--"
 
 /// Each is a place, what stands there once, what is put there instead, and the command that must fail then.
 #[rustfmt::skip]
-pub const MUTANTS: &[Mutant] = &[
+pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "comm/src/combine.rs", from: "if k == last { n } else { 1 }", to: "if k == 0 { n } else { 1 }", test: COMM },
     Mutant { file: "comm/src/combine.rs", from: "op == ReduceOp::Avg && divisor > 1", to: "op == ReduceOp::Avg && divisor > 2", test: COMM },
     Mutant { file: "comm/src/combine.rs", from: "!(started && i == 0)", to: "!started", test: COMM },

@@ -18,7 +18,7 @@ use crate::repo;
 
 /// A fault: in `file` stands `from`, once, which becomes `to`; then the cargo command `test` must fail.
 #[derive(Debug)]
-pub struct Mutant {
+pub(crate) struct Mutant {
     pub file: &'static str,
     pub from: &'static str,
     pub to: &'static str,
@@ -44,7 +44,7 @@ fn all() -> impl Iterator<Item = &'static Mutant> {
 }
 
 /// Tries the faults whose file's path contains `part`, and prints what became of each.
-pub fn run(here: bool, part: &str) -> Result<(), String> {
+pub(crate) fn run(here: bool, part: &str) -> Result<(), String> {
     let tree = if here { unchanged()? } else { copied()? };
     let chosen: Vec<&Mutant> = all().filter(|mutant| mutant.file.contains(part)).collect();
     let mut fates = Vec::new();

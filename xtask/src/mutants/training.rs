@@ -23,7 +23,7 @@ const PARQUET: &[&str] =
 const TIMELINES: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "recorder"];
 
 #[rustfmt::skip]
-pub const TRAINING: &[Mutant] = &[
+pub(crate) const TRAINING: &[Mutant] = &[
     Mutant { file: "train/src/resume.rs", from: "        state.progress.elapsed = self.elapsed;\n", to: "", test: LOOP },
     Mutant { file: "train/src/resume.rs", from: "elapsed: nanos(ELAPSED)?", to: "elapsed: nanos(CHECKED)?", test: LOOP },
     Mutant { file: "train/src/resume.rs", from: "nth(i))).collect()", to: "0 * nth(i))).collect()", test: LOOP },

@@ -21,7 +21,7 @@ const NAMES: &[&str] = &[
 /// What comes before the name of an item.
 const ITEMS: &[&str] = &["fn ", "struct ", "enum ", "trait ", "type ", "const ", "mod "];
 
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     missing(tree, NAMES)
 }
 

@@ -19,7 +19,7 @@ const FACADE: &str = "weftgrad/src/lib.rs";
 const CALL: &str = "chapter!(";
 
 /// What is missing of the book, what is there twice, and links to headings that are not there.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let chapters = || tree.texts(".md").filter(|(path, _)| path.starts_with(FOLDER) && *path != SUMMARY);
     if chapters().next().is_none() {
         return Vec::new();

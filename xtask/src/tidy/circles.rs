@@ -21,7 +21,7 @@ const CRATES: &[&str] = &[
     "weftgrad",
 ];
 
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     CRATES.iter().flat_map(|name| of_crate(tree, &format!("{name}/src/"))).collect()
 }
 

@@ -35,7 +35,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 ];
 
 /// Dependencies the table does not allow, and members it does not list.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let rooms = Rooms::of(tree);
     rooms.members.iter().flat_map(|member| judge(tree, &rooms, member)).collect()
 }

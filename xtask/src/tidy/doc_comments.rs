@@ -43,7 +43,7 @@ const COLUMNS: usize = 120;
 
 /// Every doc comment that does not name its object first, and every comment that is too wide. Programs that nobody reads
 /// in rustdoc are exempt.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     tree.texts(".rs").filter(|(path, _)| is_documented(path)).flat_map(|(path, text)| in_file(path, text)).collect()
 }
 

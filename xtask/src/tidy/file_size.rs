@@ -11,7 +11,7 @@ const TEST_LIMIT: usize = 600;
 const GENERATED: &str = "// @generated";
 
 /// Finds Rust files whose lines before the test module exceed the limit; test files have a higher one.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     tree.texts(".rs")
         .filter(|(_, text)| !text.starts_with(GENERATED))
         .filter_map(|(path, text)| judge(path, text))

@@ -3,7 +3,7 @@
 //! Asking git instead would tie the rules to a checkout; they also hold in an unpacked archive.
 
 /// What not to look at.
-pub struct Ignore {
+pub(super) struct Ignore {
     patterns: Vec<Pattern>,
 }
 
@@ -20,13 +20,13 @@ enum What {
 
 impl Ignore {
     /// An error for a pattern outside the part of the language that is understood.
-    pub fn parse(text: &str) -> Result<Ignore, String> {
+    pub(super) fn parse(text: &str) -> Result<Ignore, String> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         Ok(Ignore { patterns: lines.map(parse_pattern).collect::<Result<_, _>>()? })
     }
 
     /// Whether `path` (from the root) is ignored; its parents are assumed not to be.
-    pub fn ignores(&self, path: &str, is_folder: bool) -> bool {
+    pub(super) fn ignores(&self, path: &str, is_folder: bool) -> bool {
         self.patterns.iter().any(|pattern| (is_folder || !pattern.folders_only) && pattern.what.matches(path))
     }
 }

@@ -5,7 +5,7 @@ use super::markdown::{link_targets, prose};
 use super::tree::{Tree, resolve};
 
 /// Finds links of any Markdown file to a file or folder that does not exist.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     tree.texts(".md").flat_map(|(path, text)| broken(tree, path, text)).collect()
 }
 

@@ -4,7 +4,7 @@ use super::tree::Tree;
 
 /// One `key = value` line, with the table it belongs to.
 #[derive(Debug, PartialEq)]
-pub struct Entry {
+pub(super) struct Entry {
     pub table: String,
     pub key: String,
     /// The value as written, with lines joined and comments removed.
@@ -15,12 +15,12 @@ pub struct Entry {
 
 impl Entry {
     /// The quoted strings in the value.
-    pub fn strings(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn strings(&self) -> impl Iterator<Item = &str> {
         self.value.split('"').skip(1).step_by(2)
     }
 
     /// The string `field` of an inline table.
-    pub fn field(&self, field: &str) -> Option<&str> {
+    pub(super) fn field(&self, field: &str) -> Option<&str> {
         let inside = self.value.strip_prefix('{')?;
         let given =
             inside.split(',').find_map(|pair| pair.trim_start().strip_prefix(field)?.trim_start().strip_prefix('='))?;
@@ -29,7 +29,7 @@ impl Entry {
 }
 
 /// The entries of a manifest, in order.
-pub fn entries(text: &str) -> Vec<Entry> {
+pub(super) fn entries(text: &str) -> Vec<Entry> {
     let (mut found, mut table): (Vec<Entry>, String) = (Vec::new(), String::new());
     for (i, line) in text.lines().enumerate() {
         let line = without_comment(line).trim();
@@ -45,7 +45,7 @@ pub fn entries(text: &str) -> Vec<Entry> {
 }
 
 /// The folders of the workspace's members.
-pub fn members(tree: &Tree) -> Vec<String> {
+pub(super) fn members(tree: &Tree) -> Vec<String> {
     let root = entries(tree.text("Cargo.toml").unwrap_or_default());
     let list = root.iter().filter(|entry| entry.table == "workspace" && entry.key == "members");
     list.flat_map(Entry::strings).map(String::from).collect()

@@ -1,7 +1,7 @@
 //! Just enough Markdown: lines outside code blocks, what begins a block, code spans, link targets, anchors of headings.
 
 /// The lines outside fenced code blocks, numbered from 1.
-pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub(super) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_code = false;
     text.lines().enumerate().filter_map(move |(i, line)| {
         let fence = line.trim_start().starts_with("```");
@@ -11,13 +11,13 @@ pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// The words after each fence that begins a code block, with its line from 1.
-pub fn fences(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub(super) fn fences(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let fences = text.lines().enumerate().filter_map(|(i, line)| Some((i + 1, line.trim_start().strip_prefix("```")?)));
     fences.step_by(2)
 }
 
 /// The anchors of a page's headings, as forges and mdBook make them: small letters, digits, `-` and `_`, and a hyphen for each space.
-pub fn anchors(text: &str) -> Vec<String> {
+pub(super) fn anchors(text: &str) -> Vec<String> {
     let headings = prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| line.trim_start_matches('#'));
     headings.filter_map(|heading| heading.strip_prefix(' ')).map(|heading| anchor(heading.trim())).collect()
 }
@@ -28,12 +28,12 @@ fn anchor(heading: &str) -> String {
 }
 
 /// What stands between backticks on a line.
-pub fn code_spans(line: &str) -> impl Iterator<Item = &str> {
+pub(super) fn code_spans(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
 /// The targets of a line's links, images and reference definitions.
-pub fn link_targets(line: &str) -> Vec<String> {
+pub(super) fn link_targets(line: &str) -> Vec<String> {
     let text: String = line.split('`').step_by(2).collect();
     let inline = text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
     let definition =

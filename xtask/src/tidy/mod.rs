@@ -27,7 +27,7 @@ use tree::Tree;
 
 /// One line that breaks a rule.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Finding {
+pub(crate) struct Finding {
     path: String,
     /// The line number, from 1.
     line: usize,
@@ -61,7 +61,7 @@ const RULES: &[fn(&Tree) -> Vec<Finding>] = &[
 ];
 
 /// Prints every finding; an error if there is one.
-pub fn run() -> Result<(), String> {
+pub(crate) fn run() -> Result<(), String> {
     let tree = Tree::read(&repo::root()).map_err(|error| format!("tidy: cannot read the sources: {error}"))?;
     let findings = findings(&tree);
     for finding in &findings {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     /// Runs one rule over the given files and compares its findings, as shown, with `expect`.
-    pub fn check(rule: fn(&Tree) -> Vec<Finding>, files: &[(&str, &str)], expect: &[&str]) {
+    pub(super) fn check(rule: fn(&Tree) -> Vec<Finding>, files: &[(&str, &str)], expect: &[&str]) {
         let shown: Vec<String> = rule(&Tree::of(files)).iter().map(Finding::to_string).collect();
         assert_eq!(shown.len(), expect.len(), "{shown:#?}");
         for (found, start) in shown.iter().zip(expect) {

@@ -30,7 +30,7 @@ const REPEATED: &[&str] = &[
 const ONE_IN: usize = 20;
 
 /// Every second public definition of a name; and second definitions of any kind, where they are more than a few.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut names: BTreeMap<String, Vec<Definition>> = BTreeMap::new();
     for (path, text) in tree.texts(".rs").filter(|(path, _)| is_library(path)) {
         for (name, definition) in definitions(path, text) {

@@ -10,7 +10,7 @@ use super::tree::{Tree, resolve};
 const PAGE: &str = "CONTRIBUTING.md";
 
 /// Recipes without a path, and paths that are not there.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let Some(text) = tree.text(PAGE) else { return vec![Finding::new(PAGE, 1, "the page of recipes is missing")] };
     let recipes = recipes(text);
     if recipes.is_empty() {

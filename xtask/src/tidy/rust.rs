@@ -3,12 +3,12 @@
 use proc_macro2::{TokenStream, TokenTree};
 
 /// The tokens outside of all brackets; a group of brackets is one token. Text that is not Rust has none.
-pub fn tokens(source: &str) -> Vec<TokenTree> {
+pub(super) fn tokens(source: &str) -> Vec<TokenTree> {
     source.parse::<TokenStream>().unwrap_or_default().into_iter().collect()
 }
 
 /// The tokens, those within brackets after their group.
-pub fn flat(tokens: impl IntoIterator<Item = TokenTree>) -> Vec<TokenTree> {
+pub(super) fn flat(tokens: impl IntoIterator<Item = TokenTree>) -> Vec<TokenTree> {
     let mut all = Vec::new();
     for token in tokens {
         let within = if let TokenTree::Group(group) = &token { flat(group.stream()) } else { Vec::new() };
@@ -19,7 +19,7 @@ pub fn flat(tokens: impl IntoIterator<Item = TokenTree>) -> Vec<TokenTree> {
 }
 
 /// Tells whether a token is the identifier or the mark `text`.
-pub fn is(token: &TokenTree, text: &str) -> bool {
+pub(super) fn is(token: &TokenTree, text: &str) -> bool {
     match token {
         TokenTree::Ident(ident) => ident == text,
         TokenTree::Punct(mark) => text.starts_with(mark.as_char()),
@@ -28,12 +28,12 @@ pub fn is(token: &TokenTree, text: &str) -> bool {
 }
 
 /// Tells whether a token is a group of brackets around `content`, with spaces between its tokens.
-pub fn holds(token: &TokenTree, content: &str) -> bool {
+pub(super) fn holds(token: &TokenTree, content: &str) -> bool {
     matches!(token, TokenTree::Group(group) if group.stream().to_string() == content)
 }
 
 /// The line of a token, from 1.
-pub fn line_of(token: &TokenTree) -> usize {
+pub(super) fn line_of(token: &TokenTree) -> usize {
     token.span().start().line
 }
 

@@ -15,7 +15,7 @@ const REACH: usize = 8;
 const FORBID: &str = "forbid (unsafe_code)";
 
 /// Misplaced or unexplained `unsafe`, and crate roots that do not forbid it.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let uses = tree.texts(".rs").flat_map(|(path, text)| uses(path, text));
     let roots =
         manifest::members(tree).into_iter().filter(|member| !is_allowed(member)).flat_map(|m| open_roots(tree, &m));

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::ignore::Ignore;
 
 /// The files of the repository, without what `.gitignore` names.
-pub struct Tree {
+pub(super) struct Tree {
     files: Vec<File>,
 }
 
@@ -18,7 +18,7 @@ struct File {
 
 impl Tree {
     /// Reads everything below `root`. Links are not followed.
-    pub fn read(root: &Path) -> io::Result<Tree> {
+    pub(super) fn read(root: &Path) -> io::Result<Tree> {
         let ignore = Ignore::parse(&std::fs::read_to_string(root.join(".gitignore"))?).map_err(io::Error::other)?;
         let mut files = Vec::new();
         read_folder(root, "", &ignore, &mut files)?;
@@ -27,7 +27,7 @@ impl Tree {
 
     /// A tree in memory.
     #[cfg(test)]
-    pub fn of(files: &[(&str, &str)]) -> Tree {
+    pub(super) fn of(files: &[(&str, &str)]) -> Tree {
         let file = |&(path, text): &(&str, &str)| File { path: path.into(), text: Some(text.into()) };
         Tree::sorted(files.iter().map(file).collect())
     }
@@ -38,18 +38,18 @@ impl Tree {
     }
 
     /// The path and content of every text file whose path ends with `suffix`.
-    pub fn texts<'a>(&'a self, suffix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    pub(super) fn texts<'a>(&'a self, suffix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         let texts = self.files.iter().filter_map(|file| Some((file.path.as_str(), file.text.as_deref()?)));
         texts.filter(move |(path, _)| path.ends_with(suffix))
     }
 
     /// The content of the file at `path`.
-    pub fn text(&self, path: &str) -> Option<&str> {
+    pub(super) fn text(&self, path: &str) -> Option<&str> {
         self.files.iter().find(|file| file.path == path)?.text.as_deref()
     }
 
     /// Whether there is a file or a folder at `path` (as [`resolve`] gives it).
-    pub fn exists(&self, path: &str) -> bool {
+    pub(super) fn exists(&self, path: &str) -> bool {
         let inside =
             |file: &File| file.path.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         path.is_empty() || self.files.iter().any(inside)
@@ -58,7 +58,7 @@ impl Tree {
 
 /// `target` as written in the file `from`: a path from the root, or None if it leaves the repository.
 /// A leading `/` means the root.
-pub fn resolve(from: &str, target: &str) -> Option<String> {
+pub(super) fn resolve(from: &str, target: &str) -> Option<String> {
     let folder = if target.starts_with('/') { "" } else { from.rsplit_once('/').map_or("", |(folder, _)| folder) };
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in target.split('/') {

@@ -41,7 +41,7 @@ const WORDS: &[Word] = &[
 ];
 
 /// Finds every line with a word of the table or the number of an issue. `Cargo.lock` names its registry and is exempt.
-pub fn check(tree: &Tree) -> Vec<Finding> {
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let texts = tree.texts("").filter(|(path, _)| !path.ends_with("Cargo.lock"));
     texts
         .flat_map(|(path, text)| text.lines().enumerate().flat_map(move |(i, line)| complaints(path, i + 1, line)))

@@ -11,7 +11,7 @@ use weftgrad::{
 };
 
 /// A folder's model, and the state derived from it.
-pub struct Server {
+pub(crate) struct Server {
     folder: PathBuf,
     cpu: Cpu,
     model: Option<Decoder<Cpu>>,
@@ -34,12 +34,12 @@ fn token(i: usize, vocab: usize) -> i64 {
 
 impl Server {
     /// Creates a server; nothing is read yet.
-    pub fn new(folder: PathBuf, cpu: Cpu) -> Self {
+    pub(crate) fn new(folder: PathBuf, cpu: Cpu) -> Self {
         Server { folder, cpu, model: None, trained: None, numbers: None }
     }
 
     /// Answers a request, in one line.
-    pub fn answer(&mut self, words: &[&str]) -> Result<String> {
+    pub(crate) fn answer(&mut self, words: &[&str]) -> Result<String> {
         let number = |at: usize| {
             let word = words.get(at).and_then(|word| word.parse::<usize>().ok());
             word.ok_or_else(|| Error::argument("pretrained", format!("{words:?} lacks a number")))

@@ -15,7 +15,7 @@ use crate::task::Task;
 
 /// The training strategy of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum How {
+pub(crate) enum How {
     /// Data parallelism: every rank has the model, and gradients are reduced in buckets.
     Buckets { first: usize, others: usize, compression: GradCompression },
     /// Sharded data parallelism (ZeRO).
@@ -36,7 +36,7 @@ pub enum How {
 
 /// The shape of a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stages {
+pub(crate) struct Stages {
     pub kind: ScheduleKind,
     /// The number of ranks along the pipeline.
     pub p: usize,
@@ -59,7 +59,7 @@ impl Stages {
     }
 
     /// The pipeline's schedule, lowered and checked.
-    pub fn checked(self) -> weftgrad::Result<Checked> {
+    pub(crate) fn checked(self) -> weftgrad::Result<Checked> {
         self.kind.generate(self.shape())?.lower(Lowering::default())?.check(Limits::default())
     }
 
@@ -70,7 +70,7 @@ impl Stages {
 
 /// The cut of layers over ranks (tensor parallelism).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct TensorCut {
+pub(crate) struct TensorCut {
     /// The number of ranks, 1 or 2.
     pub ranks: usize,
     /// True if sequences are cut between the layers.
@@ -89,7 +89,7 @@ impl TensorCut {
 
 /// The random program of one seed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Program {
+pub(crate) struct Program {
     /// The seed from which the program follows.
     pub seed: u64,
     /// The number of ranks.
@@ -162,7 +162,7 @@ impl How {
     }
 
     /// The shape of the pipeline, if there is one.
-    pub fn stages(self) -> Option<Stages> {
+    pub(crate) fn stages(self) -> Option<Stages> {
         match self {
             How::Pipeline { stages, .. } | How::ContextPipeline { stages, .. } => Some(stages),
             How::Experts { stages, .. } if stages.p > 1 => Some(stages),
@@ -171,7 +171,7 @@ impl How {
     }
 
     /// The number of ranks over which sequences are cut.
-    pub fn context(self) -> usize {
+    pub(crate) fn context(self) -> usize {
         match self {
             How::Context { context, .. } => context,
             How::ContextPipeline { .. } => 2,
@@ -180,7 +180,7 @@ impl How {
     }
 
     /// The number of ranks over which each layer is cut.
-    pub fn tensor(self) -> usize {
+    pub(crate) fn tensor(self) -> usize {
         match self {
             How::Tensor { cut, .. }
             | How::Context { cut, .. }
@@ -193,7 +193,7 @@ impl How {
 
 impl Program {
     /// Draws the program of a seed.
-    pub fn of(seed: u64) -> Self {
+    pub(crate) fn of(seed: u64) -> Self {
         let mut random = Philox::new(seed, 1);
         let mut pick = |n: usize| random.below(n as u64) as usize;
         let ranks = [1, 2, 3, 4, 5, 8][pick(6)];
@@ -226,7 +226,7 @@ impl Program {
     /// The largest distance of the weights from those of one rank: rounding in `f64`, grown by a handful of steps of
     /// AdamW. Where gradients are compressed, it is the largest distance of two runs of AdamW after that number of
     /// steps.
-    pub fn bound(&self) -> f64 {
+    pub(crate) fn bound(&self) -> f64 {
         if matches!(self.how, How::Buckets { compression: GradCompression::Bf16 | GradCompression::PowerSgd(_), .. }) {
             0.5
         } else {
@@ -235,7 +235,7 @@ impl Program {
     }
 
     /// The index of the copy of the model of which a rank holds all or a part.
-    pub fn replica(&self, rank: usize) -> usize {
+    pub(crate) fn replica(&self, rank: usize) -> usize {
         match self.how {
             How::Pipeline { stages, cut: TensorCut { ranks: 1, .. }, .. } => rank / stages.p,
             // On a mesh, stages are outermost.
@@ -250,7 +250,7 @@ impl Program {
     }
 
     /// The program on one rank, without a fault.
-    pub fn alone(&self) -> Self {
+    pub(crate) fn alone(&self) -> Self {
         Program {
             how: How::Buckets { first: 1000, others: 1000, compression: GradCompression::Own },
             ranks: 1,

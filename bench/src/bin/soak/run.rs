@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Success, or a description of the failure.
-pub type Verdict = std::result::Result<(), String>;
+pub(crate) type Verdict = std::result::Result<(), String>;
 
 /// The time limit of a communication call: far longer than any call takes, and short enough to wait for the detection
 /// of a fault.
@@ -41,7 +41,7 @@ struct End {
 }
 
 /// Runs a program and checks it; returns the violated condition, in words.
-pub fn check(program: &Program) -> Verdict {
+pub(crate) fn check(program: &Program) -> Verdict {
     let scratch = std::env::temp_dir().join(format!("weftgrad-soak-{}-{}", std::process::id(), program.seed));
     let _ = fs::remove_dir_all(&scratch);
     let outcome = checked(program, &scratch);

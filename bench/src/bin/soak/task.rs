@@ -18,7 +18,7 @@ use crate::program::TensorCut;
 
 /// A model and its data.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Task {
+pub(crate) enum Task {
     /// Linear and tanh layers in turn.
     Mlp { widths: Vec<usize> },
     /// A tiny GPT with a tied head.
@@ -28,17 +28,17 @@ pub enum Task {
 }
 
 /// Inputs and targets of a step.
-pub type Batch = (Tensor<Cpu>, Tensor<Cpu>);
+pub(crate) type Batch = (Tensor<Cpu>, Tensor<Cpu>);
 
 /// The stages of a model, and the loss of the last stage's output.
-pub type Staged = (Vec<Box<dyn Stage<Cpu>>>, StageLoss);
+pub(crate) type Staged = (Vec<Box<dyn Stage<Cpu>>>, StageLoss);
 
 /// The loss of outputs and targets.
-pub type StageLoss = Box<dyn Fn(&Var<Cpu>, &Var<Cpu>) -> Result<Loss<Cpu>> + Send>;
+pub(crate) type StageLoss = Box<dyn Fn(&Var<Cpu>, &Var<Cpu>) -> Result<Loss<Cpu>> + Send>;
 
 impl Task {
     /// Builds the model as one module, and the slot for the ranks over which its sequences are cut.
-    pub fn whole(&self, rt: &Cpu, seed: u64) -> Result<(Box<dyn Forward<Cpu>>, ContextSlot<Cpu>)> {
+    pub(crate) fn whole(&self, rt: &Cpu, seed: u64) -> Result<(Box<dyn Forward<Cpu>>, ContextSlot<Cpu>)> {
         let init = Init::new(rt, seed).dtype(DType::F64);
         Ok(match self {
             Task::Mlp { widths } => (Box::new(mlp(&init, widths)?), ContextSlot::cuts()),
@@ -52,7 +52,7 @@ impl Task {
     }
 
     /// Builds the model in `count` pipeline stages, whose sequences may be cut.
-    pub fn stages(&self, rt: &Cpu, seed: u64, count: usize, sequences_cut: bool) -> Result<Staged> {
+    pub(crate) fn stages(&self, rt: &Cpu, seed: u64, count: usize, sequences_cut: bool) -> Result<Staged> {
         let init = Init::new(rt, seed).dtype(DType::F64);
         let task = self.clone();
         let of_whole: StageLoss = Box::new(move |y, target| task.loss(y, target));
@@ -83,7 +83,7 @@ impl Task {
     }
 
     /// The plan by which layers are cut over ranks, or experts distributed.
-    pub fn tensor_plan(&self, cut: TensorCut) -> TensorPlan {
+    pub(crate) fn tensor_plan(&self, cut: TensorCut) -> TensorPlan {
         match self {
             Task::Experts { .. } => TensorPlan::new().experts("*.mixture.experts"),
             _ => Gpt::<Cpu>::tensor_plan().sequence_parallel(cut.sequence).exchange_in_pieces(cut.pieces),
@@ -91,7 +91,7 @@ impl Task {
     }
 
     /// Draws all examples of a step.
-    pub fn batch(&self, rt: &Cpu, seed: u64, examples: usize) -> Result<Batch> {
+    pub(crate) fn batch(&self, rt: &Cpu, seed: u64, examples: usize) -> Result<Batch> {
         match self {
             Task::Mlp { widths } => {
                 let rows = |width, seed| Tensor::normal(rt, [examples, width], DType::F64, 0.0, 1.0, seed);
@@ -108,13 +108,18 @@ impl Task {
     }
 
     /// The loss of some examples, from the part of their sequences on this rank.
-    pub fn loss_of_part(&self, y: &Var<Cpu>, target: &Var<Cpu>, context: &ContextSlot<Cpu>) -> Result<Loss<Cpu>> {
+    pub(crate) fn loss_of_part(
+        &self,
+        y: &Var<Cpu>,
+        target: &Var<Cpu>,
+        context: &ContextSlot<Cpu>,
+    ) -> Result<Loss<Cpu>> {
         let part = self.loss(y, &context.take(target, 1)?)?;
         Loss::sum(context.of_whole(part.total())?, target.dims().iter().product::<usize>() as f64)
     }
 
     /// The loss of some examples.
-    pub fn loss(&self, y: &Var<Cpu>, target: &Var<Cpu>) -> Result<Loss<Cpu>> {
+    pub(crate) fn loss(&self, y: &Var<Cpu>, target: &Var<Cpu>) -> Result<Loss<Cpu>> {
         let weight = target.dims().iter().product::<usize>() as f64;
         let sum = match self {
             Task::Mlp { .. } => mse(y, target, Reduction::Sum)?,

@@ -14,10 +14,10 @@ use crate::{
 };
 
 /// Values of tensors by name.
-pub type Values = BTreeMap<String, Vec<f64>>;
+pub(crate) type Values = BTreeMap<String, Vec<f64>>;
 
 /// A program's training on this rank.
-pub struct Run {
+pub(crate) struct Run {
     comm: Comm<Cpu>,
     program: Program,
     trainer: Box<dyn Trains>,
@@ -25,30 +25,30 @@ pub struct Run {
 
 impl Run {
     /// Creates the trainer before the first step. Values are drawn from `seed`, and then replaced by those of rank 0.
-    pub fn new(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Self> {
+    pub(crate) fn new(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Self> {
         let trainer = trainer(comm, program, seed)?;
         Ok(Run { comm: comm.clone(), program: program.clone(), trainer })
     }
 
     /// Runs step `step` (from 0), and returns its loss.
-    pub fn step(&mut self, step: usize) -> Result<f64> {
+    pub(crate) fn step(&mut self, step: usize) -> Result<f64> {
         let Program { seed, examples, task, .. } = &self.program;
         let all: Batch = task.batch(self.comm.runtime(), seed.wrapping_mul(1000) + step as u64, *examples)?;
         self.trainer.train(&self.program, all)?.loss()
     }
 
     /// Saves a checkpoint after `steps` steps.
-    pub fn save(&mut self, folder: &Folder, steps: usize) -> Result<()> {
+    pub(crate) fn save(&mut self, folder: &Folder, steps: usize) -> Result<()> {
         folder.save(&self.comm, steps as u64, self.trainer.state(), &CheckpointNotes::new())
     }
 
     /// Resumes from the last checkpoint.
-    pub fn load(&mut self, folder: &Folder) -> Result<()> {
+    pub(crate) fn load(&mut self, folder: &Folder) -> Result<()> {
         folder.load_latest(&self.comm, self.trainer.state()).map(|_| ())
     }
 
     /// The weights that this rank can read. Of a sharded weight, elements on other ranks are NaN.
-    pub fn weights(&self) -> Result<Values> {
+    pub(crate) fn weights(&self) -> Result<Values> {
         let _here = self.trainer.gather()?;
         let mut values = Values::new();
         for module in self.trainer.modules() {

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// A trainer of a model that is one module on every rank, or in stages.
-pub trait Trains {
+pub(crate) trait Trains {
     /// Runs a step on this rank's part of all examples.
     fn train(&mut self, program: &Program, all: Batch) -> Result<TrainingMetrics<Cpu>>;
     /// The state that checkpoints contain.
@@ -36,7 +36,7 @@ pub trait Trains {
 }
 
 /// Builds the trainer of a program on this rank. Values are drawn from `seed`, and then replaced by those of rank 0.
-pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn Trains>> {
+pub(crate) fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn Trains>> {
     let (config, rt) = (config(program), comm.runtime());
     let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() });
     let whole = || program.task.whole(rt, seed);

@@ -23,7 +23,7 @@ use weftgrad_examples::{
 /// 130.
 #[derive(Debug, Parser)]
 #[command(name = "char-gpt", version)]
-pub struct Options {
+pub(crate) struct Options {
     /// Text to learn (UTF-8) [default: the workspace's own prose, with a smaller model].
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
@@ -76,7 +76,7 @@ pub struct Options {
 
 /// Options of the sample at the end.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct Sampling {
+pub(crate) struct Sampling {
     /// Characters to sample at the end.
     #[arg(long = "sample", default_value_t = 500)]
     pub length: usize,
@@ -90,7 +90,7 @@ pub struct Sampling {
 
 /// The settings of a run: all that its losses depend on, besides the text. They are saved in the folder of the run.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// The characters of the text.
     pub vocabulary: String,
     pub layers: usize,
@@ -122,7 +122,7 @@ impl Default for Settings {
 
 impl Settings {
     /// The configuration of the model.
-    pub fn gpt(&self) -> GptConfig {
+    pub(crate) fn gpt(&self) -> GptConfig {
         let &Settings { context, layers, heads, width, .. } = self;
         GptConfig { vocab: self.vocabulary.chars().count(), context, layers, heads, width, ..GptConfig::default() }
     }
@@ -133,7 +133,7 @@ impl Settings {
     }
 
     /// The type of the parameters.
-    pub fn dtype(&self) -> Outcome<DType> {
+    pub(crate) fn dtype(&self) -> Outcome<DType> {
         Ok(DType::from_name(&self.dtype).ok_or_else(|| format!("unknown dtype {}", self.dtype))?)
     }
 
@@ -148,7 +148,7 @@ impl Settings {
 
 /// A callback that writes the settings of a new run beside its checkpoints at its beginning. A run that cannot begin
 /// leaves the settings of an earlier run as they are.
-pub struct SaveSettings<'s> {
+pub(crate) struct SaveSettings<'s> {
     pub settings: &'s Settings,
     pub out: &'s Path,
 }
@@ -166,7 +166,7 @@ fn path(out: &Path) -> PathBuf {
 
 impl Options {
     /// The settings of a new run from the options, or with `--resume` of the run in the folder.
-    pub fn settings(&self, corpus: &Corpus) -> Outcome<Settings> {
+    pub(crate) fn settings(&self, corpus: &Corpus) -> Outcome<Settings> {
         if self.resume { self.resumed(corpus) } else { Ok(self.begun(corpus)) }
     }
 
@@ -217,7 +217,7 @@ impl Options {
     }
 
     /// The length of the run: from the options, or else the one saved in the checkpoint.
-    pub fn budget(&self, settings: &Settings) -> Budget {
+    pub(crate) fn budget(&self, settings: &Settings) -> Budget {
         let budget = settings.budget();
         if self.resume && self.steps.is_none() { budget.resumed() } else { budget }
     }

@@ -6,7 +6,7 @@ use weftgrad_examples::text::Corpus;
 use crate::command::{Sampling, Settings};
 
 /// Samples characters after a line break, each from the softmax of the likeliest logits.
-pub fn text(
+pub(crate) fn text(
     model: &Gpt<AnyRuntime>,
     rt: &AnyRuntime,
     settings: &Settings,

@@ -12,22 +12,22 @@ use weftgrad::{
 use weftgrad_examples::Outcome;
 
 /// Pixels of an image's side.
-pub const SIDE: usize = 28;
+pub(crate) const SIDE: usize = 28;
 
 /// Images of bytes `[28, 28]` and one label each.
-pub type Digits = Zip<Rows, InMemory<i64>>;
+pub(crate) type Digits = Zip<Rows, InMemory<i64>>;
 
 /// Images `[N, 1, 28, 28]` and their labels `[N]`.
-pub type Images = (Tensor<AnyRuntime>, Tensor<AnyRuntime>);
+pub(crate) type Images = (Tensor<AnyRuntime>, Tensor<AnyRuntime>);
 
 /// Digits from the bytes of all images, and their labels.
-pub fn from_bytes(images: Vec<u8>, labels: Vec<u8>) -> Result<Digits> {
+pub(crate) fn from_bytes(images: Vec<u8>, labels: Vec<u8>) -> Result<Digits> {
     let images = Array::new([labels.len(), SIDE, SIDE], images)?;
     Rows::new(images)?.zip(InMemory::new(labels.into_iter().map(i64::from).collect::<Vec<_>>()))
 }
 
 /// Reads the two files in a folder.
-pub fn read(dir: &Path) -> Outcome<Digits> {
+pub(crate) fn read(dir: &Path) -> Outcome<Digits> {
     let images = read_idx(find(dir, "images-idx3-ubyte.gz")?)?;
     let labels = read_idx(find(dir, "labels-idx1-ubyte.gz")?)?.to_vec::<u8>()?;
     if images.dims().get(1..) != Some(&[SIDE, SIDE]) {
@@ -40,7 +40,7 @@ pub fn read(dir: &Path) -> Outcome<Digits> {
 }
 
 /// Batches on the device, pixels from −1 (paper) to 1 (ink).
-pub fn batches(
+pub(crate) fn batches(
     digits: impl Dataset<Example = (Array, i64)> + 'static,
     batch: usize,
     rt: &AnyRuntime,

@@ -22,7 +22,7 @@ const FONT: [[u8; 7]; 10] = [
 const DOT: usize = 3;
 
 /// `count` images in a random order of digits.
-pub fn digits(count: usize, seed: u64) -> Result<Digits> {
+pub(crate) fn digits(count: usize, seed: u64) -> Result<Digits> {
     let mut random = Philox::new(seed, 0);
     let mut below = |n: usize| random.below(n as u64) as usize;
     let (mut images, mut labels) = (Vec::with_capacity(count * SIDE * SIDE), Vec::with_capacity(count));

@@ -8,7 +8,7 @@ use weftgrad_examples::Outcome;
 
 /// A run, with the structure of the file of `--config`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Config {
+pub(crate) struct Config {
     /// The file of text; empty for the workspace's own prose.
     pub text: PathBuf,
     /// The folder of checkpoints, metrics, curves and the report.
@@ -24,7 +24,7 @@ pub struct Config {
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Model {
+pub(crate) struct Model {
     pub layers: usize,
     pub heads: usize,
     pub width: usize,
@@ -34,7 +34,7 @@ pub struct Model {
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Data {
+pub(crate) struct Data {
     /// Sequences of a step, of all ranks and micro-batches together.
     pub batch: usize,
     /// The fraction of the text held out for validation.
@@ -43,7 +43,7 @@ pub struct Data {
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Optimizer {
+pub(crate) struct Optimizer {
     pub lr: f64,
     pub weight_decay: f64,
     /// The number of steps over which the learning rate rises.
@@ -53,7 +53,7 @@ pub struct Optimizer {
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Run {
+pub(crate) struct Run {
     pub steps: u64,
     /// Micro-batches of a step.
     pub accumulation: usize,
@@ -72,7 +72,7 @@ pub struct Run {
 /// The cooperation of the ranks.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Together {
+pub(crate) enum Together {
     /// Each rank takes its share of every batch, and gradients are summed.
     Sums,
     /// Fast ranks take more batches than slow ones.
@@ -107,7 +107,7 @@ impl Default for Config {
 
 impl Config {
     /// Fails for an impossible number that no later check would name by its key.
-    pub fn check(&self) -> Outcome<()> {
+    pub(crate) fn check(&self) -> Outcome<()> {
         let counts = [
             ("ranks", self.ranks as u64),
             ("data.batch", self.data.batch as u64),
@@ -132,7 +132,7 @@ impl Config {
     }
 
     /// The ZeRO stage: the tensors sharded over ranks.
-    pub fn zero(&self) -> Outcome<ZeroStage> {
+    pub(crate) fn zero(&self) -> Outcome<ZeroStage> {
         match self.run.zero {
             0 => Ok(ZeroStage::None),
             1 => Ok(ZeroStage::Optimizer),
@@ -143,7 +143,7 @@ impl Config {
     }
 
     /// The model, for a vocabulary of this size.
-    pub fn gpt(&self, vocab: usize) -> GptConfig {
+    pub(crate) fn gpt(&self, vocab: usize) -> GptConfig {
         let Model { layers, heads, width, context, dropout } = self.model;
         GptConfig { vocab, context, layers, heads, width, dropout, ..GptConfig::default() }
     }

@@ -5,7 +5,7 @@ use crate::{
     sink::{Histogram, Picture, Record, Value},
 };
 
-pub fn of(record: &Record) -> String {
+pub(super) fn of(record: &Record) -> String {
     let values = object(record.values.iter().map(|(name, value)| (name, of_value(value))));
     object([
         ("step", record.step.to_string()),

@@ -8,7 +8,7 @@ use crate::{
 };
 
 #[derive(Debug, Default)]
-pub struct Summary {
+pub(super) struct Summary {
     step: u64,
     epoch: u64,
     /// Seconds since 1970 of the first and of the last record.
@@ -25,7 +25,7 @@ struct Seen {
 }
 
 impl Summary {
-    pub fn add(&mut self, record: &Record) {
+    pub(super) fn add(&mut self, record: &Record) {
         let now = record.seconds();
         (self.step, self.epoch) = (record.step, record.epoch);
         self.time = Some((self.time.map_or(now, |(first, _)| first), now));
@@ -39,7 +39,7 @@ impl Summary {
         }
     }
 
-    pub fn to_json(&self) -> String {
+    pub(super) fn to_json(&self) -> String {
         let (first, last) = self.time.unwrap_or((0.0, 0.0));
         let seen = |s: &Seen| object([("last", number(s.last)), ("min", number(s.min)), ("max", number(s.max))]);
         let scalars = object(self.scalars.iter().map(|(name, s)| (name, seen(s))));

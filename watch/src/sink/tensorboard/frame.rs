@@ -3,7 +3,7 @@
 use crc32c::crc32c;
 
 /// A record that holds `data`.
-pub fn of(data: &[u8]) -> Vec<u8> {
+pub(super) fn of(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     [&length[..], &masked(&length), data, &masked(data)].concat()
 }

@@ -5,12 +5,12 @@ use crate::sink::{Histogram, Picture, Record, Value};
 use data::protobuf::ProtoMessage;
 
 /// The message every file begins with.
-pub fn version(wall_time: f64) -> Vec<u8> {
+pub(super) fn version(wall_time: f64) -> Vec<u8> {
     ProtoMessage::new().double(1, wall_time).bytes(3, "brain.Event:2").into_bytes()
 }
 
 /// The message with all measurements of a step.
-pub fn event(record: &Record) -> Vec<u8> {
+pub(super) fn event(record: &Record) -> Vec<u8> {
     let summary =
         record.values.iter().fold(ProtoMessage::new(), |all, (name, value)| all.message(1, summary(name, value)));
     ProtoMessage::new().double(1, record.seconds()).int(2, record.step as i64).message(5, summary).into_bytes()
@@ -18,7 +18,7 @@ pub fn event(record: &Record) -> Vec<u8> {
 
 /// The message that starts a session at a record's step: TensorBoard then drops that step and later ones of earlier
 /// files.
-pub fn session_start(record: &Record) -> Vec<u8> {
+pub(super) fn session_start(record: &Record) -> Vec<u8> {
     const START: i64 = 1;
     let log = ProtoMessage::new().int(1, START);
     ProtoMessage::new().double(1, record.seconds()).int(2, record.step as i64).message(7, log).into_bytes()

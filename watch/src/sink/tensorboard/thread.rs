@@ -20,7 +20,7 @@ const FLUSH: Duration = Duration::from_secs(2);
 
 /// A file that a thread of its own writes. Dropping it writes the rest.
 #[derive(Debug)]
-pub struct EventThread {
+pub(super) struct EventThread {
     path: PathBuf,
     /// The queue to the thread; none once the thread is to end.
     queue: Option<SyncSender<Order>>,
@@ -39,7 +39,7 @@ enum Order {
 type Failure = Arc<Mutex<Option<(io::ErrorKind, String)>>>;
 
 impl EventThread {
-    pub fn start(file: impl Write + Send + 'static, path: PathBuf) -> Result<Self> {
+    pub(super) fn start(file: impl Write + Send + 'static, path: PathBuf) -> Result<Self> {
         let (queue, orders) = sync_channel(QUEUE);
         let failed = Failure::default();
         let report = Arc::clone(&failed);
@@ -54,17 +54,17 @@ impl EventThread {
         Ok(EventThread { path, queue: Some(queue), thread: Some(thread), failed })
     }
 
-    pub fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Queues `bytes` for the thread to write; waits while it is far behind.
-    pub fn put(&self, bytes: Vec<u8>) -> Result<()> {
+    pub(super) fn put(&self, bytes: Vec<u8>) -> Result<()> {
         self.send(Order::Write(bytes))
     }
 
     /// Returns when everything is written.
-    pub fn flush(&self) -> Result<()> {
+    pub(super) fn flush(&self) -> Result<()> {
         let (answer, answered) = sync_channel(1);
         self.send(Order::Flush(answer))?;
         answered.recv().map_err(|_| self.failure())
