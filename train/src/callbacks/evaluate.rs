@@ -9,11 +9,13 @@ use distributed::{
     strategy::BatchShare,
     train::WeightedSum,
 };
-use nn::Module;
+use nn::{Module, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 
 use self::counted_metric::{CountedMetric, MetricWithUpdate};
-use crate::{Callback, CallbackState, Event, Interval, Run, StopReason, metrics::Metric, modes::Modes, scalars};
+use crate::{
+    Callback, CallbackState, Event, Interval, Run, StopReason, metrics::Metric, modes::Modes, scalars, trainer::counted,
+};
 
 /// The function that computes a batch's outputs.
 type Predict<'e, M, B, O> = Box<dyn FnMut(&M, &Batch<B>) -> Result<O> + 'e>;
@@ -271,6 +273,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
             let (batch, mut sums) = (batch?, sums.iter_mut());
             examples += batch.count as f64;
             scalars::set_weight(batch.count as f64);
+            set_counted_rows(counted(&batch));
             let mut add = |(sum, weight): (f64, f64)| {
                 if let Some(all) = sums.next() {
                     *all = (all.0 + sum, all.1 + weight);

@@ -70,7 +70,7 @@ impl<S, F> StepWithLoss<S, F> {
 }
 
 /// The counted and all rows of a batch, for layers, if some rows are only padding.
-pub(super) fn counted<B>(batch: &Batch<B>) -> Option<CountedRows> {
+pub(crate) fn counted<B>(batch: &Batch<B>) -> Option<CountedRows> {
     let Batch { count, rows, .. } = *batch;
     (count < rows).then_some(CountedRows { count, rows })
 }

@@ -3,6 +3,7 @@
 use autograd::{random_state, set_random_state};
 use data::Batch;
 use distributed::train::{Step, StepInput};
+use nn::set_counted_rows;
 use numcore::{Result, Runtime};
 
 use super::train_loop::TrainLoop;
@@ -20,7 +21,9 @@ where
         let random = random_state();
         self.state.fresh.clear();
         self.fire(&Event::BeforeEvaluate)?;
-        self.fire(&Event::Evaluate { all: which == Selection::All })?;
+        let fired = self.fire(&Event::Evaluate { all: which == Selection::All });
+        set_counted_rows(None);
+        fired?;
         set_random_state(random);
         let values = std::mem::take(&mut self.state.fresh);
         self.fire(&Event::Evaluated(&values))

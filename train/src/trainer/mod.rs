@@ -16,6 +16,7 @@ pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};
 pub use distributed_config::{
     DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess,
 };
+pub(crate) use engine::counted;
 pub use setup::{TrainConfig, TrainSetup};
 
 use std::{collections::BTreeMap, fmt};

@@ -1,7 +1,7 @@
 //! Names that most tests use.
 
 pub use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     rc::Rc,
     sync::{
         Arc, Mutex,
