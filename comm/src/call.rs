@@ -92,7 +92,7 @@ impl Collective {
     }
 
     /// The reduction, if the collective has one.
-    pub(crate) fn reduce_op(&self) -> Option<ReduceOp> {
+    pub fn reduce_op(&self) -> Option<ReduceOp> {
         match *self {
             Collective::AllReduce(op) | Collective::ReduceScatter(op) | Collective::Reduce { op, .. } => Some(op),
             _ => None,

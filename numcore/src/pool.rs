@@ -59,7 +59,7 @@ impl<B> Pool<B> {
     }
 
     /// Takes a free block of exactly this class.
-    pub(crate) fn take_exactly(&mut self, class: usize) -> Option<B> {
+    pub fn take_exactly(&mut self, class: usize) -> Option<B> {
         self.free[class].pop()
     }
 

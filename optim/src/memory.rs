@@ -25,7 +25,7 @@ pub struct UpdateMemory<'a, R: Runtime> {
 
 impl<R: Runtime> UpdateMemory<'_, R> {
     /// Tells whether the gradient has a pending factor.
-    pub(crate) fn is_scaled(&self) -> bool {
+    pub fn is_scaled(&self) -> bool {
         self.scale.is_some()
     }
 
@@ -98,7 +98,7 @@ impl<R: Runtime> UpdateMemory<'_, R> {
 
     /// Updates the parameter in place. The inputs of `program` are the parameter, then `ins`. A half-precision
     /// parameter is rounded from its master copy.
-    pub(crate) fn update_weight(&mut self, program: &Program, ins: &[&Tensor<R>], scalars: &[Scalar]) -> Result<()> {
+    pub fn update_weight(&mut self, program: &Program, ins: &[&Tensor<R>], scalars: &[Scalar]) -> Result<()> {
         let i = self.ranges.start;
         let flat = self.params.master.as_mut().unwrap_or(&mut self.params.values);
         lending(&mut [flat], |f| f.lend(i), |outs| update(program, ins, scalars, outs))?;
@@ -107,7 +107,7 @@ impl<R: Runtime> UpdateMemory<'_, R> {
 
     /// Updates states of the parameter in place. Inputs of `program` are the `states`, then `fresh`, then `ins`; its
     /// outputs are the new `states`, then `fresh`, whose old contents are undefined. All must have one shape.
-    pub(crate) fn update_states(
+    pub fn update_states(
         &mut self,
         states: Range<usize>,
         fresh: Option<&mut TensorMut<R>>,

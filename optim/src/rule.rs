@@ -39,7 +39,7 @@ impl StateSpec {
     }
 
     /// Creates state of another shape, initialized to zeros.
-    pub(crate) fn shaped(name: &'static str, shape: fn(&Shape) -> Shape) -> StateSpec {
+    pub fn shaped(name: &'static str, shape: fn(&Shape) -> Shape) -> StateSpec {
         StateSpec { shape, ..StateSpec::zeros(name) }
     }
 }

@@ -12,6 +12,7 @@ mod callbacks;
 mod control;
 mod model_in_step;
 mod modes;
+mod padding;
 mod profile;
 mod progress;
 mod resume;
@@ -44,9 +45,9 @@ pub mod recorder {
 ///
 /// | name | here |
 /// |---|---|
-/// | [`Trainer::setup`], [`setup_with`](Trainer::setup_with), [`head`](Trainer::head) | a training step and a loader for loops of one's own, as [`TrainSetup`] |
-/// | [`Trainer::builder`] | [`Trainer::new`] on every rank of a world of threads, as [`TrainerBuilder`] |
-/// | [`DistributedTrainConfig`] | the arguments of `weftgrad::Launcher`, in one struct |
+/// | [`Trainer::setup`], [`setup_with`](Trainer::setup_with), [`head`](Trainer::head) | a training step and a loader for loops of one's own, as [`TrainSetup`](compat::TrainSetup) |
+/// | [`Trainer::builder`] | [`Trainer::new`] on every rank of a world of threads, as [`TrainerBuilder`](compat::TrainerBuilder) |
+/// | [`DistributedTrainConfig`](compat::DistributedTrainConfig) | the arguments of `weftgrad::Launcher`, in one struct |
 pub mod compat {
     pub use crate::trainer::{
         DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, TrainConfig,

@@ -167,14 +167,14 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
 
     /// Declares in [`Begin`](crate::Event::Begin) that an evaluation will run, and the known names of its values. A
     /// [`Monitor`](crate::Monitor) of a name that no evaluation gives is an error once all have run.
-    pub(crate) fn declare_evaluation(&mut self, evaluation: &str, names: impl IntoIterator<Item = String>) {
+    pub fn declare_evaluation(&mut self, evaluation: &str, names: impl IntoIterator<Item = String>) {
         let names: Vec<String> = names.into_iter().collect();
         self.state.declared.extend(names.iter().cloned());
         self.state.to_come.insert(evaluation.into(), names);
     }
 
     /// Marks a declared evaluation as run.
-    pub(crate) fn evaluation_ran(&mut self, evaluation: &str) {
+    pub fn evaluation_ran(&mut self, evaluation: &str) {
         self.state.to_come.remove(evaluation);
     }
 
@@ -197,7 +197,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     }
 
     /// The training step's state, as checkpoints hold it.
-    pub(crate) fn step_state(&mut self) -> &mut dyn Checkpointed<R> {
+    pub fn step_state(&mut self) -> &mut dyn Checkpointed<R> {
         self.engine.state()
     }
 

@@ -93,7 +93,7 @@ impl SpeedEstimate {
     }
 
     /// Tells whether there are enough measurements to rely on.
-    pub(crate) fn is_calibrated(&self) -> bool {
+    pub fn is_calibrated(&self) -> bool {
         self.first.len() >= self.options.calibration
     }
 }

@@ -107,7 +107,7 @@ impl IndexedTokens {
     ///
     /// # Errors
     /// Fails if there is no such document, or the index misplaces it.
-    pub(crate) fn document_len(&self, index: usize) -> Result<usize> {
+    pub fn document_len(&self, index: usize) -> Result<usize> {
         self.document(index)?.map(|sequence| self.sequence_len(sequence)).sum()
     }
 

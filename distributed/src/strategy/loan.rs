@@ -26,7 +26,7 @@ impl<R: Runtime> GradLoan<R> {
     }
 
     /// All pieces, in order.
-    pub(crate) fn into_pieces(self) -> Vec<TensorMut<R>> {
+    pub fn into_pieces(self) -> Vec<TensorMut<R>> {
         self.pieces
     }
 }

@@ -59,7 +59,7 @@ impl UnitLayout {
     }
 
     /// The layout of a shard: a range for each piece, under its parameter's name, at its place in the unsharded buffer.
-    pub(crate) fn shard_layout(&self, rank: usize) -> Result<FlatLayout> {
+    pub fn shard_layout(&self, rank: usize) -> Result<FlatLayout> {
         let pieces = self.pieces(rank);
         let row = |p: &Piece| Ok((self.full.name(p.parameter).to_string(), Shape::new(&[p.elements.len()])?));
         let rows = pieces.iter().map(row).collect::<Result<Vec<_>>>()?;

@@ -168,7 +168,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         Ok((all, loss))
     }
 
-    /// The loss of logits made by [`project`](LanguageModel::project) or [`project_here`](LanguageModel::project_here).
+    /// The loss of logits made by [`project`](LanguageModel::project), or of this rank's part of them.
     ///
     /// # Errors
     /// An error in a stage without the end of the model.

@@ -43,7 +43,7 @@ impl<R: Runtime> Recurrence<R> {
 
     /// Computes `U h + b` of a range of gates, `[B, len · H]`.
     #[track_caller]
-    pub(crate) fn product_of(&self, gates: std::ops::Range<usize>, h: &Var<R>) -> Result<Var<R>> {
+    pub fn product_of(&self, gates: std::ops::Range<usize>, h: &Var<R>) -> Result<Var<R>> {
         let width = h.spec().shape[1];
         let rows = |x: &Var<R>| x.narrow(0, gates.start * width, gates.len() * width);
         h.linear(&rows(&self.weight)?, self.bias.as_ref().map(rows).transpose()?.as_ref())

@@ -14,7 +14,7 @@ use numcore::{Error, Result, Runtime};
 
 use self::counted_metric::{CountedMetric, MetricWithUpdate};
 use crate::{
-    Callback, CallbackState, Event, Interval, Run, StopReason, metrics::Metric, modes::Modes, scalars, trainer::counted,
+    Callback, CallbackState, Event, Interval, Run, StopReason, metrics::Metric, modes::Modes, padding::counted, scalars,
 };
 
 /// The function that computes a batch's outputs.

@@ -7,11 +7,11 @@ use distributed::{
     strategy::StepRanks,
     train::{Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
 };
-use nn::{CountedRows, counted_rows, set_counted_rows};
+use nn::{counted_rows, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 
 use super::Weighting;
-use crate::{modes::Modes, run::RunEngine, scalars};
+use crate::{modes::Modes, padding::counted, run::RunEngine, scalars};
 
 /// A training step, its loss function, and the weighting of losses.
 pub(super) struct StepWithLoss<S, F> {
@@ -67,12 +67,6 @@ impl<S, F> StepWithLoss<S, F> {
         }
         Ok((metrics, waited))
     }
-}
-
-/// The counted and all rows of a batch, for layers, if some rows are only padding.
-pub(crate) fn counted<B>(batch: &Batch<B>) -> Option<CountedRows> {
-    let Batch { count, rows, .. } = *batch;
-    (count < rows).then_some(CountedRows { count, rows })
 }
 
 impl<R, M, B, S, F> RunEngine<R, M, B> for StepWithLoss<S, F>

@@ -16,7 +16,6 @@ pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};
 pub use distributed_config::{
     DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess,
 };
-pub(crate) use engine::counted;
 pub use setup::{TrainConfig, TrainSetup};
 
 use std::{collections::BTreeMap, fmt};

@@ -11,7 +11,8 @@ use nn::{Module, ModuleExt, set_counted_rows};
 use numcore::{Error, NullRuntime, Result, Runtime};
 use optim::IntoOptimizer;
 
-use super::{DistributedTrainConfig, Trainer, Weighting, engine::counted};
+use super::{DistributedTrainConfig, Trainer, Weighting};
+use crate::padding::counted;
 
 /// The configuration of training, beside model and optimizer.
 #[derive(Clone, Debug, Default, PartialEq)]

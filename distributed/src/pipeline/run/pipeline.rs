@@ -149,7 +149,7 @@ impl<R: Runtime> Pipeline<R> {
 
     /// Sets the gradient from which the backward pass of every loss starts, for loss scaling. It is 1 at first. Only
     /// the rank of the last stage uses it.
-    pub(crate) fn set_loss_scale(&mut self, scale: f64) {
+    pub fn set_loss_scale(&mut self, scale: f64) {
         self.seed = scale;
     }
 
