@@ -299,4 +299,5 @@ fn steps_are_send_and_sync() {
     is::<Balanced<TrainStep<Cpu>>>();
     is::<Ddp<Cpu>>();
     is::<distributed::pipeline::Pipeline<Cpu>>();
+    is::<Sharded<Cpu>>();
 }

@@ -126,3 +126,26 @@ fn a_loop_of_ones_own_does_not_leave_out_accumulation_silently() {
     let error = trainer.step(&batch, loss).unwrap_err().to_string();
     assert!(error.contains("`accumulation` is 2"), "{error}");
 }
+
+#[test]
+fn the_devices_of_several_ranks_are_recorded_once() {
+    for ranks in [1, 3] {
+        let memory = Memory::default();
+        on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(4));
+            trainer.record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).map(drop)
+        })
+        .unwrap();
+        let records = memory.0.lock().unwrap();
+        let with = records.iter().filter(|record| record.values.iter().any(|(name, _)| name == "devices"));
+        assert_eq!(with.count(), usize::from(ranks > 1), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn doors_are_send_and_sync() {
+    fn is<T: Send + Sync>() {}
+    is::<train::compat::TrainSetup<'_, Cpu, Mlp<Cpu>>>();
+    is::<train::compat::TrainHandle>();
+}
