@@ -153,8 +153,28 @@ macro_rules! texts {
 }
 texts! {
     PathBuf: |path| path.to_string_lossy().into_owned(), PathBuf::from;
-    io::Error: io::Error::to_string, io::Error::other;
     Box<dyn error::Error + Send + Sync>: |own| own.to_string(), Box::from;
+}
+
+/// The kinds of the system's errors that programs tell apart. Others arrive as `Other`.
+const IO_KINDS: [io::ErrorKind; 6] = [
+    io::ErrorKind::Other,
+    io::ErrorKind::NotFound,
+    io::ErrorKind::PermissionDenied,
+    io::ErrorKind::AlreadyExists,
+    io::ErrorKind::TimedOut,
+    io::ErrorKind::StorageFull,
+];
+
+impl Portable for io::Error {
+    fn write(&self, to: &mut Writer) {
+        let kind = IO_KINDS.iter().position(|kind| *kind == self.kind()).unwrap_or(0);
+        to.u8(kind as u8).text(&self.to_string());
+    }
+    fn read(from: &mut WireReader<'_>) -> Result<Self> {
+        let kind = *IO_KINDS.get(usize::from(from.u8()?)).ok_or_else(|| malformed("a kind of the system's errors"))?;
+        Ok(io::Error::new(kind, from.text()?))
+    }
 }
 
 impl Portable for Shape {
@@ -319,8 +339,8 @@ kinds! {
     27 Other { source }
 }
 
-/// An error keeps its kind, with all fields, its rank and its path. The system's errors and errors of the caller's own
-/// keep their text alone. The line of the call and descriptions of operands stay behind.
+/// An error keeps its kind, with all fields, its rank and its path. The system's errors keep a usual kind and their
+/// text, errors of the caller's own their text alone. The line of the call and descriptions of operands stay behind.
 impl Portable for Error {
     fn write(&self, to: &mut Writer) {
         write_kind(self.kind(), to);
@@ -409,6 +429,9 @@ mod tests {
             let back = Error::from_bytes(&bytes).unwrap();
             assert_eq!((back.to_string(), back.rank()), (error.to_string(), error.rank()));
             assert_eq!(std::mem::discriminant(back.kind()), std::mem::discriminant(error.kind()));
+            if let (ErrorKind::Io { source: back, .. }, ErrorKind::Io { source, .. }) = (back.kind(), error.kind()) {
+                assert_eq!(back.kind(), source.kind());
+            }
             assert!((0..bytes.len()).all(|end| Error::from_bytes(&bytes[..end]).is_err()), "{error}");
         }
     }

@@ -1,11 +1,10 @@
 //! Features of training steps, and the pairs of them that exclude each other.
 //!
-//! [`COMBINATIONS`] is the only place that refuses a pair: code that makes or wraps a step asks it, by
-//! [`Features::check`]. All other pairs work, and the tests draw their cases from it.
+//! [`COMBINATIONS`] refuses the pairs: code that makes or wraps a step asks it, by [`Features::check`]. The tests draw
+//! their cases from it.
 //!
-//! Two kinds of errors are not pairs of features and are elsewhere. Options of one feature that contradict each other
-//! are checked by it, as `ZeroOptions` are. Properties of a model are checked by the code that meets them: a layer that
-//! cannot be cut, an adapter on a weight that is cut, weights that no rank has whole.
+//! Options of one feature that contradict each other are checked by the feature, as `ZeroOptions` are. Properties of a
+//! model are checked by the code that meets them: a layer that cannot be cut, or weights that no rank has whole.
 
 use std::fmt;
 

@@ -41,7 +41,10 @@ fn expand(input: &DeriveInput, default_crate: Path) -> Result<proc_macro2::Token
         (Some(one), None) => one,
         (None, Some(name)) => parse_quote!(#name),
         (Some(one), Some(_)) => {
-            return Err(Error::new(one.span(), "a model over any `R: Runtime` is not written for one: leave this out"));
+            return Err(Error::new(
+                one.span(),
+                "the struct has a type parameter bound by `Runtime`: remove it, or `runtime = ..`",
+            ));
         }
         (None, None) => {
             parts.require_no_state(&input.ident, &input.generics)?;

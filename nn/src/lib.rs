@@ -100,7 +100,12 @@ pub use module_ext::{ModuleExt, ParameterCount, under};
 /// ```
 /// ```compile_fail
 /// #[derive(nn::Module)]
-/// struct Concrete { linear: nn::Linear<numcore::NullRuntime> } // no `R: Runtime`
+/// struct Concrete { linear: nn::Linear<numcore::NullRuntime> } // neither `R: Runtime` nor `runtime = ..`
+/// ```
+/// ```compile_fail
+/// #[derive(nn::Module)]
+/// #[module(runtime = numcore::NullRuntime)]
+/// struct Both<R: nn::Runtime> { linear: nn::Linear<R> }
 /// ```
 pub use nn_derive::Module;
 pub use numcore::Runtime;

@@ -41,13 +41,14 @@ pub mod recorder {
     pub use crate::profile::Profile;
 }
 
-/// Names from other frameworks beside the names they have here, for code that is translated.
+/// Names from other frameworks, and the types of doors for loops that are translated.
 ///
-/// | name | here |
+/// | name | use |
 /// |---|---|
-/// | [`Trainer::setup`], [`setup_with`](Trainer::setup_with), [`head`](Trainer::head) | a training step and a loader for loops of one's own, as [`TrainSetup`](compat::TrainSetup) |
-/// | [`Trainer::builder`] | [`Trainer::new`] on every rank of a world of threads, as [`TrainerBuilder`](compat::TrainerBuilder) |
-/// | [`DistributedTrainConfig`](compat::DistributedTrainConfig) | the arguments of `weftgrad::Launcher`, in one struct |
+/// | [`TrainSetup`](compat::TrainSetup), [`TrainConfig`](compat::TrainConfig) | a training step for a loop of one's own, by [`Trainer::setup`] or [`Trainer::head`] |
+/// | [`TrainerBuilder`](compat::TrainerBuilder) | [`Trainer::new`] on every rank of a world of threads, by [`Trainer::builder`] |
+/// | [`TrainHandle`](compat::TrainHandle), [`Trained`](compat::Trained), [`TrainedTensor`](compat::TrainedTensor) | such a run, and its weights |
+/// | [`DistributedTrainConfig`](compat::DistributedTrainConfig) and the types of its fields | the arguments of `weftgrad::Launcher`, in one struct |
 pub mod compat {
     pub use crate::trainer::{
         DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, TrainConfig,

@@ -254,7 +254,7 @@ fn windows_of_steps_become_files() {
 #[test]
 fn a_trainer_records_windows_of_all_its_ranks() {
     let _alone = alone();
-    // Whoever records, the file of its own is named after it.
+    // A rank names its file after itself.
     for only in [None, Some(0), Some(1)] {
         records_windows(&Folder::new("trainer"), only);
     }

@@ -261,7 +261,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
 
     /// Tells whether all ranks have equal weights after a synchronization. They have not if there are several
     /// fragments, or if ranks keep a share of their own weights.
-    pub(crate) fn makes_weights_equal(&self) -> bool {
+    pub fn makes_weights_equal(&self) -> bool {
         let keep = if self.options.delay == 0 { 0.0 } else { self.options.keep };
         self.fragments.len() == 1 && keep == 0.0 && self.rule.keep() == 0.0
     }

@@ -96,7 +96,7 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     /// state.
     ///
     /// # Errors
-    /// Fails if the strategy or its optimizer does not report them.
+    /// Fails if the strategy does not report them.
     fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
         not_reported()
     }

@@ -147,7 +147,7 @@ impl<R: Runtime> TrainStep<R> {
     /// Sets the base learning rate of all parameter groups, from which a schedule continues.
     ///
     /// # Errors
-    /// Fails if the rate is no number of 0 or more, or the optimizer does not report its hyper-parameters.
+    /// Fails if the rate is no number of 0 or more, or the strategy does not report its hyper-parameters.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         let mut groups = self.strategy.hyper_parameters()?;
         for (name, value) in groups.iter_mut().flat_map(|group| &mut group.values) {

@@ -134,7 +134,7 @@ impl<R: Runtime> Init<R> {
     }
 
     /// A buffer of the parameters' element type filled with `value`.
-    pub(crate) fn float_buffer(&self, shape: impl AsRef<[usize]>, value: f64) -> Result<Buffer<R>> {
+    pub fn float_buffer(&self, shape: impl AsRef<[usize]>, value: f64) -> Result<Buffer<R>> {
         self.buffer(shape, self.dtype, value)
     }
 

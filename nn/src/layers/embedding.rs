@@ -76,7 +76,7 @@ impl<R: Runtime> Embedding<R> {
 
     /// Computes `x · Wᵀ` for this rank's rows, `[.., V/t]` where the table is cut over `t` ranks, for a loss that takes
     /// sharded logits ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
-    pub(crate) fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter_alone(x))?;
         x.linear(&self.weight.var(), None)
     }

@@ -168,7 +168,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         Ok((all, loss))
     }
 
-    /// The loss of logits made by [`project`](LanguageModel::project), or of this rank's part of them.
+    /// The loss of logits made by [`project`](LanguageModel::project) or [`project_here`](LanguageModel::project_here).
     ///
     /// # Errors
     /// An error in a stage without the end of the model.
@@ -242,7 +242,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
 
     /// The logits of normalized values, of this rank's rows of the vocabulary.
     #[track_caller]
-    pub(crate) fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         let projection = &self.end()?.projection;
         // An uncut projection computes with the whole sequence, on every rank alike.
         let whole = projection.weight().placed().filter(|placed| placed.style() != TensorStyle::Vocabulary);

@@ -99,7 +99,7 @@ impl<R: Runtime> Linear<R> {
     /// The logits of this rank's rows of the vocabulary, `[.., V/t]` where the layer is cut along it over `t` ranks.
     /// For a loss that takes sharded logits ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
     #[track_caller]
-    pub(crate) fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
             Some(placed) => self.forward_entered(&placed.enter_alone(x)?),
             None => self.forward_entered(x),

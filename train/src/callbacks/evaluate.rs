@@ -209,6 +209,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         self.metrics.iter_mut().for_each(|(_, metric)| metric.reset());
         let modes = Modes::evaluating(run.model());
         let measured = scalars::capture(|| self.sums(run));
+        set_counted_rows(None);
         modes.restore(run.model());
         let (mut sums, mut recorded) = measured?;
         if !run.engine.ranks().counts_examples {

@@ -3,7 +3,6 @@
 use autograd::{random_state, set_random_state};
 use data::Batch;
 use distributed::train::{Step, StepInput};
-use nn::set_counted_rows;
 use numcore::{Result, Runtime};
 
 use super::train_loop::TrainLoop;
@@ -22,9 +21,8 @@ where
         self.state.fresh.clear();
         self.fire(&Event::BeforeEvaluate)?;
         let fired = self.fire(&Event::Evaluate { all: which == Selection::All });
-        set_counted_rows(None);
-        fired?;
         set_random_state(random);
+        fired?;
         let values = std::mem::take(&mut self.state.fresh);
         self.fire(&Event::Evaluated(&values))
     }

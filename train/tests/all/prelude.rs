@@ -1,7 +1,7 @@
 //! Names that most tests use.
 
 pub use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     rc::Rc,
     sync::{
         Arc, Mutex,

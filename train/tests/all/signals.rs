@@ -238,7 +238,7 @@ fn an_interrupted_run_is_saved_by_a_policy_that_listens() {
 
 const ALONE: &str = "WEFTGRAD_TEST_SIGNAL_ALONE";
 
-/// What the test below starts: a run that is sent a signal in its second step, and listens or does not.
+/// A run that the test below starts. It is sent a signal in its second step, and listens or does not.
 #[test]
 fn alone_child() {
     let Ok(listens) = std::env::var(ALONE) else { return };

@@ -1,4 +1,4 @@
-//! What people look at while a model trains: sinks, metrics, timelines and reports.
+//! Displays of a run: sinks, metrics, timelines and reports.
 
 #[path = "../../../data/tests/common/mod.rs"]
 mod folder;
