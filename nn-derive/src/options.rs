@@ -15,9 +15,9 @@ pub(crate) struct FieldOptions {
 #[derive(Default)]
 pub(crate) struct StructOptions {
     /// The path of the crate `nn`, for crates that have it under another name.
-    pub(crate) krate: Option<Path>,
+    pub krate: Option<Path>,
     /// The runtime of a model that is written for one alone.
-    pub(crate) runtime: Option<Type>,
+    pub runtime: Option<Type>,
 }
 
 /// `#[module(crate = "path")]` and `#[module(runtime = Type)]` on a struct.

@@ -28,8 +28,8 @@ pub fn set_counted_rows(counted: Option<CountedRows>) -> Option<CountedRows> {
     COUNTED.replace(counted)
 }
 
-/// The number of `n` rows that count: the first ones, as many for each row of the batch that counts. If `n` is no multiple of
-/// the batch's rows, every row counts.
+/// The number of rows that count among `n`. They are the first ones, equally many for each row of the batch. If `n` is
+/// no multiple of the batch's rows, every row counts.
 pub fn counted_rows(n: usize) -> usize {
     match COUNTED.get() {
         Some(CountedRows { count: 0, .. }) => 0,

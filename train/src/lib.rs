@@ -45,7 +45,7 @@ pub mod recorder {
 ///
 /// | name | use |
 /// |---|---|
-/// | [`TrainSetup`](compat::TrainSetup), [`TrainConfig`](compat::TrainConfig) | a training step for a loop of one's own, by [`Trainer::setup`] or [`Trainer::head`] |
+/// | [`TrainSetup`](compat::TrainSetup), [`TrainConfig`](compat::TrainConfig) | training steps in a loop of one's own, by [`Trainer::setup`] or [`Trainer::head`] |
 /// | [`TrainerBuilder`](compat::TrainerBuilder) | [`Trainer::new`] on every rank of a world of threads, by [`Trainer::builder`] |
 /// | [`TrainHandle`](compat::TrainHandle), [`Trained`](compat::Trained), [`TrainedTensor`](compat::TrainedTensor) | such a run, and its weights |
 /// | [`DistributedTrainConfig`](compat::DistributedTrainConfig) and the types of its fields | the arguments of `weftgrad::Launcher`, in one struct |

@@ -43,14 +43,14 @@ impl<R: Runtime> Router<R> {
         })
     }
 
-    /// The routing of tokens `x: [T, C]` on a rank that has all experts. The numbers of the picked experts are read back
-    /// to the host. Of equal scores the lowest number is picked.
+    /// Routes tokens `x: [T, C]` on a rank that has all experts. The numbers of the picked experts are read back to the
+    /// host. Of equal scores the lowest number is picked.
     pub fn route(&self, x: &Var<R>) -> Result<Routing<R>> {
         self.route_among(x, None)
     }
 
-    /// The routing of tokens `x: [T, C]`, which compete with those of the ranks that `placed`, of the experts, names. The
-    /// numbers of the picked experts are read back to the host. Of equal scores the lowest number is picked.
+    /// Routes as [`route`](Router::route) does; tokens compete with those of the ranks that `placed`, of the experts,
+    /// names.
     pub(super) fn route_among(&self, x: &Var<R>, placed: Option<Arc<Placed<R>>>) -> Result<Routing<R>> {
         let MoeConfig { experts: count, top_k, .. } = self.config;
         let logits = wide(x)?.linear(&wide(&self.weight.var())?, None)?;

@@ -19,8 +19,8 @@ where
     pub(super) fn evaluate(&mut self, which: Selection) -> Result<()> {
         let random = random_state();
         self.state.fresh.clear();
-        self.fire(&Event::BeforeEvaluate)?;
-        let fired = self.fire(&Event::Evaluate { all: which == Selection::All });
+        let evaluate = Event::Evaluate { all: which == Selection::All };
+        let fired = self.fire(&Event::BeforeEvaluate).and_then(|()| self.fire(&evaluate));
         set_random_state(random);
         fired?;
         let values = std::mem::take(&mut self.state.fresh);

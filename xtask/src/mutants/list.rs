@@ -360,10 +360,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/strategy/tensor_axis.rs", from: "random_stream: share.index", to: "random_stream: losses.rank()", test: CONTEXT },
     Mutant { file: "distributed/src/train/metrics.rs", from: "self.weight.item()? / self.context_ranks as f64", to: "self.weight.item()?", test: CONTEXT },
     Mutant { file: "distributed/src/train/run.rs", from: "            set_counted_rows(None);\n", to: "", test: UNEVEN },
-    Mutant { file: "comm/src/portable.rs", from: "    15 DType { op, dtypes, why }\n", to: "", test: COMM },
-    Mutant { file: "comm/src/portable.rs", from: "    18 OutOfMemory { device, requested, report }\n", to: "", test: COMM },
+    Mutant { file: "comm/src/portable/errors.rs", from: "    15 DType { op, dtypes, why }\n", to: "", test: COMM },
+    Mutant { file: "comm/src/portable/errors.rs", from: "    18 OutOfMemory { device, requested, report }\n", to: "", test: COMM },
     Mutant { file: "data/src/stream/loader.rs", from: "if rank >= ranks {", to: "if rank > ranks {", test: DATA },
     Mutant { file: "data/src/order/buckets.rs", from: "window == 0 || window > most", to: "window == 0", test: DATA },
     Mutant { file: "train/src/trainer/start.rs", from: "io::ErrorKind::NotFound", to: "io::ErrorKind::Other", test: RESUMED },
-    Mutant { file: "numcore/src/ops/composed/fft/mod.rs", from: "|x, &a| complex(OP, &x, None, a, norm, false)", to: "|x, &a| x.fft(None, a, norm)", test: FOURIER },
+    Mutant { file: "numcore/src/ops/composed/fft/mod.rs", from: "|x, &a| complex(op, &x, None, a, norm, inverse)", to: "|x, &a| x.fft(None, a, norm)", test: FOURIER },
 ];

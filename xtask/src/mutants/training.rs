@@ -5,25 +5,17 @@ use super::{
     list::{DATA, POLICIES, PUSHED},
 };
 
+#[rustfmt::skip]
 const LOOP: &[&str] = &[
-    "test",
-    "-p",
-    "weftgrad-train",
-    "--test",
-    "all",
-    "--",
-    "order",
-    "intervals",
-    "a_run_begins_where",
-    "averaging::it_is",
-    "averaging::the_best",
+    "test", "-p", "weftgrad-train", "--test", "all", "--", "order", "intervals", "a_run_begins_where",
+    "averaging::it_is", "averaging::the_best",
 ];
 const PARQUET: &[&str] =
     &["test", "-p", "weftgrad-data", "--features", "parquet", "--test", "all", "--", "parquet_files"];
 const TIMELINES: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "recorder"];
 
 #[rustfmt::skip]
-pub(crate) const TRAINING: &[Mutant] = &[
+pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "train/src/resume.rs", from: "        state.progress.elapsed = self.elapsed;\n", to: "", test: LOOP },
     Mutant { file: "train/src/resume.rs", from: "elapsed: nanos(ELAPSED)?", to: "elapsed: nanos(CHECKED)?", test: LOOP },
     Mutant { file: "train/src/resume.rs", from: "nth(i))).collect()", to: "0 * nth(i))).collect()", test: LOOP },

@@ -70,45 +70,26 @@ pub trait FftOps: Apply {
     #[doc(alias = "fft2")]
     #[track_caller]
     fn fftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        const OP: &str = "fftn";
-        named(OP, self, axes)
-            .at_caller()?
-            .iter()
-            .try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, false))
-            .at_caller()
+        along("fftn", self, axes, norm, false).at_caller()
     }
     /// The inverse Fourier transform along each of `axes`; see [`ifft`](FftOps::ifft).
     #[doc(alias = "ifft2")]
     #[track_caller]
     fn ifftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        const OP: &str = "ifftn";
-        named(OP, self, axes)
-            .at_caller()?
-            .iter()
-            .try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, true))
-            .at_caller()
+        along("ifftn", self, axes, norm, true).at_caller()
     }
     /// The Fourier transform of real `self`: [`rfft`](FftOps::rfft) along the last of `axes`, [`fft`](FftOps::fft)
     /// along the others.
     #[doc(alias = "rfft2")]
     #[track_caller]
     fn rfftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        const OP: &str = "rfftn";
-        let shape = self.spec().shape;
-        let (last, others) = axes.split_last().ok_or_else(|| shape.names_no_axis(OP)).at_caller()?;
-        // The others as positive axes: the axis of pairs would shift axes that count from the end.
-        let others = others.iter().map(|&a| shape.axis(OP, a)).collect::<Result<Vec<_>>>().at_caller()?;
-        let first = real(OP, self, None, *last, norm).at_caller()?;
-        others.into_iter().try_fold(first, |x, a| complex(OP, &x, None, a as isize, norm, false)).at_caller()
+        real_along("rfftn", self, axes, norm).at_caller()
     }
     /// The inverse of [`rfftn`](FftOps::rfftn): real, `n` elements along the last of `axes`.
     #[doc(alias = "irfft2")]
     #[track_caller]
     fn irfftn(&self, n: Option<usize>, axes: &[isize], norm: FftNorm) -> Result<Self> {
-        const OP: &str = "irfftn";
-        let (last, others) = axes.split_last().ok_or_else(|| self.spec().shape.names_no_axis(OP)).at_caller()?;
-        let whole = others.iter().try_fold(self.clone(), |x, &a| complex(OP, &x, None, a, norm, true)).at_caller()?;
-        real_inverse(OP, &whole, n, *last, norm).at_caller()
+        real_inverse_along("irfftn", self, n, axes, norm).at_caller()
     }
     /// Rolls elements by `⌊N/2⌋` along `axes`, so that frequency 0 is in the middle. Unlike in the transforms, axis
     /// numbers count every axis, also that of complex pairs.
@@ -217,4 +198,26 @@ fn real_inverse<T: Apply>(op: &'static str, x: &T, n: Option<usize>, axis: isize
     let conjugate = mirrored.mul(&constant(x, [2], x.spec().dtype, &[1.0, -1.0])?)?;
     let whole = cat(&[&half, &conjugate], axis)?;
     complex(op, &whole, Some(n), axis, norm, true)?.select(-1, 0)
+}
+
+/// The transform of complex `x` along each of `axes`, as [`FftOps::fftn`] and its inverse.
+fn along<T: Apply>(op: &'static str, x: &T, axes: &[isize], norm: FftNorm, inverse: bool) -> Result<T> {
+    named(op, x, axes)?.iter().try_fold(x.clone(), |x, &a| complex(op, &x, None, a, norm, inverse))
+}
+
+/// The transform of real `x`, as [`FftOps::rfftn`].
+fn real_along<T: Apply>(op: &'static str, x: &T, axes: &[isize], norm: FftNorm) -> Result<T> {
+    let shape = x.spec().shape;
+    let (last, others) = axes.split_last().ok_or_else(|| shape.names_no_axis(op))?;
+    // The others as positive axes: the axis of pairs would shift axes that count from the end.
+    let others = others.iter().map(|&a| shape.axis(op, a)).collect::<Result<Vec<_>>>()?;
+    let first = real(op, x, None, *last, norm)?;
+    others.into_iter().try_fold(first, |x, a| complex(op, &x, None, a as isize, norm, false))
+}
+
+/// The inverse of [`real_along`], as [`FftOps::irfftn`].
+fn real_inverse_along<T: Apply>(op: &'static str, x: &T, n: Option<usize>, axes: &[isize], norm: FftNorm) -> Result<T> {
+    let (last, others) = axes.split_last().ok_or_else(|| x.spec().shape.names_no_axis(op))?;
+    let whole = others.iter().try_fold(x.clone(), |x, &a| complex(op, &x, None, a, norm, true))?;
+    real_inverse(op, &whole, n, *last, norm)
 }

@@ -34,12 +34,11 @@ impl Stft {
         Stft { size, hop, center: true, pad: PadMode::Reflect, normalized: false, onesided: true }
     }
 
-    #[track_caller]
     fn check(&self, op: &'static str) -> Result<()> {
         if self.size > 0 && self.hop > 0 {
             return Ok(());
         }
-        Err(Error::range(op, if self.size == 0 { "size" } else { "hop" }, 0usize, "at least 1")).at_caller()
+        Err(Error::range(op, if self.size == 0 { "size" } else { "hop" }, 0usize, "at least 1"))
     }
 
     fn norm(&self) -> FftNorm {
@@ -47,7 +46,6 @@ impl Stft {
     }
 
     /// The window, centred between zeros in `size` elements.
-    #[track_caller]
     fn window<T: Apply>(&self, op: &'static str, like: &T, window: Option<&T>) -> Result<T> {
         let Some(w) = window else {
             return Ok(T::constant(Tensor::ones(like.runtime(), [self.size], like.spec().dtype)?));
@@ -55,21 +53,19 @@ impl Stft {
         rule::same_dtype(op, &[like.spec(), w.spec()])?;
         let shape = w.spec().shape;
         if shape.rank() != 1 || shape[0] > self.size {
-            return Err(Error::shape(op, &[shape], format!("the window must be [W], W at most {}", self.size)))
-                .at_caller();
+            return Err(Error::shape(op, &[shape], format!("the window must be [W], W at most {}", self.size)));
         }
         let left = (self.size - shape[0]) / 2;
         w.pad(&[(left, self.size - shape[0] - left)], 0.0)
     }
 
-    #[track_caller]
     pub(super) fn forward<T: Apply>(&self, x: &T, window: Option<&T>) -> Result<T> {
         const OP: &str = "stft";
         self.check(OP)?;
         rule::float(OP, x.spec())?;
         let shape = x.spec().shape;
         if shape.rank() == 0 {
-            return Err(Error::shape(OP, &[shape], "needs a signal, [.., L]")).at_caller();
+            return Err(Error::shape(OP, &[shape], "needs a signal, [.., L]"));
         }
         let mut pads = vec![(0, 0); shape.rank()];
         pads[shape.rank() - 1] = ((self.size / 2) as isize, (self.size / 2) as isize);
@@ -82,7 +78,6 @@ impl Stft {
         spectra.transpose(-3, -2)
     }
 
-    #[track_caller]
     pub(super) fn backward<T: Apply>(&self, x: &T, window: Option<&T>, length: Option<usize>) -> Result<T> {
         const OP: &str = "istft";
         self.check(OP)?;
@@ -91,8 +86,7 @@ impl Stft {
         let bins = if self.onesided { self.size / 2 + 1 } else { self.size };
         let rank = shape.rank();
         if rank < 3 || shape[rank - 3] != bins || shape[rank - 2] == 0 {
-            return Err(Error::shape(OP, &[shape], format!("needs [.., {bins}, T, 2] with at least one time")))
-                .at_caller();
+            return Err(Error::shape(OP, &[shape], format!("needs [.., {bins}, T, 2] with at least one time")));
         }
         let spectra = x.transpose(-3, -2)?;
         let frames = match self.onesided {
@@ -116,7 +110,6 @@ impl Stft {
 }
 
 /// The quotient `sum / weight`, where the weight is not 0.
-#[track_caller]
 fn divided<T: Apply>(sum: &T, weight: &T) -> Result<T> {
     static DIVIDE: std::sync::LazyLock<Program> = std::sync::LazyLock::new(|| {
         Program::new("istft", |[x, w], []| {
