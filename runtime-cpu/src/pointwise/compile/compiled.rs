@@ -111,13 +111,13 @@ macro_rules! compiled {
                                 $($crate::pointwise::compile::compiled::prefetch_next(&$input[from]);)*
                                 $($crate::pointwise::compile::compiled::prefetch_next(&$to[from]);)*
                             }
-                            $crate::simd::interleaved(from..end, |i| {
+                            $crate::simd::interleaved! { for i in from..end => {
                                 $(let $input = $crate::element::Stored::load($input[i]);)*
                                 $(let $old = $crate::element::Stored::load($of[i]);)*
                                 $(let $out;)*
                                 $body
                                 $($to[i] = <$write as $crate::element::Stored>::store($out);)*
-                            });
+                            } }
                         }
                     }
                 }

@@ -82,7 +82,7 @@ step! {
     long1 [A: (Copy), D: (Copy), F: (Map1<A, D>)] |d, a, _b, _c, n| {
         // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
         let (d, a) = unsafe { (out::<D>(d, n), operand::<A>(a, n)) };
-        interleaved(0..n, |i| d[i] = F::f(a[i]));
+        interleaved! { for i in 0..n => { d[i] = F::f(a[i]); } }
     }
 }
 
