@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, Within,
     ops::{Apply, PointwiseOps},
 };
 
@@ -22,9 +22,10 @@ impl<R: Runtime> Loss<R> {
     ///
     /// # Errors
     /// Fails if the weight is negative or not finite.
+    #[track_caller]
     pub fn sum(sum: Var<R>, weight: f64) -> Result<Self> {
         if !(weight >= 0.0 && weight.is_finite()) {
-            return Err(Error::range("Loss::sum", "weight", weight, "finite, and at least 0"));
+            return Err(Error::range("Loss::sum", "weight", weight, "finite, and at least 0")).at_caller();
         }
         Ok(Loss { sum, weight, counts: true })
     }
@@ -36,6 +37,7 @@ impl<R: Runtime> Loss<R> {
 
     /// This loss with weight 0, for a rank that has no example of its own in a step of the others. Its backward pass,
     /// which other ranks may wait for, adds nothing, even if the loss is not finite.
+    #[track_caller]
     pub fn weightless(self) -> Result<Self> {
         Ok(Loss { sum: self.sum.mul(0.0)?, weight: 0.0, counts: false })
     }
@@ -43,6 +45,7 @@ impl<R: Runtime> Loss<R> {
     /// The mean of this loss, with weight 1. The gradient of a step is then a mean of means: the weight of each rank's
     /// share does not count. A loss of weight 0, as of tokens that are all masked, becomes
     /// [weightless](Loss::weightless).
+    #[track_caller]
     pub fn into_mean(self) -> Result<Self> {
         if self.weight > 0.0 {
             return Ok(Loss { sum: self.sum.div(self.weight)?, weight: 1.0, counts: self.counts });

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 /// An axis of the arrangement, from the outermost (least traffic, so it may cross machines) to the innermost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,13 +69,14 @@ impl ParallelPlan {
     /// # Errors
     /// Fails if the product of all sizes but that of [`Axis::Expert`] is not `world`. The size of [`Axis::Expert`] must
     /// divide the number of ranks that read different tokens. An axis of size 0 or named twice is an error too.
+    #[track_caller]
     pub fn new(world: usize, axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Self> {
         let (mut sizes, mut experts) = ([1; Axis::ALL.len()], 1);
         let mut named = [false; Axis::ALL.len() + 1];
         for (axis, size) in axes {
             if size == 0 || std::mem::replace(&mut named[axis as usize], true) {
                 let why = format!("axis {} is {}", axis.name(), if size == 0 { "empty" } else { "given twice" });
-                return Err(Error::config("ParallelPlan", "axes", why));
+                return Err(Error::config("ParallelPlan", "axes", why)).at_caller();
             }
             *sizes.get_mut(axis as usize).unwrap_or(&mut experts) = size;
         }
@@ -84,19 +85,20 @@ impl ParallelPlan {
         if product != Some(world) {
             let product = product.map_or_else(|| "too many".into(), |p| p.to_string());
             let why = format!("{plan} = {product} ranks, the world has {world}");
-            return Err(Error::config("ParallelPlan", "axes", why));
+            return Err(Error::config("ParallelPlan", "axes", why)).at_caller();
         }
         let ranks = plan.readers();
         if !ranks.is_multiple_of(experts) {
             let why = format!(
                 "experts cannot be laid over groups of {experts} of the {ranks} ranks along data, shard and context, which {experts} does not divide"
             );
-            return Err(Error::config("ParallelPlan", "axes", why));
+            return Err(Error::config("ParallelPlan", "axes", why)).at_caller();
         }
         Ok(plan)
     }
 
     /// An arrangement of as many ranks as the product of all sizes but that of [`Axis::Expert`].
+    #[track_caller]
     pub fn of(axes: impl IntoIterator<Item = (Axis, usize)> + Clone) -> Result<Self> {
         let factors = axes.clone().into_iter().filter(|(axis, _)| *axis != Axis::Expert);
         let world = factors.into_iter().try_fold(1usize, |world, (_, size)| world.checked_mul(size));

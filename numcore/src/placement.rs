@@ -7,7 +7,7 @@
 use std::{fmt, ops::Range};
 
 use crate::{
-    Error, Result, Shape,
+    Error, Result, Shape, Within,
     ops::{Apply, ViewOps, cat},
 };
 
@@ -56,10 +56,11 @@ impl TensorPlacement {
     ///
     /// # Errors
     /// Fails if there is not one list per dimension, or if its ranges are not ascending and disjoint within the tensor.
+    #[track_caller]
     pub fn new(logical: Shape, dims: Vec<Vec<Range<usize>>>) -> Result<Self> {
         if dims.len() != logical.rank() {
             let why = format!("{} lists of ranges for {} dimensions", dims.len(), logical.rank());
-            return Err(Error::shape("placement", &[logical], why));
+            return Err(Error::shape("placement", &[logical], why)).at_caller();
         }
         for (dim, ranges) in dims.iter().enumerate() {
             let mut at = 0;
@@ -67,7 +68,7 @@ impl TensorPlacement {
                 if range.start < at || range.end < range.start || range.end > logical[dim] {
                     let why =
                         format!("the ranges {ranges:?} of dimension {dim} must ascend within 0..{}", logical[dim]);
-                    return Err(Error::shape("placement", &[logical], why));
+                    return Err(Error::shape("placement", &[logical], why)).at_caller();
                 }
                 at = range.end;
             }
@@ -80,6 +81,7 @@ impl TensorPlacement {
     ///
     /// # Errors
     /// Fails if `dim` or `place` does not exist, if the parts are not equal, or if `of` does not divide each.
+    #[track_caller]
     pub fn part(logical: Shape, dim: usize, parts: usize, place: usize, of: usize) -> Result<Self> {
         let wrong = |why: String| Err(Error::shape("placement", &[logical], why));
         if dim >= logical.rank() || place >= of || parts == 0 {
@@ -164,11 +166,12 @@ impl TensorPlacement {
     ///
     /// # Errors
     /// Fails if the shape of `whole` is not `logical`.
+    #[track_caller]
     pub fn take<T: Apply>(&self, whole: &T) -> Result<T> {
         let shape = whole.spec().shape;
         if shape != self.logical {
             let why = "a piece of the second shape cannot be taken of the first";
-            return Err(Error::shape("placement", &[shape, self.logical], why));
+            return Err(Error::shape("placement", &[shape, self.logical], why)).at_caller();
         }
         let mut piece = whole.clone();
         for (dim, ranges) in self.dims.iter().enumerate() {

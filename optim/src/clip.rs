@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use autograd::{Gradients, Leaf};
 use numcore::{
-    DType, Error, Result, Runtime, Tensor,
+    DType, Error, Result, Runtime, Tensor, Within,
     ops::{PointwiseOps, ReduceOps, ViewOps, cat, update},
     pointwise::Program,
 };
@@ -46,11 +46,12 @@ static CLAMP: LazyLock<Program> = LazyLock::new(|| Program::new("clip_value", |[
 
 /// The norm of all gradients taken as one vector: a scalar on the device, `f32` (`f64` if a gradient is).
 /// [`item`](Tensor::item) waits for it and returns it to the host.
+#[track_caller]
 pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -> Result<Tensor<R>> {
     let pieces = gradients.pieces()?;
     let dtype = norm_dtype(pieces.iter().map(Tensor::dtype));
     let Some(rt) = gradients.runtime() else {
-        return Err(Error::range("grad_norm", "number of parameters", 0usize, "at least 1"));
+        return Err(Error::range("grad_norm", "number of parameters", 0usize, "at least 1")).at_caller();
     };
     if pieces.is_empty() {
         return Tensor::zeros(&rt, [], dtype);
@@ -78,13 +79,14 @@ pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -
 ///
 /// # Errors
 /// An error if `max_norm` is negative or NaN.
+#[track_caller]
 pub fn clip_grad_norm<R: Runtime>(
     gradients: &mut impl GradientSet<R>,
     max_norm: f64,
     norm: NormOrder,
 ) -> Result<Tensor<R>> {
     if max_norm.is_nan() || max_norm < 0.0 {
-        return Err(Error::range("clip_grad_norm", "largest norm", max_norm, "at least 0"));
+        return Err(Error::range("clip_grad_norm", "largest norm", max_norm, "at least 0")).at_caller();
     }
     let total = grad_norm(gradients, norm)?;
     gradients.scale_by(total.apply_program(&COEFFICIENT, &[], &[max_norm.into()])?)?;
@@ -95,14 +97,16 @@ pub fn clip_grad_norm<R: Runtime>(
 ///
 /// # Errors
 /// An error if `limit` is negative or NaN.
+#[track_caller]
 pub fn clip_grad_value<R: Runtime>(gradients: &mut impl GradientSet<R>, limit: f64) -> Result<()> {
     if limit.is_nan() || limit < 0.0 {
-        return Err(Error::range("clip_grad_value", "limit", limit, "at least 0"));
+        return Err(Error::range("clip_grad_value", "limit", limit, "at least 0")).at_caller();
     }
     gradients.clamp(limit)
 }
 
 /// Tells whether all elements of all gradients are finite. Waits for the device.
+#[track_caller]
 pub fn all_finite<R: Runtime>(gradients: &impl GradientSet<R>) -> Result<bool> {
     let pieces = gradients.pieces()?;
     let dtype = norm_dtype(pieces.iter().map(Tensor::dtype));

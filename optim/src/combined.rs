@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{Error, Flat, Result, Runtime, Tensor};
+use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, hyper::require_groups};
 
@@ -18,11 +18,13 @@ impl<R: Runtime> Combined<R> {
     ///
     /// # Errors
     /// An error if a parameter belongs to two of them.
+    #[track_caller]
     pub fn new(all: Vec<Box<dyn Optimizer<R>>>) -> Result<Self> {
         let mut seen = std::collections::HashSet::new();
         for leaf in all.iter().flat_map(|o| o.params()).flat_map(|p| p.leaves()) {
             if !seen.insert(leaf.id()) {
-                return Err(Error::state(&*leaf.name(), "two of the combined optimizers have this parameter"));
+                return Err(Error::state(&*leaf.name(), "two of the combined optimizers have this parameter"))
+                    .at_caller();
             }
         }
         Ok(Combined { all, own: OwnGradients::default() })

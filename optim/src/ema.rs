@@ -7,7 +7,7 @@ use std::{
 
 use autograd::Leaf;
 use numcore::{
-    Error, Flat, MemoryCategory, Result, Runtime, Tensor,
+    Error, Flat, MemoryCategory, Result, Runtime, Tensor, Within,
     ops::{Op, PointwiseOps, update},
     pointwise::Program,
 };
@@ -33,9 +33,10 @@ pub struct Ema<R: Runtime> {
 
 impl<R: Runtime> Ema<R> {
     /// Starts averages from the current parameters; `decay` is in `[0, 1)`.
+    #[track_caller]
     pub fn new(optimizer: &mut dyn Optimizer<R>, decay: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&decay) {
-            return Err(Error::range("Ema", "decay", decay, "in [0, 1)"));
+            return Err(Error::range("Ema", "decay", decay, "in [0, 1)")).at_caller();
         }
         let mut ema = Ema { decay, warmup: false, updates: 0, averages: vec![], leaves: vec![], own: None };
         for params in optimizer.params_mut() {
@@ -71,11 +72,12 @@ impl<R: Runtime> Ema<R> {
     }
 
     /// Updates the averages with the parameters' current values. Call it after each step of the optimizer.
+    #[track_caller]
     pub fn update(&mut self, optimizer: &mut dyn Optimizer<R>) -> Result<()> {
         self.require_out("update")?;
         if self.warmup && self.averages.first().is_some_and(|flat| flat.runtime().is_capturing()) {
             let why = "the decay of its warmup changes from step to step, and every launch of a captured step repeats that of the capture";
-            return Err(Error::usage("Ema", why));
+            return Err(Error::usage("Ema", why)).at_caller();
         }
         let take = [(1.0 - self.decay()).into()];
         let params = optimizer.params_mut();
@@ -117,6 +119,7 @@ impl<R: Runtime> Ema<R> {
 
     /// Sets the parameters to the averages, without a copy if the dtypes agree. Until [`swap_out`](Ema::swap_out)
     /// neither the optimizer nor the averages can be updated.
+    #[track_caller]
     pub fn swap_in(&mut self) -> Result<()> {
         self.require_out("swap_in")?;
         let value = |(average, of): (&Flat<R>, &Vec<Arc<Leaf<R>>>)| {
@@ -130,10 +133,12 @@ impl<R: Runtime> Ema<R> {
     }
 
     /// Restores the parameters' own values.
+    #[track_caller]
     pub fn swap_out(&mut self) -> Result<()> {
         match self.own.take() {
             Some(own) => self.put(own),
-            None => Err(Error::usage("Ema::swap_out", "the averages are not in the parameters; call `swap_in` first")),
+            None => Err(Error::usage("Ema::swap_out", "the averages are not in the parameters; call `swap_in` first"))
+                .at_caller(),
         }
     }
 
@@ -147,6 +152,7 @@ impl<R: Runtime> Ema<R> {
 
     /// The averages as `ema.<parameter>`, and the count of updates. They are views, to be dropped before the next
     /// update.
+    #[track_caller]
     pub fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
         let mut state = Vec::new();
         for (average, of) in self.averages.iter().zip(&self.leaves) {
@@ -164,6 +170,7 @@ impl<R: Runtime> Ema<R> {
     ///
     /// # Errors
     /// An error if an entry is missing or unexpected, or does not fit. Nothing changes then.
+    #[track_caller]
     pub fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
         self.require_out("load_state_dict")?;
         let mut reader = crate::state::StateReader::new(state);
@@ -175,7 +182,7 @@ impl<R: Runtime> Ema<R> {
             }
         }
         let updates = if self.averages.is_empty() { 0 } else { reader.count("ema_updates") };
-        reader.finish("Ema")?;
+        reader.finish("Ema").at_caller()?;
         self.averages.iter_mut().try_for_each(crate::params::require_sole)?;
         values.into_iter().try_for_each(|(p, i, t)| self.averages[p].overwrite(i, t))?;
         self.updates = updates;
@@ -187,11 +194,13 @@ impl<R: Runtime> Ema<R> {
         each.into_iter().try_for_each(|(leaf, value)| leaf.set(value))
     }
 
+    #[track_caller]
     fn require_out(&self, op: &'static str) -> Result<()> {
         match self.own {
             None => Ok(()),
             Some(_) => {
                 Err(Error::usage("Ema", format!("{op}: the averages are in the parameters; call `swap_out` first")))
+                    .at_caller()
             }
         }
     }

@@ -157,6 +157,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     }
 
     /// Changes the hyper-parameters of group `k`; an error if they are out of range, or need other state.
+    #[track_caller]
     pub fn set_config(&mut self, k: usize, set: impl FnOnce(&mut C)) -> Result<()> {
         let mut config = self.groups[k].clone();
         set(&mut config);

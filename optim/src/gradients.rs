@@ -7,7 +7,7 @@ use std::{
 
 use autograd::{BackwardHook, Gradients, Leaf, LeafGrad};
 use numcore::{
-    Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Tensor, TensorMut,
+    Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Tensor, TensorMut, Within,
     ops::{Op, PointwiseOps, ViewOps, update},
 };
 
@@ -36,6 +36,7 @@ pub struct FlatGradients<R: Runtime> {
 
 impl<R: Runtime> FlatGradients<R> {
     /// Creates empty gradients for these parameters.
+    #[track_caller]
     pub fn new(params: &[&FlatParams<R>]) -> Result<Self> {
         Self::of(params, |params| params.layout().clone())
     }
@@ -43,6 +44,7 @@ impl<R: Runtime> FlatGradients<R> {
     /// Creates empty gradients for these parameters; those of half-precision parameters are `f32`. A backward pass
     /// computes a gradient in the parameter's dtype, and it is accumulated in `f32` over passes (Megatron's main
     /// gradients).
+    #[track_caller]
     pub fn in_f32(params: &[&FlatParams<R>]) -> Result<Self> {
         Self::of(params, |params| params.layout().with_dtype(params.working()))
     }
@@ -94,6 +96,7 @@ impl<R: Runtime> FlatGradients<R> {
 
     /// The gradient of a leaf; `None` if no backward pass wrote it. Without a pending factor it is a view, and no
     /// backward pass can write these gradients until it is dropped.
+    #[track_caller]
     pub fn get(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
         let Some(&(p, i)) = self.place.get(&leaf.id()).filter(|&&(p, i)| self.flats[p].is_written(i)) else {
             return Ok(None);
@@ -109,17 +112,19 @@ impl<R: Runtime> FlatGradients<R> {
     ///
     /// # Errors
     /// An error if the optimizer does not own the leaf, or the shape or dtype does not fit.
+    #[track_caller]
     pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: &Tensor<R>) -> Result<()> {
         self.apply_scale()?;
         let Some(&(p, i)) = self.place.get(&leaf.id()) else {
-            return Err(Error::state(leaf.name().to_string(), "is no parameter of this optimizer"));
+            return Err(Error::state(leaf.name().to_string(), "is no parameter of this optimizer")).at_caller();
         };
-        self.fits(p, leaf, grad)?;
+        self.fits(p, leaf, grad).at_caller()?;
         let grad = grad.to_dtype(self.flats[p].layout().dtype())?;
         self.flats[p].overwrite(i, &grad)
     }
 
     /// Copies gradients, replacing the old ones; gradients of leaves that the optimizer does not own are ignored.
+    #[track_caller]
     pub fn copy_from(&mut self, gradients: &Gradients<R>) -> Result<()> {
         self.zero();
         let own = gradients.iter().filter(|(leaf, _)| self.place.contains_key(&leaf.id())).collect::<Vec<_>>();
@@ -127,16 +132,18 @@ impl<R: Runtime> FlatGradients<R> {
     }
 
     /// Returns an error that names every parameter that requires a gradient and has none.
+    #[track_caller]
     pub fn require_all(&self) -> Result<()> {
         let missing = |(p, of): (usize, &Vec<Arc<Leaf<R>>>)| {
             let no = |(i, l): &(usize, &Arc<Leaf<R>>)| l.requires_grad() && !self.flats[p].is_written(*i);
             of.iter().enumerate().filter(no).map(|(_, l)| l.name().to_string()).collect::<Vec<_>>()
         };
         let names: Vec<String> = self.leaves.iter().enumerate().flat_map(missing).collect();
-        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
+        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()).at_caller() }
     }
 
     /// Multiplies all gradients by a factor when they are next read; no memory is touched now.
+    #[track_caller]
     pub fn multiply(&mut self, factor: f64) -> Result<()> {
         let Some(flat) = self.flats.first() else { return Ok(()) };
         let scale = Tensor::full(flat.runtime(), [], crate::clip::norm_dtype(self.dtypes()), factor)?;
@@ -144,6 +151,7 @@ impl<R: Runtime> FlatGradients<R> {
     }
 
     /// Multiplies all gradients by a scalar on the device, as [`multiply`](FlatGradients::multiply) does.
+    #[track_caller]
     pub fn multiply_by(&mut self, factor: Tensor<R>) -> Result<()> {
         let factor = factor.reshape([])?;
         self.scale = Some(match &self.scale {
@@ -154,6 +162,7 @@ impl<R: Runtime> FlatGradients<R> {
     }
 
     /// Multiplies all gradients by the pending factor now, before more is accumulated into them.
+    #[track_caller]
     pub fn apply_scale(&mut self) -> Result<()> {
         let Some(scale) = self.scale.take() else { return Ok(()) };
         self.in_place(|memory| update(&SCALE, &[&scale], &[], &mut [memory]))

@@ -1,7 +1,7 @@
 //! Loss scaling, which keeps gradients of `f16` models from underflowing.
 
 use autograd::Var;
-use numcore::{Error, Result, Runtime, Tensor, ops::PointwiseOps};
+use numcore::{Error, Result, Runtime, Tensor, Within, ops::PointwiseOps};
 
 use crate::{FlatGradients, Optimizer, all_finite, state::StateReader};
 
@@ -42,14 +42,16 @@ impl LossScaler {
     ///
     /// # Errors
     /// An error if the factor is not positive and finite.
+    #[track_caller]
     pub fn starting_at(factor: f64) -> Result<Self> {
         if !(factor > 0.0 && factor.is_finite()) {
-            return Err(Error::range("LossScaler", "factor", factor, "positive and finite"));
+            return Err(Error::range("LossScaler", "factor", factor, "positive and finite")).at_caller();
         }
         Ok(LossScaler { factor, ..Default::default() })
     }
 
     /// Resumes with a factor, and the number of good steps since it changed.
+    #[track_caller]
     pub fn resume(&mut self, factor: f64, good: u64) -> Result<()> {
         let LossScaler { growth, backoff, interval, .. } = *self;
         *self = LossScaler { growth, backoff, interval, good, ..Self::starting_at(factor)? };
@@ -67,15 +69,18 @@ impl LossScaler {
     }
 
     /// Scales the loss, from which to run backward.
+    #[track_caller]
     pub fn scale<R: Runtime>(&self, loss: &Var<R>) -> Result<Var<R>> {
         loss.mul(self.factor)
     }
 
     /// Divides the gradients by the factor (when they are next read), and returns true if all are finite. Waits for the
     /// device.
+    #[track_caller]
     pub fn unscale<R: Runtime>(&mut self, gradients: &mut FlatGradients<R>) -> Result<bool> {
         if self.finite.is_some() {
-            return Err(Error::usage("unscale", "these gradients were unscaled already; take the step first"));
+            return Err(Error::usage("unscale", "these gradients were unscaled already; take the step first"))
+                .at_caller();
         }
         let finite = all_finite(gradients)?;
         gradients.multiply(1.0 / self.factor)?;
@@ -85,6 +90,7 @@ impl LossScaler {
 
     /// Updates the parameters from the optimizer's own gradients if all are finite, discards them otherwise, and adapts
     /// the factor. Returns true if it updated.
+    #[track_caller]
     pub fn step<R: Runtime>(&mut self, optimizer: &mut (impl Optimizer<R> + ?Sized)) -> Result<bool> {
         if self.finite.is_none() {
             self.unscale(optimizer.gradients()?)?;
@@ -100,6 +106,7 @@ impl LossScaler {
     }
 
     /// Updates the parameters as [`step`](LossScaler::step) does, from gradient buffers that the caller filled.
+    #[track_caller]
     pub fn step_from<R: Runtime>(
         &mut self,
         optimizer: &mut (impl Optimizer<R> + ?Sized),
@@ -128,6 +135,7 @@ impl LossScaler {
     }
 
     /// The state needed to resume: the factor and the number of good steps since it changed.
+    #[track_caller]
     pub fn state_dict<R: Runtime>(&self, rt: &R) -> Result<Vec<(String, Tensor<R>)>> {
         let factor = Tensor::from_slice(rt, [], &[self.factor])?;
         let good = Tensor::from_slice(rt, [], &[self.good as i64])?;
@@ -135,17 +143,20 @@ impl LossScaler {
     }
 
     /// Loads a state that [`state_dict`](LossScaler::state_dict) returned; nothing changes if it does not fit.
+    #[track_caller]
     pub fn load_state_dict<R: Runtime>(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
         let mut reader = StateReader::new(state);
         let good = reader.count("good_steps");
         let factor = reader.numbers("loss_scale");
-        reader.finish("LossScaler")?;
+        reader.finish("LossScaler").at_caller()?;
         match factor.as_deref() {
             Some([factor]) if *factor > 0.0 && factor.is_finite() => {
                 (self.factor, self.good, self.finite) = (*factor, good, None);
                 Ok(())
             }
-            other => Err(Error::state("loss_scale", format!("must be one positive number, it is {other:?}"))),
+            other => {
+                Err(Error::state("loss_scale", format!("must be one positive number, it is {other:?}"))).at_caller()
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use autograd::{Gradients, Leaf, set_random_stream};
 use nn::{Buffer, Module, ModuleExt, Param, parallel::context_ranks};
-use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
+use numcore::{Error, Result, Runtime, Tensor, TensorMut, Within, ops::PointwiseOps};
 
 use crate::{
     RankDevices,
@@ -35,12 +35,12 @@ impl<R: Runtime> Ddp<R> {
         if context_ranks(model).iter().any(|(_, over)| *over > 1) {
             let why =
                 "has its sequences cut over ranks, which read the same examples: train it by `TrainStep::builder`";
-            return Err(Error::state("the model", why).on_rank(comm.world_rank()));
+            return Err(Error::state("the model", why).on_rank(comm.world_rank())).at_caller();
         }
         if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| is_cut(p)) {
             let why = "is of a model that is cut over ranks, whose partial gradients would not be summed: train it by \
                        `TrainStep::builder`";
-            return Err(Error::state(name, why).on_rank(comm.world_rank()));
+            return Err(Error::state(name, why).on_rank(comm.world_rank())).at_caller();
         }
         Ddp::of(comm, model, comm.rank())
     }
@@ -58,6 +58,7 @@ impl<R: Runtime> Ddp<R> {
 
     /// Broadcasts the parameters and buffers of rank 0 to every rank.
     #[doc(alias("broadcast_params"))]
+    #[track_caller]
     pub fn sync_params(&self) -> Result<()> {
         self.sync_values()?;
         self.sync_buffers()
@@ -81,12 +82,14 @@ impl<R: Runtime> Ddp<R> {
     }
 
     /// Broadcasts the buffers of rank 0 to every rank.
+    #[track_caller]
     pub fn sync_buffers(&self) -> Result<()> {
         self.buffers.iter().try_for_each(|(_, buffer)| buffer.set(self.broadcast(&buffer.value())?))
     }
 
     /// Replaces every parameter's gradient by the unweighted mean over all ranks. A rank without a gradient contributes
     /// zero; a parameter without a gradient on any rank gets none.
+    #[track_caller]
     pub fn all_reduce_gradients(&self, gradients: &mut Gradients<R>) -> Result<()> {
         self.weighted_all_reduce_gradients(gradients, &vec![1; self.comm.size()])
     }
@@ -99,6 +102,7 @@ impl<R: Runtime> Ddp<R> {
     /// On every rank, if `counts` differ between ranks, do not have one number for each rank, add up to 0 or overflow
     /// `u64`.
     #[doc(alias("apply_ddp_gradients"))]
+    #[track_caller]
     pub fn weighted_all_reduce_gradients(&self, gradients: &mut Gradients<R>, counts: &[u64]) -> Result<()> {
         let total = self.total(counts)?;
         abort_on_err(&self.comm, self.reduce(gradients, counts[self.comm.rank()] as f64 / total as f64))

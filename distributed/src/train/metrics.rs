@@ -33,6 +33,7 @@ pub struct Synchronization {
 
 impl<R: Runtime> TrainingMetrics<R> {
     /// The mean loss over all micro-batches of all ranks. Waits for the device.
+    #[track_caller]
     pub fn loss(&self) -> Result<f64> {
         self.loss.item()
     }
@@ -40,6 +41,7 @@ impl<R: Runtime> TrainingMetrics<R> {
     /// The mean loss over this rank's micro-batches, before anything is summed over ranks; none if they weigh 0. Waits
     /// for the device.
     #[doc(alias("local_loss"))]
+    #[track_caller]
     pub fn own_loss(&self) -> Result<Option<f64>> {
         let own: Vec<f64> = match self.own.dtype() {
             DType::F64 => self.own.to_vec()?,
@@ -52,6 +54,7 @@ impl<R: Runtime> TrainingMetrics<R> {
 
     /// The total weight of the losses of all ranks and micro-batches: tokens, where each loss is a sum over tokens.
     /// Waits for the device.
+    #[track_caller]
     pub fn weight(&self) -> Result<f64> {
         Ok(self.weight.item()? / self.context_ranks as f64)
     }
@@ -82,6 +85,7 @@ impl<R: Runtime> TrainingMetrics<R> {
     /// Squares are added up for each parameter separately, then in the model's order. The result depends on the
     /// gradients alone, not on buckets. Sharded gradients are added up for each piece of a parameter separately. On one
     /// rank that gives the same bits; on more, the last bits depend on the places at which parameters are cut.
+    #[track_caller]
     pub fn grad_norm(&self) -> Result<Option<f64>> {
         self.grad_norm.as_ref().map(Tensor::item).transpose()
     }

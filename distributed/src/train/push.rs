@@ -148,6 +148,7 @@ impl<R: Runtime> TrainStep<R> {
     ///
     /// # Errors
     /// Fails if the rate is no number of 0 or more, or the strategy does not report its hyper-parameters.
+    #[track_caller]
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         let mut groups = self.strategy.hyper_parameters()?;
         for (name, value) in groups.iter_mut().flat_map(|group| &mut group.values) {

@@ -134,6 +134,7 @@ impl<R: Runtime> Init<R> {
     }
 
     /// A buffer of the parameters' element type filled with `value`.
+    #[track_caller]
     pub fn float_buffer(&self, shape: impl AsRef<[usize]>, value: f64) -> Result<Buffer<R>> {
         self.buffer(shape, self.dtype, value)
     }

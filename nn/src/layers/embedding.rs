@@ -66,6 +66,7 @@ impl<R: Runtime> Embedding<R> {
 
     /// Computes `x · Wᵀ`, `[.., V]`: the logits of a head tied to this table. Where the table is cut, every rank gets
     /// all logits.
+    #[track_caller]
     pub fn project(&self, x: &Var<R>) -> Result<Var<R>> {
         let here = self.project_here(x)?;
         match self.cut() {
@@ -76,6 +77,7 @@ impl<R: Runtime> Embedding<R> {
 
     /// Computes `x · Wᵀ` for this rank's rows, `[.., V/t]` where the table is cut over `t` ranks, for a loss that takes
     /// sharded logits ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
+    #[track_caller]
     pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter_alone(x))?;
         x.linear(&self.weight.var(), None)

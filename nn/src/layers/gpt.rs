@@ -92,10 +92,11 @@ impl<R: Runtime> Gpt<R> {
         let TokenEmbedding { tokens: table, positions, dropout } = self.start()?;
         let (shape, learned) = (tokens.spec().shape, positions.as_ref().map(|table| &table.weight));
         let &[_, t] = &shape[..] else {
-            return Err(Error::shape("gpt", &[shape], "tokens must be [B, T]"));
+            return Err(Error::shape("gpt", &[shape], "tokens must be [B, T]")).at_caller();
         };
         if let Some(context) = learned.map(|table| table.shape()[0]).filter(|&context| t > context) {
-            return Err(Error::shape("gpt", &[shape], format!("{t} tokens are longer than the context of {context}")));
+            return Err(Error::shape("gpt", &[shape], format!("{t} tokens are longer than the context of {context}")))
+                .at_caller();
         }
         let part = self.context.part(t)?;
         // Every rank keeps this order: tokens are compared, one table is read, then the other.
@@ -112,6 +113,7 @@ impl<R: Runtime> Gpt<R> {
     /// [`next_token_loss_of`](LanguageModel::next_token_loss_of). Where the projection is cut along the vocabulary,
     /// no rank has all logits. Where sequences are cut over ranks, tokens and targets are still those of whole
     /// sequences.
+    #[track_caller]
     pub fn next_token_loss(&self, tokens: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
         self.next_token_loss_of(&self.decoded(self.embed(tokens)?)?, targets, loss)
     }

@@ -133,10 +133,11 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     ///
     /// # Errors
     /// An error if `stages` is 0.
+    #[track_caller]
     pub fn split(self, stages: usize) -> Result<Vec<Self>> {
         let LanguageModel { mut embedding, blocks, mut head, context, names, leaves_cut } = self;
         if stages == 0 {
-            return Err(Error::range("LanguageModel::split", "number of stages", stages, "at least 1"));
+            return Err(Error::range("LanguageModel::split", "number of stages", stages, "at least 1")).at_caller();
         }
         if let (Some(_), Some(LanguageHead { projection: LanguageProjection::Tied(table), .. }), true) =
             (&embedding, &mut head, stages > 1)
@@ -161,6 +162,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     ///
     /// # Errors
     /// An error if `stages` is 0, or this is a stage without the end of the model.
+    #[track_caller]
     pub fn split_with_loss(self, stages: usize, loss: VocabularyLoss) -> Result<(Vec<Self>, NextTokenLoss<R>)> {
         let all = LanguageModel { leaves_cut: true, ..self }.split(stages)?;
         // A tied projection is a copy in the last stage.
@@ -172,6 +174,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     ///
     /// # Errors
     /// An error in a stage without the end of the model.
+    #[track_caller]
     pub fn logits_loss(&self, loss: VocabularyLoss) -> Result<NextTokenLoss<R>> {
         let weight = self.end()?.projection.weight().clone();
         Ok(NextTokenLoss { weight, loss, context: self.context.clone() })
@@ -281,6 +284,7 @@ pub struct NextTokenLoss<R: Runtime> {
 impl<R: Runtime> NextTokenLoss<R> {
     /// The loss of predicting `targets` (`i64`, `[B, T]`) by these logits. Where sequences are cut over ranks, targets
     /// are those of whole sequences, and the loss uses this rank's part of them ([`ContextSlot::loss`]).
+    #[track_caller]
     pub fn of(&self, logits: &Var<R>, targets: &Var<R>) -> Result<Var<R>> {
         // Logits of the whole vocabulary are the same on every rank.
         let all = |placed: &Arc<Placed<R>>| logits.dims().last() == Some(&placed.placement().logical()[0]);

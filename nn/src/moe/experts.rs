@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use autograd::{Var, recomputed};
 use numcore::{
-    Error, Result, Runtime,
+    Error, Result, Runtime, Within,
     fused::NnOps,
     ops::{Apply, MatmulOps, ViewOps, cat},
 };
@@ -77,6 +77,7 @@ impl<R: Runtime> Experts<R> {
     ///
     /// # Errors
     /// If the counts are not one for each expert, or do not add up to the rows.
+    #[track_caller]
     pub fn forward_rows(&self, x: &Var<R>, counts: &[usize]) -> Result<Var<R>> {
         let (rows, experts) = (x.spec().shape[0], self.gate_up_proj.logical_shape()[0]);
         if counts.len() != experts || counts.iter().sum::<usize>() != rows {
@@ -85,7 +86,7 @@ impl<R: Runtime> Experts<R> {
                 counts.len(),
                 counts.iter().sum::<usize>()
             );
-            return Err(Error::shape("Experts", &[[counts.len()].into(), x.spec().shape], why));
+            return Err(Error::shape("Experts", &[[counts.len()].into(), x.spec().shape], why)).at_caller();
         }
         let [gate_up, down] = [&self.gate_up_proj, &self.down_proj].map(|p| p.shape()[0]);
         if gate_up != down {
@@ -93,7 +94,7 @@ impl<R: Runtime> Experts<R> {
                 "this rank has {gate_up} of {experts} experts in `gate_up_proj`, and {down} in `down_proj`: name both in the plan, by the module \
                  that they are of (`TensorPlan::experts`)"
             );
-            return Err(Error::state("Experts", why));
+            return Err(Error::state("Experts", why)).at_caller();
         }
         match self.placed().filter(|placed| placed.style() == TensorStyle::Experts) {
             None => self.forward_here(x, counts),

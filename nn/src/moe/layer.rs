@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, Within,
     ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ViewOps, cat},
 };
 
@@ -76,11 +76,12 @@ impl<R: Runtime> MixtureOfExperts<R> {
     }
 
     /// The output for `x: [.., C]`, and where tokens went.
+    #[track_caller]
     pub fn forward_routed(&self, x: &Var<R>) -> Result<MoeOutput<R>> {
         let shape = x.spec().shape;
         let width = self.config.width;
         if shape.rank() == 0 || shape[shape.rank() - 1] != width {
-            return Err(Error::shape("MixtureOfExperts", &[shape], format!("needs [.., {width}]")));
+            return Err(Error::shape("MixtureOfExperts", &[shape], format!("needs [.., {width}]"))).at_caller();
         }
         let tokens = x.reshape([shape.numel() / width, width])?;
         let routing = self.gate.route_among(&tokens, self.experts.placed())?;
@@ -117,14 +118,15 @@ impl<R: Runtime> MixtureOfExperts<R> {
     ///
     /// # Errors
     /// If the layer was made without a bias, or there is not a load for each expert.
+    #[track_caller]
     pub fn update_balance_bias(&self, loads: &[u64], rate: f64) -> Result<()> {
         let Some(bias) = &self.gate.e_score_correction_bias else {
             let why = "this layer picks experts without a bias: set `balance_bias`";
-            return Err(Error::config("MoeConfig", "balance_bias", why));
+            return Err(Error::config("MoeConfig", "balance_bias", why)).at_caller();
         };
         if loads.len() != self.config.experts {
             let name = "number of loads";
-            return Err(Error::range("update_balance_bias", name, loads.len(), self.config.experts));
+            return Err(Error::range("update_balance_bias", name, loads.len(), self.config.experts)).at_caller();
         }
         let total = loads.iter().map(|&n| u128::from(n)).sum::<u128>();
         // Compared as integers, so that all ranks move alike.

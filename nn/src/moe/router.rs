@@ -45,6 +45,7 @@ impl<R: Runtime> Router<R> {
 
     /// Routes tokens `x: [T, C]` on a rank that has all experts. The numbers of the picked experts are read back to the
     /// host. Of equal scores the lowest number is picked.
+    #[track_caller]
     pub fn route(&self, x: &Var<R>) -> Result<Routing<R>> {
         self.route_among(x, None)
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, Within,
     ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
 };
 
@@ -32,11 +32,13 @@ impl<R: Runtime> Routing<R> {
     /// all ranks that examples are shared out among; `Mesh::parallelize` tells the layer of them, also where each rank has all experts. The
     /// first call, which all of these make, waits for the ranks. Tokens of rows that only fill a batch up
     /// ([`set_counted_rows`](crate::set_counted_rows)) do not count, and no expert computes them.
+    #[track_caller]
     pub fn loads(&self) -> Result<Vec<u64>> {
         self.loads.all()
     }
 
     /// Each expert's share of the choices, `f: [E]`, by its [load](Routing::loads). They add up to 1, if there is a token.
+    #[track_caller]
     pub fn shares(&self) -> Result<Vec<f64>> {
         let loads = self.loads()?;
         let all = loads.iter().sum::<u64>().max(1) as f64;
@@ -51,6 +53,7 @@ impl<R: Runtime> Routing<R> {
     /// A sum over the tokens here, to be divided by their number as other losses are: with the [shares](Routing::shares) of all ranks, the sum of
     /// their losses is that of one rank with all tokens. Where sequences are cut over ranks it goes through
     /// [`ContextSlot::of_whole`](crate::parallel::ContextSlot::of_whole).
+    #[track_caller]
     pub fn balance_loss(&self) -> Result<Var<R>> {
         self.balance_loss_with(&self.shares()?)
     }
@@ -60,10 +63,11 @@ impl<R: Runtime> Routing<R> {
     ///
     /// # Errors
     /// If there is not a share for each expert.
+    #[track_caller]
     pub fn balance_loss_with(&self, shares: &[f64]) -> Result<Var<R>> {
         let count = self.order.picked().len();
         if shares.len() != count {
-            return Err(Error::range("balance_loss", "number of shares", shares.len(), count));
+            return Err(Error::range("balance_loss", "number of shares", shares.len(), count)).at_caller();
         }
         let scaled: Vec<f64> = shares.iter().map(|share| share * count as f64).collect();
         let shape = [scaled.len()];
@@ -74,6 +78,7 @@ impl<R: Runtime> Routing<R> {
     }
 
     /// The z-loss `logsumexp(logits)²`, summed over tokens: it keeps logits small (Zoph et al. 2022).
+    #[track_caller]
     pub fn z_loss(&self) -> Result<Var<R>> {
         self.loads.of_counted(&self.logits)?.logsumexp(&[-1])?.square()?.sum_all()
     }

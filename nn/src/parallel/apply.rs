@@ -23,6 +23,7 @@ impl TensorPlan {
     /// # Errors
     /// An error if a pattern names no parameter, or two patterns name one in different ways. Also if sizes or heads
     /// cannot be shared out, or a layer cannot be cut as the plan says. The model is then unchanged.
+    #[track_caller]
     pub fn apply<R: Runtime>(&self, model: &(impl Module<R> + ?Sized), group: &Arc<dyn TensorGroup<R>>) -> Result<()> {
         self.apply_to_part(model, group, None, &self.found_in(model))
     }

@@ -11,7 +11,7 @@ use std::{
 
 use autograd::Var;
 use numcore::{
-    DType, Error, Result, Runtime,
+    DType, Error, Result, Runtime, Within,
     fused::{NnOps, Reduction, SdpaOptions},
     ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
 };
@@ -127,6 +127,7 @@ impl<R: Runtime> ContextSlot<R> {
     ///
     /// # Errors
     /// An error if the tokens cannot be shared out among the ranks.
+    #[track_caller]
     pub fn part(&self, tokens: usize) -> Result<SequencePart> {
         self.place().map_or_else(|| Ok(SequencePart::whole(tokens)), |place| place.group.part(tokens))
     }
@@ -169,6 +170,7 @@ impl<R: Runtime> ContextSlot<R> {
     /// Examples are a custom loss, a penalty on activations, and the [balance loss](crate::moe::Routing::balance_loss)
     /// of a mixture of experts. Terms that each rank computes in full, such as a penalty on parameters, must not be
     /// scaled.
+    #[track_caller]
     pub fn of_whole(&self, sum: &Var<R>) -> Result<Var<R>> {
         match self.ranks() {
             1 => Ok(sum.clone()),
@@ -211,7 +213,8 @@ impl<R: Runtime> ContextSlot<R> {
                 place.of,
                 place.group.size()
             );
-            return Err(Error::shape("attention", &[q.spec().shape, k.spec().shape, mask.spec().shape], why));
+            return Err(Error::shape("attention", &[q.spec().shape, k.spec().shape, mask.spec().shape], why))
+                .at_caller();
         }
         place.group.attention([q, k, v], ContextAttention { causal, window, scale, softcap, segments }, &place.of)
     }
@@ -285,6 +288,7 @@ fn segments_and<R: Runtime>(mask: Option<&Var<R>>, [q, k]: [&Var<R>; 2], segment
 /// # Errors
 /// An error if the sequences are cut already, a layer needs them whole, or the model has no slot that cuts or none that
 /// attends. The model is then unchanged.
+#[track_caller]
 pub fn cut_sequences<R: Runtime>(model: &(impl Module<R> + ?Sized), group: &Arc<dyn ContextGroup<R>>) -> Result<()> {
     cut_sequences_of_part(model, group, ContextRoles::of(model))
 }

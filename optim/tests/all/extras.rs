@@ -54,6 +54,37 @@ fn clips_by_norm() {
     }
 }
 
+/// Errors of clipping, averages, loss scaling and gradient buffers have the caller's line.
+#[test]
+fn arguments_have_the_line_of_the_caller() {
+    let (params, mut sgd, mut flat) = setup(DType::F32);
+    let other = leaves(&Cpu::new(), &SHAPES, DType::F32);
+    let mut ema = Ema::new(&mut sgd, 0.9).unwrap();
+    let mut scaler = LossScaler::default();
+    let sgd_again = |p: &Params<Cpu>| Box::new(Sgd::over(SgdConfig::default(), p).unwrap()) as Box<dyn Optimizer<Cpu>>;
+    let twice = vec![sgd_again(&params), sgd_again(&params)];
+    let errors = [
+        clip_grad_norm(&mut flat, -1.0, NormOrder::L2).map(|_| ()),
+        clip_grad_value(&mut flat, -1.0).map(|_| ()),
+        grad_norm(&Gradients::<Cpu>::default(), NormOrder::L2).map(|_| ()),
+        flat.set(&other[0], &tensor(&Cpu::new(), SHAPES[0], DType::F32, 1)).map(|_| ()),
+        flat.set(&params[0], &tensor(&Cpu::new(), &[7], DType::F32, 1)).map(|_| ()),
+        flat.require_all().map(|_| ()),
+        Ema::new(&mut sgd, 1.0).map(|_| ()),
+        ema.swap_out().map(|_| ()),
+        ema.load_state_dict(&[]).map(|_| ()),
+        LossScaler::starting_at(0.0).map(|_| ()),
+        scaler.resume(-1.0, 0).map(|_| ()),
+        scaler.load_state_dict::<Cpu>(&[]).map(|_| ()),
+        Combined::new(twice).map(|_| ()),
+    ];
+    let first = line!() - 14;
+    for (i, error) in errors.into_iter().enumerate() {
+        let error = error.unwrap_err();
+        assert_eq!(error.location().map(|at| at.line()), Some(first + i as u32), "{error}");
+    }
+}
+
 #[test]
 fn stale_ranges_do_not_count() {
     let (params, mut sgd, mut flat) = setup(DType::F64);

@@ -27,6 +27,7 @@ impl<R: Runtime> MicroBatches<R> {
     ///
     /// # Errors
     /// Fails if a first axis is no multiple of `count`: micro-batches of one pipeline have the same shapes.
+    #[track_caller]
     pub fn split(inputs: &[Tensor<R>], targets: &[Tensor<R>], count: usize) -> Result<Self> {
         let inputs = (0..count).map(|k| part(inputs, k, count)).collect::<Result<_>>()?;
         let targets = (0..count).map(|k| part(targets, k, count)).collect::<Result<_>>()?;

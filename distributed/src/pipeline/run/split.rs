@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use nn::{Forward, ModuleExt, Sequential};
-use numcore::{Error, Result, Runtime};
+use numcore::{Error, Result, Runtime, Within};
 
 use super::Stage;
 
@@ -26,11 +26,12 @@ use super::Stage;
 /// # Errors
 /// Fails if cuts do not ascend or leave a stage without layers, or if two stages would share a parameter. Stages on
 /// different ranks cannot share, so one of them needs a [copy](nn::Param::duplicate).
+#[track_caller]
 pub fn split<R: Runtime>(layers: Vec<Box<dyn Forward<R>>>, cuts: &[usize]) -> Result<Vec<Box<dyn Stage<R>>>> {
     let bounds: Vec<usize> = std::iter::once(0).chain(cuts.iter().copied()).chain([layers.len()]).collect();
     if !bounds.is_sorted_by(|a, b| a < b) {
         let why = format!("cuts {cuts:?} must ascend and leave every stage at least one of {} layers", layers.len());
-        return Err(Error::config("pipeline split", "cuts", why));
+        return Err(Error::config("pipeline split", "cuts", why)).at_caller();
     }
     let stages = Sequential::from_iter(layers).split(cuts);
     refuse_sharing(&stages)?;
@@ -42,10 +43,11 @@ pub fn split<R: Runtime>(layers: Vec<Box<dyn Forward<R>>>, cuts: &[usize]) -> Re
 ///
 /// # Errors
 /// Fails if there are fewer layers than stages, or if `stages` is 0.
+#[track_caller]
 pub fn balanced<R: Runtime>(layers: &[Box<dyn Forward<R>>], stages: usize) -> Result<Vec<usize>> {
     if stages == 0 || layers.len() < stages {
         let allowed = format!("in 1..={}, the number of layers", layers.len());
-        return Err(Error::range("pipeline split", "number of stages", stages, allowed));
+        return Err(Error::range("pipeline split", "number of stages", stages, allowed)).at_caller();
     }
     let sizes: Vec<usize> = layers.iter().map(|layer| layer.num_parameters().total).collect();
     Ok(cuts(&sizes, stages))
