@@ -19,6 +19,7 @@ pub struct ZeroStage2;
 /// Shards optimizer state, gradients and parameters: `.zero(ZeroStage3)`. See [`ZeroStage::Parameters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(alias("FSDP"))]
+#[doc(alias("HSDP"))]
 pub struct ZeroStage3;
 
 impl From<ZeroStage1> for ZeroOptions {

@@ -146,7 +146,7 @@ impl<R: Runtime> Mesh<R> {
     /// # Errors
     /// On every rank, in this call or its next, unless all ranks along these axes have the same model and plan. Errors
     /// of [`TensorPlan::apply`] as well.
-    #[doc(alias = "parallelize_module")]
+    #[doc(alias("parallelize_module"))]
     #[track_caller]
     pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
         // Ranks of other stages and replicas wait for this one, not along the axes whose ranks differ.

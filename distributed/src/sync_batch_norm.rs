@@ -30,6 +30,7 @@ use crate::comm::{Collectives, Comm, Communicator, Named, ReduceOp};
 /// ([`TrainStep::idle`](crate::train::TrainStep::idle)) is an error on all ranks.
 ///
 /// A model takes it in place of [`BatchNorm`]: [`SyncBatchNorm::over`] converts a layer.
+#[doc(alias("convert_sync_batchnorm"))]
 pub struct SyncBatchNorm<R: Runtime> {
     norm: BatchNorm<R>,
     comm: Comm<R>,

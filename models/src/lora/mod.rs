@@ -40,6 +40,7 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias("PeftModel"))]
 pub struct Lora<R: Runtime> {
     layers: Vec<AdaptedLayer<R>>,
     /// Parameters that are trained in full.

@@ -23,6 +23,7 @@ pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
 /// A learning-rate schedule: a rate for each step.
 ///
 /// A closure is a schedule too: `|base, step| base / (1.0 + step as f64)`.
+#[doc(alias("lr_scheduler"))]
 pub trait LrSchedule: Send + Sync {
     /// The rate at a step, from 0, given the base rate.
     fn lr(&self, base: f64, step: u64) -> f64;

@@ -25,6 +25,7 @@ use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReas
 /// A checkpoint is complete or absent, and an old one is removed only after a new one is in place. A save that fails
 /// ends the run with its error, unless [`report_failures`](Checkpoints::report_failures) is set; the last good
 /// checkpoint stays.
+#[doc(alias("ModelCheckpoint"))]
 pub struct Checkpoints<R: Runtime> {
     folder: Folder,
     /// The name of the state in checkpoints, with the monitored value's name.
@@ -152,8 +153,7 @@ impl<R: Runtime> Checkpoints<R> {
     /// checkpoint, as each value was NaN; it records the text `checkpoint/best`. Buffers are restored with the
     /// parameters. The optimizer is not: the last checkpoint, from which a run can go on, stays the last one. Where
     /// [averages](crate::WeightAveraging) were evaluated, the model has the best of those.
-    #[doc(alias("load_best_model_at_end"))]
-    #[doc(alias("restore_best_weights"))]
+    #[doc(alias("load_best_model_at_end", "restore_best_weights"))]
     pub fn restore_best(mut self) -> Self {
         self.restore_best = true;
         self

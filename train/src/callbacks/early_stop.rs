@@ -17,6 +17,7 @@ use crate::{Callback, CallbackState, Event, Run, parsed};
 /// # let _ = (loss, accuracy);
 /// ```
 #[derive(Clone, Debug)]
+#[doc(alias("EarlyStopping"))]
 pub struct EarlyStop {
     /// The name of the state in checkpoints, with the monitored value's name.
     name: String,

@@ -97,7 +97,8 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     }
 
     /// Sets up training of a head: a model around another, with a loss and a way to predict, which owns the inner
-    /// model. As everything that owns modules is a [`Module`], this is [`setup`](Trainer::setup) by another name.
+    /// model. As everything that owns modules is a [`Module`], this is [`setup`](Trainer::setup) by another name;
+    /// [`setup_with`](Trainer::setup_with) takes the head with a configuration.
     ///
     /// # Errors
     /// The errors of [`setup`](Trainer::setup).

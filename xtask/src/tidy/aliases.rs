@@ -15,6 +15,9 @@ const NAMES: &[&str] = &[
     "all_reduce_gradients", "weighted_all_reduce_gradients", "is_heterogeneous", "chunk_ratios", "compute_shard_sizes", "speed_hint",
     "overhead_target", "max_anchor", "max_grad_norm", "timeline", "world_size",
     "DistributedDataParallel", "FullyShardedDataParallel", "DataLoader", "DistributedSampler", "DeviceMesh", "GradScaler", "clip_grad_norm",
+    "DDP", "FSDP", "HSDP", "ZeRO", "SimpleTrainer", "ZeroStage1", "ZeroStage2", "lr_scheduler", "autocast", "no_grad", "device_mesh",
+    "SyncBatchNorm", "convert_sync_batchnorm", "join", "barrier", "all_gather", "reduce_scatter", "torchrun", "Trainer",
+    "EarlyStopping", "ModelCheckpoint", "save_pretrained", "from_pretrained", "PeftModel", "modules_to_save", "DiLoCo", "PowerSGD",
     "no_sync", "register_comm_hook", "register_hook", "state_dict", "load_state_dict", "param_groups", "zero_grad", "parallelize_module",
 ];
 
@@ -28,7 +31,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 fn missing(tree: &Tree, names: &[&str]) -> Vec<Finding> {
     let sources: Vec<&str> =
         tree.texts(".rs").filter(|(path, _)| path.contains("/src/")).map(|(_, text)| text).collect();
-    let gone = names.iter().filter(|name| !sources.iter().any(|text| text.lines().any(|line| names_item(line, name))));
+    let gone = names.iter().filter(|name| !sources.iter().any(|text| names_item(text, name)));
     gone.map(|name| {
         let why = format!("`{name}` is found by nobody: give the item that it is here `#[doc(alias(\"{name}\"))]`");
         Finding::new("xtask/src/tidy/aliases.rs", 1, why)
@@ -36,15 +39,26 @@ fn missing(tree: &Tree, names: &[&str]) -> Vec<Finding> {
     .collect()
 }
 
-/// Whether a line makes an item of this name, a public field of it, or an alias.
-fn names_item(line: &str, name: &str) -> bool {
-    let line = line.trim();
-    if line.starts_with("#[doc(alias") {
-        return line.contains(&format!("\"{name}\""));
-    }
-    let Some(item) = line.strip_prefix("pub ").or_else(|| line.strip_prefix("fn ").map(|_| line)) else { return false };
-    let item = ITEMS.iter().find_map(|kind| item.strip_prefix(kind)).unwrap_or(item);
-    item.strip_prefix(name).is_some_and(|rest| rest.starts_with(['(', '<', ':', ' ', ';']))
+/// Whether a source has a public item or a method of a public trait of this name, a public field of it, or an alias, as
+/// rustdoc's search compares names.
+fn names_item(text: &str, name: &str) -> bool {
+    let (name, mut in_trait) = (searched(name), false);
+    text.lines().any(|line| {
+        in_trait = line.starts_with("pub trait ") || in_trait && line != "}";
+        let line = line.trim();
+        if let Some(aliases) = line.strip_prefix("#[doc(alias") {
+            return aliases.split('"').any(|alias| searched(alias) == name);
+        }
+        let method = line.strip_prefix("fn ").filter(|_| in_trait);
+        let Some(item) = line.strip_prefix("pub ").or(method) else { return false };
+        let item = ITEMS.iter().find_map(|kind| item.strip_prefix(kind)).unwrap_or(item);
+        item.split(['(', '<', ':', ' ', ';']).next().is_some_and(|item| searched(item) == name)
+    })
+}
+
+/// A name without case and underscores.
+fn searched(name: &str) -> String {
+    name.replace('_', "").to_lowercase()
 }
 
 #[cfg(test)]
@@ -53,9 +67,9 @@ mod tests {
 
     #[test]
     fn items_fields_and_aliases_are_found() {
-        let text = "#[doc(alias(\"ElChe\"))]\npub struct Balanced<R> {\n    pub hint: f64,\n}\n    fn setup<R>(&self);\npub(crate) fn hidden() {}\n";
+        let text = "#[doc(alias(\"ElChe\"))]\npub struct Balanced<R> {\n    pub hint: f64,\n}\npub trait T {\n    fn setup<R>(&self);\n}\npub(crate) fn hidden() {}\n    fn private() {}\n";
         let tree = Tree::of(&[("a/src/lib.rs", text), ("a/tests/b.rs", "pub fn tested() {}")]);
-        assert!(missing(&tree, &["ElChe", "Balanced", "hint", "setup"]).is_empty());
-        assert_eq!(missing(&tree, &["hidden", "tested", "Bal", "El"]).len(), 4);
+        assert!(missing(&tree, &["ElChe", "el_che", "Balanced", "hint", "setup"]).is_empty());
+        assert_eq!(missing(&tree, &["hidden", "private", "tested", "Bal", "El"]).len(), 5);
     }
 }

@@ -86,7 +86,7 @@ impl<R: Runtime> PipelineModel<R> {
     ///
     /// # Errors
     /// Fails as [`Mesh::parallelize`].
-    #[doc(alias = "parallelize_module")]
+    #[doc(alias("parallelize_module"))]
     #[track_caller]
     pub fn parallelize(self, mesh: &Mesh<R>, plan: &TensorPlan) -> Result<Self> {
         mesh.parallelize(&StagesHere(&self.stages), plan)?;
