@@ -62,6 +62,8 @@ pub(crate) enum Step {
     CargoWith(&'static [(&'static str, &'static str)], &'static [&'static str]),
     /// A program that an earlier step has built, without optimisation, and its arguments.
     Built(&'static str, &'static [&'static str]),
+    /// A program that an earlier step has built with optimisation, none of whose symbols contains this text.
+    WithoutSymbol(&'static str, &'static str),
     /// A Python program with packages from this folder, and its arguments.
     Python(&'static str, &'static [&'static str]),
 }
@@ -216,6 +218,7 @@ impl Step {
                 println!("$ {} {}", program.display(), args.join(" "));
                 run_command(Command::new(program).args(*args), name)
             }
+            Step::WithoutSymbol(name, text) => without_symbol(&repo::root().join("target/release").join(name), text),
             Step::Python(packages, args) => {
                 let mut python = Command::new("python3");
                 run_command(python.args(*args).env("PYTHONPATH", packages), &format!("python3 {}", args.join(" ")))
@@ -228,6 +231,20 @@ impl Step {
 fn built(here: &Path, name: &str) -> Result<PathBuf, String> {
     let target = here.ancestors().nth(2).ok_or(format!("{} lies in no target folder", here.display()))?;
     Ok(target.join("debug").join(format!("{name}{EXE_SUFFIX}")))
+}
+
+/// Requires a program whose symbols do not contain `text`.
+fn without_symbol(program: &Path, text: &str) -> Result<(), String> {
+    let bytes = std::fs::read(program).map_err(|error| format!("{}: {error}", program.display()))?;
+    match bytes.windows(text.len()).position(|part| part == text.as_bytes()) {
+        None => Ok(()),
+        Some(at) => {
+            let is_name = |byte: &u8| byte.is_ascii_graphic();
+            let from = bytes[..at].iter().rposition(|byte| !is_name(byte)).map_or(0, |before| before + 1);
+            let name = bytes[from..].iter().take_while(|byte| is_name(byte)).copied().collect();
+            Err(format!("{}: has `{}`", program.display(), String::from_utf8(name).unwrap_or_default()))
+        }
+    }
 }
 
 pub(crate) fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
@@ -306,5 +323,15 @@ mod tests {
     fn a_failed_command_names_itself() {
         let error = run_cargo(&["no-such-subcommand"], &[]).expect_err("fails");
         assert!(error.contains("`cargo no-such-subcommand` failed"), "{error}");
+    }
+
+    #[test]
+    fn a_symbol_is_found_and_named() {
+        let program = std::env::temp_dir().join(format!("symbols-{}", std::process::id()));
+        std::fs::write(&program, b"\0_ZN4body7generic8closure17h0E\0_ZN4rest").unwrap();
+        let error = without_symbol(&program, "generic8clo").expect_err("has it");
+        assert!(error.ends_with("has `_ZN4body7generic8closure17h0E`"), "{error}");
+        assert_eq!(without_symbol(&program, "generic9"), Ok(()));
+        std::fs::remove_file(&program).unwrap();
     }
 }
