@@ -197,8 +197,8 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         self
     }
 
-    /// The exchange of gradients where nothing is sharded. Buckets of a pipeline's stages may have any limits, but
-    /// their gradients are not compressed.
+    /// The exchange of gradients where nothing is sharded. Buckets of a pipeline's stages are sent in a
+    /// stage's last backward pass or, if they are compressed, after the last pass of all.
     pub fn buckets(self, options: BucketOptions) -> Self {
         Self { buckets: Some(options), ..self }
     }
@@ -261,13 +261,16 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
             // Each rank has all experts, whose matrices are unsharded.
             buckets.compression = GradCompression::Own;
         }
-        Features::default()
+        let stages = match &self.model {
+            StepModel::Whole(_) => Features::default(),
+            StepModel::Stages(model) => Features::of([Feature::Pipeline]).and_if(!model.ties.is_empty(), Feature::Tied),
+        };
+        stages
             .union(self.zero.features())
             .union(buckets.features())
             .and_if(self.buckets.is_some(), Feature::Buckets)
             .and_if(self.reducer.is_some(), Feature::Reducer)
             .and_if(self.experts, Feature::Experts)
-            .and_if(matches!(self.model, StepModel::Stages(_)), Feature::Pipeline)
             .and_if(whole && self.zero.stage != ZeroStage::None, Feature::WholeParameters)
     }
 

@@ -8,9 +8,10 @@ use numcore::{Result, Runtime, TensorMut};
 
 use super::{Loss, StepInput, Updates};
 use crate::{
+    combinations::Feature,
     hooks::{GradientObserver, observe},
     pipeline::{Compute, MicroBatches, Pass, Pipeline, PipelineOutput, StageHooks},
-    strategy::{BackwardPass, Strategy},
+    strategy::{BackwardPass, LossWeight, Strategy},
 };
 
 /// The stages of this rank, in the pipeline that runs them.
@@ -25,6 +26,8 @@ impl<R: Runtime> Stages<R> {
     }
 
     /// Runs the pipeline `runs` times. Returns the losses on the rank of the last stage.
+    ///
+    /// Compressed gradients are sent after the last run, because only the last stage knows the weight of losses before.
     pub(super) fn run(
         &mut self,
         strategy: &mut dyn Strategy<R>,
@@ -34,15 +37,23 @@ impl<R: Runtime> Stages<R> {
         input: &mut dyn FnMut(usize) -> Result<StepInput<R>>,
     ) -> Result<Vec<Loss<R>>> {
         self.pipeline.set_loss_scale(updates.loss_scale());
-        let mut losses = Vec::new();
+        let waits = strategy.features().iter().any(|feature| matches!(feature, Feature::Narrowed | Feature::PowerSgd));
+        let mut losses: Vec<Loss<R>> = Vec::new();
         for k in 0..runs {
             let batch = input(k)?.run()?;
-            let mut hooks = StrategyHooks { strategy, observer: observer.as_deref_mut(), is_last: k + 1 == runs };
+            let is_last = k + 1 == runs && !waits;
+            let mut hooks = StrategyHooks { strategy, observer: observer.as_deref_mut(), is_last };
             let output = self.pipeline.run(batch, &mut hooks)?;
             for loss in output.losses() {
                 losses.push(loss.detached()?);
             }
             self.last = Some(output);
+        }
+        if waits {
+            let weight = self.pipeline.from_last_stage(losses.iter().map(|loss| loss.weight).sum())?;
+            let losses = LossWeight { weight, scale: updates.loss_scale(), skippable: updates.may_skip() };
+            let stages = self.pipeline.stages().keys();
+            stages.copied().try_for_each(|stage| strategy.begin(stage, BackwardPass::Last(Some(losses))))?;
         }
         Ok(losses)
     }

@@ -88,7 +88,7 @@ pub struct Trace {
     pub weights: Vec<Vec<f64>>,
 }
 
-pub fn weights<M: Module<Cpu>>(model: &M) -> Result<Vec<f64>> {
+pub fn weights<M: Module<Cpu> + ?Sized>(model: &M) -> Result<Vec<f64>> {
     let mut all = Vec::new();
     for (_, p) in model.named_parameters() {
         all.extend(p.value()?.to_dtype(DType::F64)?.to_vec::<f64>()?);

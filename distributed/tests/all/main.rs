@@ -52,6 +52,7 @@ mod outcome;
 mod own_reducer;
 mod pipeline_checkpoints;
 mod pipeline_common;
+mod pipeline_compression;
 mod pipeline_evaluation;
 mod pipeline_faults;
 mod pipeline_formulas;

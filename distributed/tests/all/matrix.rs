@@ -117,6 +117,7 @@ fn features(way: &Way) -> Features {
         .union(Features::of(axes))
         .and_if(matches!(way.kind, Kind::Mixture(_)), Feature::Experts)
         .and_if(unused == Unused::Allow, Feature::Unused)
+        .and_if(way.size(Axis::Pipe) > 1 && way.gpt.tied_head && !way.is_mixture(), Feature::Tied)
         .and_if(way.buckets.canonical && !sharded, Feature::Canonical)
 }
 

@@ -141,6 +141,12 @@ impl<R: Runtime> Pipeline<R> {
         Ok(words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
     }
 
+    /// A number of the rank of the last stage, on every rank. Blocks.
+    pub(crate) fn from_last_stage(&self, own: f64) -> Result<f64> {
+        let all = self.comm.exchange_equal(own.to_le_bytes())?;
+        Ok(f64::from_le_bytes(all[self.rank_of(self.schedule().stages() - 1)]))
+    }
+
     /// The times of every rank's actions in a [measured](PipelineOptions::measured) run, in nanoseconds from a moment
     /// at which all ranks had begun. Blocks.
     pub fn timeline(&self, output: &PipelineOutput<R>) -> Result<Timeline> {
