@@ -1,7 +1,7 @@
-//! Features of training steps, and the pairs of them that exclude each other.
+//! Features of training steps and of loops over them, and the pairs that exclude each other.
 //!
-//! [`COMBINATIONS`] refuses the pairs: code that makes or wraps a step asks it, by [`Features::check`]. The tests draw
-//! their cases from it.
+//! [`COMBINATIONS`] refuses the pairs: code that makes, wraps or runs a step asks it, by [`Features::check`]. The tests
+//! draw their cases from it.
 //!
 //! Options of one feature that contradict each other are checked by the feature, as `ZeroOptions` are. Properties of a
 //! model are checked by the code that meets them: a layer that cannot be cut, or weights that no rank has whole.
@@ -13,7 +13,7 @@ use numcore::{Error, Result};
 /// Defines the features with their names.
 macro_rules! features {
     ($($(#[$doc:meta])* $feature:ident $name:literal,)*) => {
-        /// A feature of a training step.
+        /// A feature of a training step, or of the loop that runs it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Feature {
             $($(#[$doc])* $feature,)*
@@ -85,6 +85,14 @@ features! {
     NoBatches "ranks without a batch",
     /// Ranks that leave and join.
     Elastic "elastic ranks",
+    /// Parameters that are trained from a later step on.
+    Unfreezing "parameters that are unfrozen",
+    /// The weights of the best checkpoint as the model's when the run is over.
+    RestoreBest "the best weights at the end",
+    /// Averages of the weights as the model's when the run is over.
+    UseAtEnd "averages of weights at the end",
+    /// A loop that averages gradients by hand, by `Ddp`.
+    ByHand "gradients averaged by hand",
 }
 
 const _: () = assert!(Feature::ALL.len() <= u32::BITS as usize, "`Features` has a bit for each");
@@ -183,6 +191,10 @@ const EACH_PASS: &str = "ranks exchange in every pass, so they take equally many
 const SERVES: &str = "experts have the tokens of other ranks: share out the examples otherwise, or compute any batch with a weight of 0 \
                       (`Loss::weightless`)";
 const RUNS: &str = "stages compute the micro-batches of other ranks: give the replica any batch that is `weightless`";
+const COPIES: &str =
+    "checkpoints and averages have one copy of a parameter that stages share: load a checkpoint when the run is over";
+const BY_HAND: &str =
+    "ranks would average partial gradients as if each had other examples: train it by `TrainStep::builder`";
 
 /// The pairs of features that exclude each other. All other pairs work.
 pub static COMBINATIONS: &[Refused] = {
@@ -253,5 +265,14 @@ pub static COMBINATIONS: &[Refused] = {
             [Elastic, WeightsDiffer],
             "there is no step after which all ranks have equal weights, and another number of ranks would lose the updates of each: take one fragment and a rule that keeps nothing of a rank's own",
         ),
+        refused(
+            [Local, Unfreezing],
+            "ranks would not synchronize a parameter that was frozen when the step was made: make another `LocalSteps` to train it",
+        ),
+        refused([Tied, RestoreBest], COPIES),
+        refused([Tied, UseAtEnd], COPIES),
+        refused([Tensor, ByHand], BY_HAND),
+        refused([Context, ByHand], BY_HAND),
+        refused([Experts, ByHand], BY_HAND),
     ]
 };

@@ -2,16 +2,19 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     time::Duration,
 };
 
 use data::Batch;
 use distributed::{
     checkpoint::Checkpointed,
+    combinations::{Feature, Features},
     comm::{Collectives, Comm},
     strategy::StepRanks,
     train::WeightedSum,
 };
+use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime};
 
 use crate::{BestValue, Control, Interval, Length, Progress, callbacks::interrupt, control::Selection, sink::Value};
@@ -67,6 +70,9 @@ pub(crate) struct RunState {
 /// The training step and the loss function, whatever their types.
 pub(crate) trait RunEngine<R: Runtime, M, B> {
     fn ranks(&self) -> &StepRanks<R>;
+    fn features(&self) -> Features;
+    /// The modules that the training step holds itself.
+    fn modules(&self) -> Vec<&dyn Module<R>>;
     fn state(&mut self) -> &mut dyn Checkpointed<R>;
     /// Sum and weight of this rank's losses of a batch.
     fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<WeightedSum>;
@@ -81,6 +87,36 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     /// The communicator of all ranks that train.
     pub fn comm(&self) -> &Comm<R> {
         &self.engine.ranks().everyone
+    }
+
+    /// Features of the training step.
+    pub(crate) fn features(&self) -> Features {
+        self.engine.features()
+    }
+
+    /// The model, and the modules that the training step holds itself.
+    pub(crate) fn modules(&self) -> Vec<&dyn Module<R>>
+    where
+        M: Module<R>,
+    {
+        iter::once(self.model as &dyn Module<R>).chain(self.engine.modules()).collect()
+    }
+
+    /// An error, with the reason, if the run cannot end with other weights: the training step excludes the feature, or
+    /// this run has no module with parameters.
+    pub(crate) fn check_end(&self, feature: Feature, op: &'static str) -> Result<()>
+    where
+        M: Module<R>,
+    {
+        self.features().and(feature).check(op)?;
+        if self.engine.modules().is_empty() && self.model.parameters().is_empty() {
+            return Err(Error::config(
+                op,
+                feature.name(),
+                "the model of this run has no parameters: give it to the trainer",
+            ));
+        }
+        Ok(())
     }
 
     /// The progress of the run.

@@ -196,17 +196,12 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     }
 
     pub(super) fn take(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
-        abort_on_err(&self.comm, self.require_frozen())?;
+        if let Some(leaf) = self.frozen.iter().find(|leaf| leaf.requires_grad()) {
+            let features = self.properties().features.and(Feature::Unfreezing);
+            abort_on_err(&self.comm, features.check("LocalSteps").within(leaf.name()))?;
+        }
         let metrics = self.inner.step(work.skips_if_empty());
         self.after(metrics)
-    }
-
-    /// An error if a parameter is trained now that was frozen when the fragments were made.
-    fn require_frozen(&self) -> Result<()> {
-        self.frozen.iter().find(|leaf| leaf.requires_grad()).map_or(Ok(()), |leaf| {
-            let why = "was frozen when this step was made, so ranks would not synchronize it: make another `LocalSteps` to train it";
-            Err(Error::state(leaf.name().to_string(), why))
-        })
     }
 
     /// Ends a step of this rank: synchronizes if a fragment is due.

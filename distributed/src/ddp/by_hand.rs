@@ -3,11 +3,15 @@
 use std::sync::Arc;
 
 use autograd::{Gradients, Leaf, set_random_stream};
-use nn::{Buffer, Module, ModuleExt, Param, parallel::context_ranks};
+use nn::{
+    Buffer, Module, ModuleExt, Param,
+    parallel::{TensorStyle, context_ranks},
+};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, Within, ops::PointwiseOps};
 
 use crate::{
     RankDevices,
+    combinations::{Feature, Features},
     comm::{Collectives, Comm, ReduceOp, abort_on_err, memory},
     strategy::described,
     unused::used_anywhere,
@@ -28,20 +32,18 @@ impl<R: Runtime> Ddp<R> {
     /// dropout masks for their different data.
     ///
     /// # Errors
-    /// On every rank, if the ranks' models differ. Also if the model is cut over a tensor, expert or context axis: only
-    /// a [training step](crate::train::TrainStep) sums its partial gradients.
+    /// On every rank, if the ranks' models differ, or the model is cut in a way that [excludes](crate::combinations)
+    /// gradients averaged by hand.
     #[track_caller]
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
-        if context_ranks(model).iter().any(|(_, over)| *over > 1) {
-            let why =
-                "has its sequences cut over ranks, which read the same examples: train it by `TrainStep::builder`";
-            return Err(Error::state("the model", why).on_rank(comm.world_rank())).at_caller();
-        }
-        if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| is_cut(p)) {
-            let why = "is of a model that is cut over ranks, whose partial gradients would not be summed: train it by \
-                       `TrainStep::builder`";
-            return Err(Error::state(name, why).on_rank(comm.world_rank())).at_caller();
-        }
+        let context = context_ranks(model).iter().any(|(_, over)| *over > 1);
+        let features = Features::of([Feature::ByHand]).and_if(context, Feature::Context);
+        let cut = model.named_parameters().into_iter().find_map(|(name, p)| Some((name, cut(&p)?)));
+        let fits = match cut {
+            Some((name, cut)) => features.and(cut).check("Ddp").within(name),
+            None => features.check("Ddp"),
+        };
+        fits.map_err(|error| error.on_rank(comm.world_rank())).at_caller()?;
         Ddp::of(comm, model, comm.rank())
     }
 
@@ -156,7 +158,8 @@ impl<R: Runtime> Ddp<R> {
     }
 }
 
-/// Tells whether a parameter, or its gradient, is spread over several ranks.
-fn is_cut<R: Runtime>(parameter: &Param<R>) -> bool {
-    parameter.placed().is_some_and(|placed| placed.group().size() > 1)
+/// The feature by which a parameter, or its gradient, is spread over several ranks.
+fn cut<R: Runtime>(parameter: &Param<R>) -> Option<Feature> {
+    let placed = parameter.placed().filter(|placed| placed.group().size() > 1)?;
+    Some(if placed.style() == TensorStyle::Experts { Feature::Experts } else { Feature::Tensor })
 }

@@ -78,7 +78,10 @@ fn ranks_along_tensor_agree_on_what_they_do() {
 #[test]
 fn a_cut_model_is_not_trained_by_hand() {
     let error = refused(|comm, _, model, _| Ddp::new(comm, model).map(drop));
-    assert!(error.contains("wte.weight") && error.contains("cut over ranks"), "{error}");
+    assert!(
+        error.contains("wte.weight") && error.contains("tensor parallelism and gradients averaged by hand"),
+        "{error}"
+    );
 }
 
 /// Some parameters of a model.

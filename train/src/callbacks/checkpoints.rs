@@ -6,6 +6,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use distributed::{
     checkpoint::{Folder, SnapshotWriter},
+    combinations::Feature,
     comm::{Communicator, all_ok_after},
 };
 use nn::Module;
@@ -248,7 +249,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         match event {
             Event::Begin => {
                 if self.restore_best {
-                    best_weights::check(run)?;
+                    run.check_end(Feature::RestoreBest, "Checkpoints")?;
                 }
                 if run.state.from_scratch {
                     self.check_folder(run.comm())?;

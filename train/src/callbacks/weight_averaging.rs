@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use distributed::{
     checkpoint::{CheckpointPart, Checkpointed, Wanted},
+    combinations::Feature,
     comm::{Collectives, Comm, Communicator, memory},
 };
 use nn::{Module, ModuleExt};
@@ -26,7 +27,7 @@ static BLEND: LazyLock<Program> =
 /// Every rank keeps the averages of a part of the parameters: with four ranks a quarter on each. So there is one
 /// average over all ranks, whatever the strategy. For an evaluation they take the place of the weights. With ZeRO they
 /// are put into the shards, so that no rank has more of the parameters than it keeps; elsewhere ranks broadcast their
-/// parts. Averages of halves are `f32`. Pipeline stages are evaluated with their weights; checkpoints hold averages.
+/// parts. Averages of halves are `f32`. Pipeline stages that share parameters are evaluated with their weights.
 ///
 /// A limit: parameters may be sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards or a tensor
 /// axis. An evaluation then holds all parameters that a rank computes with in its memory, and putting weights of half
@@ -203,24 +204,26 @@ impl<R: Runtime> WeightAveraging<R> {
         if run.step_state().swap_parameter_parts(&in_type)? { Ok(()) } else { self.put_whole(run, in_type) }
     }
 
-    /// Broadcasts the parts of all ranks, parameter by parameter, and sets them as the model's values.
+    /// Broadcasts the parts of all ranks, parameter by parameter, and sets them as the values of all modules.
     fn put_whole<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
-        let (comm, table) = (run.comm(), self.table(run.comm())?);
-        for parameter in run.model().parameters() {
-            let leaf = parameter.leaf();
-            let spec = leaf.spec();
-            let here = parameter.placed().map_or_else(String::new, |placed| placed.placement().to_string());
-            let Some(placements) = table.get(&*leaf.name()) else { continue };
-            // Ranks along the tensor axis have other pieces of one parameter: all ranks broadcast all, and each takes
-            // its own.
+        let comm = run.comm();
+        let mut modules = run.modules();
+        // The averages have one copy of a parameter of several stages.
+        modules.truncate(if run.features().has(Feature::Tied) { 1 } else { modules.len() });
+        let named = |module: &dyn Module<R>| module.parameters().into_iter().map(|p| (p.leaf().name().to_string(), p));
+        let own: BTreeMap<_, _> = modules.into_iter().flat_map(named).collect();
+        // Ranks have other stages, and other pieces of one parameter: all ranks broadcast all, and each takes its own.
+        for (name, placements) in self.table(comm)? {
             for (placement, pieces) in placements {
                 let mut values = Vec::with_capacity(pieces.len());
-                for &AveragedPiece { owner, index, len, .. } in pieces {
+                for AveragedPiece { owner, index, len, dtype, .. } in pieces {
                     let own = (owner == comm.rank()).then(|| rows[index].clone());
-                    values.push(broadcast(comm, own, owner, len, spec.dtype)?);
+                    values.push(broadcast(comm, own, owner, len, dtype)?);
                 }
-                if here.is_empty() || *placement == here {
-                    leaf.set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(spec.shape)?)?;
+                let Some(parameter) = own.get(&name) else { continue };
+                if parameter.placed().is_none_or(|placed| placed.placement().to_string() == placement) {
+                    let shape = parameter.leaf().spec().shape;
+                    parameter.leaf().set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(shape)?)?;
                 }
             }
         }
@@ -230,25 +233,22 @@ impl<R: Runtime> WeightAveraging<R> {
     /// The owners of each parameter's pieces, in the order of their elements.
     fn table(&self, comm: &Comm<R>) -> Result<AveragedPieces> {
         let line = |(i, part): (usize, &AveragedPart<R>)| {
-            format!("{} {} {i} {}\t{}\n", part.start, part.len, part.name, part.placement)
+            format!("{} {} {i} {} {}\t{}\n", part.start, part.len, part.dtype, part.name, part.placement)
         };
         let own: String = self.parts.iter().enumerate().map(line).collect();
         let mut table = AveragedPieces::new();
         for (owner, lines) in comm.exchange(own.as_bytes())?.into_iter().enumerate() {
             for line in String::from_utf8_lossy(&lines).lines() {
                 let wrong = || Error::internal("WeightAveraging", format!("a rank sent `{line}`"));
-                let (mut words, mut numbers) = (line.splitn(4, ' '), [0; 3]);
+                let (mut words, mut numbers) = (line.splitn(5, ' '), [0; 3]);
                 for number in &mut numbers {
                     *number = words.next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
                 }
+                let dtype = words.next().and_then(DType::from_name).ok_or_else(wrong)?;
                 let (name, placement) = words.next().and_then(|rest| rest.split_once('\t')).ok_or_else(wrong)?;
                 let [start, len, index] = numbers;
-                table.entry(name.into()).or_default().entry(placement.into()).or_default().push(AveragedPiece {
-                    start,
-                    len,
-                    index,
-                    owner,
-                });
+                let piece = AveragedPiece { start, len, index, owner, dtype };
+                table.entry(name.into()).or_default().entry(placement.into()).or_default().push(piece);
             }
         }
         table.values_mut().flat_map(BTreeMap::values_mut).for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
@@ -265,6 +265,7 @@ struct AveragedPiece {
     len: usize,
     index: usize,
     owner: usize,
+    dtype: DType,
 }
 
 /// This rank's part of the parameters.
@@ -306,11 +307,10 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
     }
 
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        if self.use_at_end && matches!(event, Event::Begin) {
+            run.check_end(Feature::UseAtEnd, "WeightAveraging")?;
+        }
         match event {
-            Event::Begin if self.use_at_end && run.model().parameters().is_empty() => {
-                let why = "the model of this run has no parameters, as its training step has them: load `ema/` from the last checkpoint when the run is over";
-                Err(Error::config("WeightAveraging", "use_at_end", why))
-            }
             Event::Begin | Event::WentBack if std::mem::take(&mut self.begins) => self.begin(run.step_state()),
             // The loop's count decides, which is equal on all ranks: this rank may have left out a step that others
             // took.

@@ -4,10 +4,11 @@ use autograd::no_grad;
 use data::{Batch, Batches};
 use distributed::{
     checkpoint::Checkpointed,
+    combinations::Features,
     strategy::StepRanks,
     train::{Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
 };
-use nn::{counted_rows, set_counted_rows};
+use nn::{Module, counted_rows, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 
 use super::Weighting;
@@ -77,6 +78,14 @@ where
 {
     fn ranks(&self) -> &StepRanks<R> {
         self.step.ranks()
+    }
+
+    fn features(&self) -> Features {
+        self.step.properties().features
+    }
+
+    fn modules(&self) -> Vec<&dyn Module<R>> {
+        self.step.modules()
     }
 
     fn state(&mut self) -> &mut dyn Checkpointed<R> {

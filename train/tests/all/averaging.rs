@@ -158,7 +158,8 @@ fn a_decay_that_is_none_is_refused() {
 
 #[test]
 fn the_best_weights_are_those_that_were_evaluated() {
-    for ranks in [1, 2] {
+    let stages = [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters].map(|stage| (2, Some(stage)));
+    for (ranks, stage) in [(1, None), (2, None)].into_iter().chain(stages) {
         let scratch = [true, false].map(|_| Scratch::new("best-averages"));
         let left = |steps: u64, restores: bool, evaluates: bool| {
             on_ranks(ranks, |comm| {
@@ -175,7 +176,8 @@ fn the_best_weights_are_those_that_were_evaluated() {
                     (false, true) => averages.use_at_end(),
                     (_, false) => averages.skip_evaluations(),
                 };
-                let mut trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                let step = stage.map_or_else(|| ddp(comm, &model, 1), |stage| zero(comm, &model, stage, 1))?;
+                let mut trainer = Trainer::new(&model, step, loader(comm.runtime()))
                     .until(Length::Steps(steps))
                     .with(averages)
                     .with(evaluate.measure("value", value).without_loss());
@@ -184,13 +186,18 @@ fn the_best_weights_are_those_that_were_evaluated() {
                     let checkpoints = checkpoints.best("validation/value").ignore_signals();
                     trainer = trainer.with(checkpoints.restore_best());
                 }
-                trainer.run(loss)?;
+                let step = trainer.run(loss)?.step;
+                let _all = step.gather_full_params()?;
                 weights(&model)
             })
             .unwrap()
         };
         for evaluates in [true, false] {
-            assert_eq!(left(5, true, evaluates), left(2, false, evaluates), "{ranks} ranks, averages: {evaluates}");
+            assert_eq!(
+                left(5, true, evaluates),
+                left(2, false, evaluates),
+                "{ranks} ranks, {stage:?}, averages: {evaluates}"
+            );
         }
     }
 }

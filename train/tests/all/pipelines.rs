@@ -3,7 +3,8 @@
 use data::Last;
 use distributed::{
     mesh::AsMesh,
-    pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind, split},
+    pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind, Tie, split},
+    train::StepInput,
 };
 use nn::Sequential;
 use numcore::ops::Apply;
@@ -32,6 +33,11 @@ fn parts(batch: &Rows) -> Result<(Rows, Rows)> {
     Ok((batch.narrow(1, 0, 3)?.contiguous()?, batch.narrow(1, 3, 1)?.contiguous()?))
 }
 
+fn squares(y: &[Var<Cpu>], t: &[Var<Cpu>]) -> Result<Loss<Cpu>> {
+    let error = y[0].sub(&t[0])?.square()?;
+    Loss::sum(error.sum_all()?, error.spec().shape.numel() as f64)
+}
+
 /// The step on a communicator, or on a mesh with two ranks along tensor: the layer of the first stage is cut along its outputs, that of the
 /// second along its inputs.
 fn pipeline(comm: &Comm<Cpu>, tensor: bool) -> Result<TrainStep<Cpu>> {
@@ -42,10 +48,7 @@ fn pipeline(comm: &Comm<Cpu>, tensor: bool) -> Result<TrainStep<Cpu>> {
     let axes = [(Axis::Pipe, 2), (Axis::Data, comm.size() / 4), (Axis::Tensor, 2)];
     let mesh = if tensor { Mesh::new(comm, ParallelPlan::of(axes)?)? } else { comm.as_mesh() };
     let rank = if tensor { mesh.axis(Axis::Pipe).rank() } else { comm.rank() % 2 };
-    let model = PipelineModel::on(rank, checked, stages).loss(|y, t| {
-        let error = y[0].sub(&t[0])?.square()?;
-        Loss::sum(error.sum_all()?, error.spec().shape.numel() as f64)
-    });
+    let model = PipelineModel::on(rank, checked, stages).loss(squares);
     let plan = TensorPlan::new().column("0.0").row("1");
     let model = if tensor { model.parallelize(&mesh, &plan)? } else { model };
     TrainStep::builder(&mesh, model).optimizer(SgdConfig { lr: 0.05, ..Default::default() }).build()
@@ -76,6 +79,97 @@ fn piped((ranks, tensor): (usize, bool), untils: &[u64]) -> [Vec<(u64, f64)>; 2]
             .unwrap();
     }
     [memory.of("loss"), memory.of("validation/loss")]
+}
+
+type Weights = std::collections::BTreeMap<String, Vec<f64>>;
+
+/// Four steps, evaluated one by one: the values, and the weights that are left. The first is the worst, and is restored
+/// if `restores`; the averages are left if not, if there are some.
+fn ended<M: Module<Cpu>>(
+    rt: &Cpu,
+    model: &M,
+    step: TrainStep<Cpu>,
+    [averages, restores]: [bool; 2],
+    folder: &Scratch,
+    loss: impl FnMut(&M, &data::Batch<Rows>) -> Result<StepInput<Cpu>>,
+) -> Result<(Vec<(u64, f64)>, Weights)> {
+    let memory = Memory::default();
+    let evaluate = Evaluate::on(held_out(rt).batch(4).last(Last::Drop)).every(Interval::Steps(1));
+    let mut trainer = Trainer::new(model, step, loader(rt).last(Last::Drop)).until(Length::Steps(4)).with(evaluate);
+    if averages {
+        let averaging = WeightAveraging::new(0.7);
+        trainer = trainer.with(if restores { averaging } else { averaging.use_at_end() });
+    }
+    if restores {
+        let checkpoints = Checkpoints::in_folder(&folder.0).ignore_signals();
+        trainer = trainer.with(checkpoints.best(Monitor::max("validation/loss")).restore_best());
+    }
+    let step = trainer.sink(memory.clone()).run(loss)?.step;
+    let modules = std::iter::once(model as &dyn Module<Cpu>).chain(step.modules());
+    let values = modules.flat_map(|module| module.named_parameters());
+    let values = values.map(|(name, p)| Ok((name, p.value()?.to_vec::<f64>()?))).collect::<Result<_>>()?;
+    Ok((memory.of("validation/loss"), values))
+}
+
+#[test]
+fn a_pipeline_ends_with_the_best_weights_or_averages_of_one_rank() {
+    let one = one();
+    let mut all = Vec::new();
+    for ends in [[false, false], [false, true], [true, false], [true, true]] {
+        let (a, b) = layers(one.runtime());
+        let model = Sequential::new().push(First(a)).push(b);
+        let sgd = SgdConfig { lr: 0.05, ..Default::default() };
+        let step = TrainStep::builder(&one, &model).optimizer(sgd).build().unwrap();
+        let loss = |model: &Sequential<Cpu>, batch: &data::Batch<Rows>| {
+            let (x, y) = parts(&batch.data)?;
+            let sum = model.forward(&Var::new(x))?.sub(&Var::new(y))?.square()?.sum_all()?;
+            Ok(Loss::sum(sum, batch.rows as f64)?.into())
+        };
+        let (values, left) = ended(one.runtime(), &model, step, ends, &Scratch::new("ended"), loss).unwrap();
+        for (ranks, tensor) in [(2, false), (4, false), (4, true)] {
+            let folder = Scratch::new("ended-piped");
+            let outcome = Ranks::new(ranks).run(cpu, |comm| {
+                let split = |_: &ModelInStep, batch: &data::Batch<Rows>| {
+                    let (x, y) = parts(&batch.data)?;
+                    Ok(MicroBatches::split(&[x], &[y], 2)?.into())
+                };
+                ended(comm.runtime(), &ModelInStep, pipeline(&comm, tensor)?, ends, &folder, split)
+            });
+            for (own_values, own) in outcome.unwrap() {
+                let off = |a: &[f64], b: &[f64]| a.iter().zip(b).fold(0.0f64, |most, (a, b)| most.max((a - b).abs()));
+                let second = |of: &[(u64, f64)]| of.iter().map(|(_, value)| *value).collect::<Vec<_>>();
+                let both = [second(&own_values), second(&values)];
+                assert!(own_values.is_empty() || off(&both[0], &both[1]) < 1e-12, "{ends:?} on {ranks}: {both:?}");
+                for (name, values) in own.iter().filter(|_| !tensor) {
+                    assert!(off(values, &left[name]) < 1e-12, "{ends:?} on {ranks}, {name}");
+                }
+                assert!(!own.is_empty());
+            }
+        }
+        all.push(left);
+    }
+    assert!((1..4).all(|k| all[..k].iter().all(|other| *other != all[k])), "each end is another");
+}
+
+/// Both stages have a copy of a weight.
+#[test]
+fn stages_that_share_a_parameter_do_not_end_with_other_weights() {
+    for [averages, restores] in [[true, false], [false, true]] {
+        let outcome = Ranks::new(2).run(cpu, |comm| {
+            let shape = PipeShape { ranks: 2, stages_per_rank: 1, micro_batches: 2 };
+            let checked =
+                ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())?;
+            let layer = || Linear::new(&Init::new(comm.runtime(), 5).dtype(DType::F64), 3, 3);
+            let stages = split(Sequential::new().push(layer()?).push(layer()?).into_layers(), &[1])?;
+            let model = PipelineModel::on(comm.rank(), checked, stages).loss(squares);
+            let model = model.ties(vec![Tie::new(["0.weight", "1.weight"])]);
+            let step = TrainStep::builder(&comm, model).optimizer(SgdConfig::default()).build()?;
+            let none = |_: &ModelInStep, _: &data::Batch<Rows>| Err(Error::internal("the test", "it has begun"));
+            ended(comm.runtime(), &ModelInStep, step, [averages, restores], &Scratch::new("tied"), none).map(drop)
+        });
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("parameters that stages share and") && error.contains("at the end exclude"), "{error}");
+    }
 }
 
 #[test]

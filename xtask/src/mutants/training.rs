@@ -6,9 +6,19 @@ use super::{
 };
 
 #[rustfmt::skip]
+const COMPRESSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_compression"];
 const LOOP: &[&str] = &[
-    "test", "-p", "weftgrad-train", "--test", "all", "--", "order", "intervals", "a_run_begins_where",
-    "averaging::it_is", "averaging::the_best",
+    "test",
+    "-p",
+    "weftgrad-train",
+    "--test",
+    "all",
+    "--",
+    "order",
+    "intervals",
+    "a_run_begins_where",
+    "averaging::it_is",
+    "averaging::the_best",
 ];
 const PARQUET: &[&str] =
     &["test", "-p", "weftgrad-data", "--features", "parquet", "--test", "all", "--", "parquet_files"];
@@ -45,4 +55,5 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "data/src/sources/idx.rs", from: "size.checked_mul(n))", to: "Some(size.wrapping_mul(n)))", test: DATA },
     Mutant { file: "data/src/tokens/indexed.rs", from: "|count: u64, of: u64| count.checked_mul(of);", to: "|count: u64, of: u64| Some(count.wrapping_mul(of));", test: DATA },
     Mutant { file: "data/src/collate/pad.rs", from: "width.checked_mul(sequences.len())?", to: "width.wrapping_mul(sequences.len())", test: DATA },
+    Mutant { file: "distributed/src/train/pipeline.rs", from: "k + 1 == runs && !waits", to: "k + 1 == runs", test: COMPRESSED },
 ];
