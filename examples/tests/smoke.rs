@@ -172,7 +172,50 @@ fn train_gpt() {
         &format!("--config {}", config("typo.toml", "[optimizer]\nrl = 1")),
         "the nearest key there is is `optimizer.lr`",
     );
+    let mesh = |name: &str, text: &str| format!("--config {}", config(name, &format!("ranks = 3\n[mesh]\n{text}")));
+    refuses(gpt, &mesh("uneven.toml", "tensor = 2"), "the world has 3");
+    refuses(gpt, &mesh("schedule.toml", "pipeline = 3\nschedule = \"ZBV\""), "ZBV needs");
     refuses(gpt, &format!("--config {}", config("zero.toml", "[run]\nzero = 4")), "`run.zero` is a stage from 0 to 3");
+}
+
+/// Every axis, and several, take the steps of one rank.
+#[test]
+fn train_gpt_on_a_mesh() {
+    let losses = |name: &str, ranks: usize, model: &str, mesh: &str, run: &str| -> Vec<f64> {
+        let out = folder(&format!("train-gpt-{name}"));
+        let text = format!(
+            "out = {out:?}\nranks = {ranks}\n[model]\nlayers = 2\nwidth = 32\ncontext = 16\n{model}\n[mesh]\n{mesh}\n\
+             [data]\nbatch = 8\nvalidation = 0.01\n[run]\nsteps = 20\nevaluate_every = 20\nsave_every = 20\n{run}"
+        );
+        let config = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("mesh-{name}.toml"));
+        std::fs::write(&config, text).expect("the folder of tests can be written");
+        runs(program!("train-gpt"), &format!("--config {}", config.display()));
+        let metrics = std::fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics");
+        let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
+        records.filter_map(|record| record["values"]["loss"].as_f64()).collect()
+    };
+    let same = |many: Vec<f64>, one: &[f64], name: &str| {
+        let close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4 * b;
+        assert!(many.len() == 2 && many.iter().zip(one).all(close), "{name}: {many:?}, one rank: {one:?}");
+    };
+    let dense = losses("dense", 1, "", "", "");
+    assert!(dense[1] < dense[0], "{dense:?}");
+    for (name, ranks, mesh, run) in [
+        ("data", 3, "", ""),
+        ("micros", 1, "", "accumulation = 4"),
+        ("tensor", 2, "tensor = 2", ""),
+        ("context", 2, "context = 2", ""),
+        ("pipeline", 2, "pipeline = 2", "accumulation = 4"),
+        ("zbv", 2, "pipeline = 2\nschedule = \"ZBV\"\nstages_per_rank = 2", "accumulation = 4"),
+        ("several", 4, "pipeline = 2\ntensor = 2", "accumulation = 2"),
+        ("replicas", 4, "pipeline = 2", "accumulation = 2\nzero = 1"),
+    ] {
+        same(losses(name, ranks, "", mesh, run), &dense, name);
+    }
+    let mixture = losses("mixture", 1, "experts = 4", "", "");
+    same(losses("experts", 2, "experts = 4", "experts = 2", ""), &mixture, "experts");
+    let local = losses("local", 4, "", "pipeline = 2", "accumulation = 2\ntogether = \"local\"\nevery = 5");
+    assert!(local[1] < local[0], "{local:?}");
 }
 
 #[test]

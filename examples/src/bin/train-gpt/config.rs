@@ -3,7 +3,15 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use weftgrad::{distributed::zero::ZeroStage, nn::GptConfig};
+use weftgrad::{
+    Result,
+    distributed::{
+        pipeline::{Checked, Limits, Lowering, PipeShape, ScheduleKind},
+        plan::{Axis, ParallelPlan},
+        zero::ZeroStage,
+    },
+    models::{ConfigFields, JsonObject},
+};
 use weftgrad_examples::Outcome;
 
 /// A run, with the structure of the file of `--config`.
@@ -18,6 +26,7 @@ pub(crate) struct Config {
     /// The number of ranks; under `mpirun`, its number of processes.
     pub ranks: usize,
     pub model: Model,
+    pub mesh: Axes,
     pub data: Data,
     pub optimizer: Optimizer,
     pub run: Run,
@@ -30,7 +39,25 @@ pub(crate) struct Model {
     pub width: usize,
     /// Tokens of a sequence.
     pub context: usize,
-    pub dropout: f64,
+    /// Experts of each layer, two for each token; 0 for dense layers.
+    pub experts: usize,
+}
+
+/// The numbers of ranks along each axis. The rest of the ranks are along data.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Axes {
+    /// Ranks of a pipeline, each with some of the layers.
+    pub pipeline: usize,
+    /// Ranks that have parts of every layer.
+    pub tensor: usize,
+    /// Ranks that have parts of every sequence.
+    pub context: usize,
+    /// Ranks among which experts are shared out, of those along data and context.
+    pub experts: usize,
+    /// The schedule of the pipeline, such as 1F1B, ZB-H1 or ZBV.
+    pub schedule: String,
+    /// Pipeline stages on each rank.
+    pub stages_per_rank: usize,
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -55,9 +82,9 @@ pub(crate) struct Optimizer {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Run {
     pub steps: u64,
-    /// Micro-batches of a step.
+    /// Micro-batches of a step; in a pipeline, those of its schedule.
     pub accumulation: usize,
-    /// The ZeRO stage over ranks: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
+    /// The ZeRO stage over the ranks along data: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
     pub zero: u8,
     /// The cooperation of the ranks.
     pub together: Together,
@@ -88,7 +115,15 @@ impl Default for Config {
             out: "runs/train-gpt".into(),
             seed: 0,
             ranks: 1,
-            model: Model { layers: 2, heads: 4, width: 128, context: 64, dropout: 0.0 },
+            model: Model { layers: 2, heads: 4, width: 128, context: 64, experts: 0 },
+            mesh: Axes {
+                pipeline: 1,
+                tensor: 1,
+                context: 1,
+                experts: 1,
+                schedule: ScheduleKind::OneFOneB.to_string(),
+                stages_per_rank: 1,
+            },
             data: Data { batch: 16, validation: 0.1, workers: 1 },
             optimizer: Optimizer { lr: 6e-3, weight_decay: 0.1, warmup: 20, max_norm: 1.0 },
             run: Run {
@@ -110,6 +145,11 @@ impl Config {
     pub(crate) fn check(&self) -> Outcome<()> {
         let counts = [
             ("ranks", self.ranks as u64),
+            ("model.heads", self.model.heads as u64),
+            ("mesh.pipeline", self.mesh.pipeline as u64),
+            ("mesh.tensor", self.mesh.tensor as u64),
+            ("mesh.context", self.mesh.context as u64),
+            ("mesh.experts", self.mesh.experts as u64),
             ("data.batch", self.data.batch as u64),
             ("run.steps", self.run.steps),
             ("run.accumulation", self.run.accumulation as u64),
@@ -128,7 +168,30 @@ impl Config {
             )
             .into());
         }
+        if !self.data.batch.is_multiple_of(self.run.accumulation) {
+            return Err("`run.accumulation` must divide `data.batch`".into());
+        }
+        self.schedule()?;
         self.zero().map(|_| ())
+    }
+
+    /// The arrangement of so many ranks.
+    pub(crate) fn plan(&self, ranks: usize) -> Result<ParallelPlan> {
+        let Axes { pipeline, tensor, context, experts, .. } = self.mesh;
+        let data = (ranks / (pipeline * tensor * context)).max(1);
+        let cut = [(Axis::Pipe, pipeline), (Axis::Context, context), (Axis::Tensor, tensor), (Axis::Expert, experts)];
+        ParallelPlan::new(ranks, cut.into_iter().chain([(Axis::Data, data)]))
+    }
+
+    /// The checked schedule; none without a pipeline.
+    pub(crate) fn schedule(&self) -> Result<Option<Checked>> {
+        let Axes { pipeline: ranks, stages_per_rank, .. } = self.mesh;
+        if ranks == 1 {
+            return Ok(None);
+        }
+        let shape = PipeShape { ranks, stages_per_rank, micro_batches: self.run.accumulation };
+        let lowering = Lowering { sharded: self.run.zero == 3, ..Default::default() };
+        self.mesh.schedule.parse::<ScheduleKind>()?.generate(shape)?.lower(lowering)?.check(Limits::default()).map(Some)
     }
 
     /// The ZeRO stage: the tensors sharded over ranks.
@@ -142,9 +205,26 @@ impl Config {
         }
     }
 
-    /// The model, for a vocabulary of this size.
-    pub(crate) fn gpt(&self, vocab: usize) -> GptConfig {
-        let Model { layers, heads, width, context, dropout } = self.model;
-        GptConfig { vocab, context, layers, heads, width, dropout, ..GptConfig::default() }
+    /// The fields of the model, a Llama or a Mixtral, for a vocabulary of this size.
+    pub(crate) fn decoder(&self, vocab: usize) -> ConfigFields {
+        let Model { layers, heads, width, context, experts } = self.model;
+        let mut fields = serde_json::Map::new();
+        fields.insert("model_type".into(), if experts == 0 { "llama" } else { "mixtral" }.into());
+        for (name, size) in [
+            ("vocab_size", vocab),
+            ("num_hidden_layers", layers),
+            ("num_attention_heads", heads),
+            ("num_key_value_heads", heads),
+            ("hidden_size", width),
+            ("intermediate_size", 3 * width),
+            ("max_position_embeddings", context),
+        ] {
+            fields.insert(name.into(), size.into());
+        }
+        if experts > 0 {
+            fields.insert("num_local_experts".into(), experts.into());
+            fields.insert("num_experts_per_tok".into(), experts.min(2).into());
+        }
+        ConfigFields::of(JsonObject::of("the model", fields))
     }
 }

@@ -1,4 +1,4 @@
-//! Trains a character-level GPT on any number of ranks, configured by a TOML file: `train-gpt --config FILE`. `--show`
+//! Trains a character-level GPT on any number of ranks along any axes, configured by a TOML file: `train-gpt --config FILE`. `--show`
 //! prints the complete configuration, as a file to begin with.
 //!
 //! The folder of a run has its checkpoints (the last and the best), `metrics.jsonl`, TensorBoard's events, curves and a
@@ -7,7 +7,7 @@
 
 mod config;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, slice::from_ref};
 
 use clap::Parser;
 use config::{Config, Together};
@@ -17,14 +17,19 @@ use weftgrad::{
         balance::Balanced,
         local_updates::{DiLoCo, LocalSteps, LocalUpdates},
     },
-    data::{Loader, sources::Characters},
+    data::{Batch, Last, Loader, sources::Characters},
     distributed::{
         comm::Comm,
-        mesh::AsMesh,
-        train::{Step, TrainStep},
+        context_parallel::ContextExchange,
+        mesh::Mesh,
+        pipeline::{MicroBatches, PipelineModel},
+        plan::{Axis, ParallelPlan},
+        train::{Loss, Step, StepInput, StepModel, TrainStep},
         zero::ZeroStage,
     },
-    nn::Gpt,
+    fused::{CrossEntropyOptions, Reduction},
+    models::{Decoder, Pretrained},
+    nn::parallel::VocabularyLoss,
     optim::{AdamWConfig, WarmupCosine},
     prelude::*,
     train::{
@@ -87,30 +92,91 @@ fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> 
     let (learned, held_out) = tokens.split_at((tokens.len() as f64 * (1.0 - config.data.validation)) as usize);
     let loader = |part: &[u32]| -> Result<Loader<Sequences>> {
         let loader = text::sequences(rt, part, config.model.context, config.model.context)?;
-        Ok(loader.batch(config.data.batch).workers(config.data.workers))
+        let (batch, last) = match config.mesh.pipeline {
+            1 => (config.data.batch / config.run.accumulation, Last::Keep),
+            // A run of the schedule takes all micro-batches, which are of one size.
+            _ => (config.data.batch, Last::Drop),
+        };
+        Ok(loader.batch(batch).last(last).workers(config.data.workers))
     };
     let data = (loader(learned)?.shuffle(config.seed), loader(held_out)?);
-    let model = Gpt::new(&nn::Init::new(rt, config.seed), config.gpt(characters.len()))?;
+    let mesh = Mesh::new(comm, config.plan(comm.size())?)?;
+    let inner = match config.run.together {
+        // Replicas take steps of their own.
+        Together::Local => {
+            let plan = mesh.plan();
+            let axes = [Axis::Pipe, Axis::Context, Axis::Tensor];
+            let group = mesh.group(&axes)?;
+            Mesh::new(&group, ParallelPlan::of(axes.map(|axis| (axis, plan.size(axis))))?)?
+        }
+        _ => mesh.clone(),
+    };
+    let (model, stages) = model(&inner, config, characters.len())?;
     let adamw =
         AdamWConfig { lr: config.optimizer.lr, weight_decay: config.optimizer.weight_decay, ..Default::default() };
-    let over = |ranks: &dyn AsMesh<AnyRuntime>| {
-        TrainStep::builder(&ranks.as_mesh(), &model)
-            .optimizer(adamw.clone())
-            .schedule(WarmupCosine { warmup: config.optimizer.warmup, total: config.run.steps, end: 0.1 })
-            .accumulation(config.run.accumulation)
-            .max_norm(config.optimizer.max_norm)
-            .zero(config.zero().unwrap_or(ZeroStage::None))
-            .build()
-    };
+    let accumulation = if stages.is_some() { 1 } else { config.run.accumulation };
+    let builder = TrainStep::builder(&inner, stages.map_or_else(|| StepModel::from(&model), StepModel::from))
+        .optimizer(adamw)
+        .schedule(WarmupCosine { warmup: config.optimizer.warmup, total: config.run.steps, end: 0.1 })
+        .accumulation(accumulation)
+        .max_norm(config.optimizer.max_norm)
+        .zero(config.zero().unwrap_or(ZeroStage::None));
+    let step = if config.mesh.experts > 1 { builder.experts() } else { builder }.build()?;
     let step: Box<dyn Step<AnyRuntime>> = match config.run.together {
-        Together::Sums => Box::new(over(comm)?),
-        Together::Balanced => Box::new(Balanced::new(over(comm)?, Default::default())?),
+        Together::Sums => Box::new(step),
+        Together::Balanced => Box::new(Balanced::new(step, Default::default())?),
         Together::Local => {
             let synchronizations = LocalUpdates { every: Some(config.run.every), ..Default::default() };
-            Box::new(LocalSteps::new(comm, &model, over(rt)?, DiLoCo::default(), synchronizations)?)
+            let replicas = mesh.axis(Axis::Data);
+            Box::new(LocalSteps::new(replicas, &model, step, DiLoCo::default(), synchronizations)?.among(comm))
         }
     };
     fit(&model, step, data, config, resume)
+}
+
+/// A model that a rank trains as a whole, or its stages of a pipeline.
+type Parts = (Option<Decoder<AnyRuntime>>, Option<PipelineModel<AnyRuntime>>);
+
+/// The model, cut over the ranks of a mesh.
+fn model(mesh: &Mesh<AnyRuntime>, config: &Config, vocab: usize) -> Result<Parts> {
+    let init = nn::Init::new(mesh.world().runtime(), config.seed).lazily();
+    let model = Decoder::from_fields(&init, &config.decoder(vocab))?;
+    let plan = Decoder::<AnyRuntime>::tensor_plan();
+    let plan = match vocab.is_multiple_of(config.mesh.tensor) {
+        true => plan,
+        false => plan.without("embed_tokens").without("lm_head"),
+    };
+    let Some(checked) = config.schedule()? else {
+        mesh.parallelize(&model, &plan)?;
+        mesh.context_parallel(&model, ContextExchange::AllGather)?;
+        return Ok((Some(model), None));
+    };
+    let (stages, loss) = model.split_with_loss(checked.schedule().stages(), sum_of_tokens())?;
+    let stages = PipelineModel::on(mesh.axis(Axis::Pipe).rank(), checked, stages)
+        .loss(move |y, t| Loss::sum(loss.of(&y[0], &t[0])?, t[0].spec().shape.numel() as f64))
+        .parallelize(mesh, &plan)?
+        .context_parallel(mesh, ContextExchange::AllGather)?;
+    Ok((None, Some(stages)))
+}
+
+fn sum_of_tokens() -> VocabularyLoss {
+    let cross_entropy = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+    VocabularyLoss { cross_entropy, ..Default::default() }
+}
+
+/// The loss of a rank's share of a batch, or the micro-batches of its pipeline.
+fn input(
+    model: &Option<Decoder<AnyRuntime>>,
+    batch: &Batch<Sequences>,
+    micro_batches: usize,
+) -> Result<StepInput<AnyRuntime>> {
+    let (x, y) = &batch.data;
+    let Some(model) = model else {
+        return Ok(MicroBatches::split(from_ref(x), from_ref(y), micro_batches)?.into());
+    };
+    let logits = model.forward(&Var::new(x.clone()))?;
+    let loss = model.next_token_loss(&logits, &Var::new(y.clone()), &sum_of_tokens())?;
+    Ok(Loss::sum(loss, y.shape().numel() as f64)?.into())
 }
 
 /// The result of a run.
@@ -123,7 +189,7 @@ struct Ended {
 
 /// Trains to the end, or until a signal comes.
 fn fit(
-    model: &Gpt<AnyRuntime>,
+    model: &Option<Decoder<AnyRuntime>>,
     step: Box<dyn Step<AnyRuntime>>,
     (learned, held_out): (Loader<Sequences>, Loader<Sequences>),
     config: &Config,
@@ -155,7 +221,7 @@ fn fit(
             .sink(SvgCurves::in_folder(&config.out).records(&before))
             .sink(HtmlReport::at(config.out.join("report.html"), report.records(&before)));
     }
-    let report = trainer.run(text::loss)?;
+    let report = trainer.run(|model, batch| input(model, batch, config.run.accumulation))?;
     let loss = report.evaluated.get("validation/loss").copied();
     Ok(Ended { reason: report.reason, step: report.progress.step, loss })
 }
