@@ -27,11 +27,11 @@ pub(crate) fn container(attrs: &[Attribute]) -> Result<StructOptions> {
         attr.parse_nested_meta(|meta| {
             if meta.path.is_ident("crate") {
                 options.krate = Some(meta.value()?.parse::<LitStr>()?.parse_with(Path::parse_mod_style)?);
-            } else if meta.path.is_ident("runtime") {
+            } else if meta.path.is_ident("runtime") && options.runtime.is_none() {
                 options.runtime = Some(meta.value()?.parse()?);
             } else {
                 return Err(meta.error(
-                    "a struct takes `crate = \"path\"` and `runtime = Type`; `skip`, `rename` and `flatten` belong to fields",
+                    "a struct takes `crate = \"path\"` and one `runtime = Type`; `skip`, `rename` and `flatten` belong to fields",
                 ));
             }
             Ok(())

@@ -173,23 +173,17 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         }
     }
 
-    /// Takes over this rank's parts of a fragment.
-    fn restore_fragment(&mut self, k: usize, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<()> {
-        let (is_in_flight, wanted) = (self.is_in_flight(k), self.outer_wanted(k, self.is_in_flight(k)));
-        let fragment = &mut self.fragments[k];
+    /// Reads this rank's parts of a fragment: the global values, the outer optimizer's state, a mean in flight.
+    fn read_fragment(&self, k: usize, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<Vec<Tensor<R>>> {
+        let (is_in_flight, fragment) = (self.is_in_flight(k), &self.fragments[k]);
+        let wanted = self.outer_wanted(k, is_in_flight);
         let tensors = 1 + fragment.state.len() + usize::from(is_in_flight);
-        let (each, mut read_all) = (wanted.len() / tensors, Vec::with_capacity(tensors));
-        for t in 0..tensors {
-            let of = &wanted[t * each..(t + 1) * each];
-            let rows = of.iter().map(&mut *read).collect::<Result<Vec<_>>>()?;
-            read_all.push(fragment.padded(&rows.iter().collect::<Vec<_>>())?);
-        }
-        let mut read_all = read_all.into_iter();
-        let none = || Error::internal("local updates", "nothing was read");
-        fragment.global = read_all.next().ok_or_else(none)?;
-        fragment.state = read_all.by_ref().take(fragment.state.len()).collect();
-        fragment.set_mean(read_all.next());
-        Ok(())
+        let each = wanted.len() / tensors;
+        let mut tensor = |t: usize| {
+            let rows = wanted[t * each..(t + 1) * each].iter().map(&mut *read).collect::<Result<Vec<_>>>()?;
+            fragment.padded(&rows.iter().collect::<Vec<_>>())
+        };
+        (0..tensors).map(&mut tensor).collect()
     }
 
     /// The numbers of the inner step of the rank whose state is taken over.
@@ -291,9 +285,8 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
-        for k in 0..self.fragments.len() {
-            self.restore_fragment(k, read)?;
-        }
+        // All is read before anything changes: the inner step refuses to go on after a load that failed, fragments do not.
+        let fragments = (0..self.fragments.len()).map(|k| self.read_fragment(k, read)).collect::<Result<Vec<_>>>()?;
         let (source, inner) = (self.source(), self.inner_numbers(numbers));
         let common: Vec<(String, String)> =
             self.inner.wanted()?.into_iter().map(|w| (w.name.clone(), self.renamed(source, &w.name))).collect();
@@ -303,6 +296,12 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
             read(&Wanted { name, ..wanted.clone() })
         };
         self.inner.restore(&mut renamed, &inner)?;
+        for (fragment, values) in self.fragments.iter_mut().zip(fragments) {
+            let mut values = values.into_iter();
+            fragment.global = values.next().ok_or_else(|| Error::internal("local updates", "nothing was read"))?;
+            fragment.state = values.by_ref().take(fragment.state.len()).collect();
+            fragment.set_mean(values.next());
+        }
         let number = |name: &str| numbers.get(name).copied().unwrap_or(0);
         (self.steps, self.synchronizations, self.last) = (number(TAKEN), number(SYNCHRONIZATIONS), None);
         let weights: Vec<String> = (0..self.fragments.len()).map(|k| local(source, &self.weight_name(k))).collect();

@@ -113,6 +113,56 @@ fn a_meeting_that_fails_changes_no_weights() {
     assert!(failures > 2, "{failures} synchronizations failed");
 }
 
+/// A load that fails at any of its reads leaves all as it was, or no step is taken after it.
+#[test]
+fn a_load_that_fails_half_way_is_seen() {
+    let rt = cpu(0).unwrap();
+    let (comm, model) = (Arc::new(NoOpCommunicator::new(&rt)) as Comm<Cpu>, model(&rt).unwrap());
+    let options = LocalUpdates { fragments: 2, ..every(2) };
+    let mut step = LocalSteps::new(&comm, &model, adam(&rt, &model).unwrap(), DiLoCo::default(), options).unwrap();
+    let take = |step: &mut LocalSteps<Cpu, _>, k| step.step(|_| model.loss(&rt, k, &[0, 1])).map(drop);
+    let state = |step: &LocalSteps<Cpu, _>| -> BTreeMap<String, Tensor<Cpu>> {
+        let rows = step.parts().unwrap().into_iter().map(|part| (part.name, part.row.on(&rt).unwrap()));
+        // Later steps write over what they own.
+        rows.map(|(name, row)| (name, row.add(0.0).unwrap())).collect()
+    };
+    (0..3).for_each(|k| take(&mut step, k).unwrap());
+    let (saved, numbers) = (state(&step), step.numbers());
+    let read = |wanted: &Wanted| {
+        let Range { start, end } = wanted.elements;
+        saved[&wanted.name].narrow(0, start, end - start)
+    };
+    let mut seen = 0;
+    for fails_at in 0.. {
+        (0..2).for_each(|k| take(&mut step, k).unwrap());
+        let (before, mut reads) = (state(&step), 0);
+        step.expect(&numbers);
+        let loaded = step.restore(
+            &mut |wanted| {
+                reads += 1;
+                if reads > fails_at {
+                    return Err(Error::state("a read", "fails on purpose"));
+                }
+                read(wanted)
+            },
+            &numbers,
+        );
+        if loaded.is_ok() {
+            break;
+        }
+        let same = || state(&step).iter().all(|(name, row)| row.to_vec::<f64>().ok() == before[name].to_vec().ok());
+        if step.parts().is_ok() {
+            assert!(same(), "read {fails_at}");
+        } else {
+            assert!(take(&mut step, 0).unwrap_err().to_string().contains("a load failed"));
+            seen += 1;
+        }
+        step.expect(&numbers);
+        step.restore(&mut { read }, &numbers).unwrap();
+    }
+    assert!(seen > 2, "{seen}");
+}
+
 #[test]
 fn halves_and_what_was_not_saved_are_refused() {
     let halves = Ranks::new(2).run(cpu, |comm| {
