@@ -146,7 +146,7 @@ fn saves(comm: &Comm<Cpu>, folder: &Folder) -> Result<()> {
 
 #[test]
 fn a_save_that_takes_longer_than_a_call_may_is_waited_for() {
-    let (call, slow) = (Duration::from_secs(1), Duration::from_millis(1500));
+    let (call, slow) = (Duration::from_secs(3), Duration::from_secs(4));
     let changes = [(0, "make a folder"), (1, "write a rank's file"), (0, "write the manifest")];
     thread::scope(|scope| {
         for (rank, change) in changes {

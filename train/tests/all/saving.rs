@@ -346,13 +346,13 @@ fn a_new_run_can_replace_the_checkpoints_of_another() {
 #[test]
 fn a_save_that_outlasts_the_other_ranks_patience_is_made_again() {
     let (scratch, slow) = (Scratch::new("outlasts"), Arc::new(AtomicUsize::new(0)));
-    let outcomes = Ranks::new(2).timeout(Duration::from_secs(2)).outcomes(cpu, |comm| {
+    let outcomes = Ranks::new(2).timeout(Duration::from_secs(4)).outcomes(cpu, |comm| {
         let model = Mlp::new(comm.runtime(), 0.0)?;
         let (rank, changes) = (comm.rank(), slow.clone());
         // One change lasts longer than any rank waits for another.
         let folder = Folder::new(&scratch.0).watched(move |_| {
             if changes.fetch_add(1, Ordering::SeqCst) == 0 {
-                std::thread::sleep(Duration::from_secs(4));
+                std::thread::sleep(Duration::from_secs(6));
             }
             Ok(())
         });
