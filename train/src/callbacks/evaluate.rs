@@ -5,9 +5,10 @@ mod counted_metric;
 use autograd::no_grad;
 use data::{Batch, Loader, State};
 use distributed::{
+    combinations::Feature,
     comm::{Collectives, Communicator},
     strategy::BatchShare,
-    train::WeightedSum,
+    train::{Loss, WeightedSum},
 };
 use nn::{Module, set_counted_rows};
 use numcore::{Error, Result, Runtime};
@@ -30,9 +31,9 @@ type Measure<'e, B, O> = Box<dyn FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e
 /// The model is in evaluation mode, no gradients are recorded, and training goes on with the random values it would
 /// have had. Names of values begin with the evaluation's name: `validation/loss`.
 ///
-/// The model runs once in each batch for the loss, and once for everything else: [`predict`](Evaluate::predict)
-/// computes the outputs for metrics. Metrics count every row of their batches: padding rows are not read, and the
-/// prediction of a rank without an example is dropped.
+/// The model runs once in each batch: [`predict`](Evaluate::predict) computes the outputs for metrics, and for a
+/// [loss of outputs](Evaluate::loss). The training loss runs it once more. Every row of a batch counts: padding rows are
+/// not read (but by the stages of a pipeline), and the prediction of a rank without an example is dropped.
 ///
 /// ```
 /// use train::{Evaluate, metrics::Accuracy};
@@ -185,6 +186,15 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         self
     }
 
+    /// Measures a loss of the [outputs](Evaluate::predict) in place of the training loss, which would run the model once
+    /// more in each batch.
+    pub fn loss<R: Runtime>(self, mut loss: impl FnMut(&O, &Batch<B>) -> Result<Loss<R>> + 'e) -> Self {
+        self.without_loss().measure("loss", move |outputs, batch| {
+            let loss = loss(outputs, batch)?;
+            Ok((loss.total().item()?, loss.weight()))
+        })
+    }
+
     /// Leaves the training loss out: for data that does not fit the loss function.
     pub fn without_loss(mut self) -> Self {
         self.loss = false;
@@ -265,7 +275,9 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         let most = if run.is_fast_dev_run() { Some(1) } else { self.batches };
         let mut sums = vec![(0.0, 0.0); usize::from(self.loss) + self.measures.len()];
         let mut examples = 0.0;
-        let loader = if self.has_measurements() { self.loader.clone().unpadded() } else { self.loader.clone() };
+        // Stages take micro-batches of one shape.
+        let keeps_padding = !self.has_measurements() && run.engine.features().has(Feature::Pipeline);
+        let loader = if keeps_padding { self.loader.clone() } else { self.loader.clone().unpadded() };
         let batches = loader.rank(index, of).epoch(0)?;
         for batch in batches.take(most.map_or(usize::MAX, |n| n as usize)) {
             if run.is_interrupted()? {
