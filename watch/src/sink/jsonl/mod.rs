@@ -5,9 +5,11 @@ mod read;
 mod summary;
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use numcore::{Error, Result};
@@ -27,7 +29,8 @@ use super::{Record, Sink};
 /// histograms and pictures are objects, so nothing is mistaken for them. Of a picture only the sizes are written.
 ///
 /// A resumed run goes on in the file of the earlier run. Steps after the checkpoint are measured again then;
-/// [`read_jsonl`] keeps the later lines. A line that a kill cut short is removed.
+/// [`read_jsonl`] keeps the later lines. A line that a kill cut short is removed. One run at a time writes into a file:
+/// the first line of another one is an error, unless the file is released within 5 seconds.
 ///
 /// Each line is handed to the operating system as it is written; it is on the disk when the system puts it there.
 #[derive(Debug)]
@@ -38,7 +41,12 @@ pub struct Jsonl {
     summary_path: PathBuf,
     /// True if the first line is to replace the file's contents.
     replaces: bool,
+    /// True if this sink has the lock of the file, which the operating system releases with it.
+    has_lock: bool,
 }
+
+/// The longest wait for a run before to release the file.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 impl Jsonl {
     /// Writes into a folder as [`in_folder`](Jsonl::in_folder) does, for a new run: its first line replaces all that an
@@ -48,7 +56,7 @@ impl Jsonl {
     /// An error if the folder cannot be made, or the file cannot be written.
     pub fn replacing(folder: impl AsRef<Path>) -> Result<Self> {
         let (file, path, summary_path) = open(folder.as_ref())?;
-        Ok(Jsonl { file, path, summary: Summary::default(), summary_path, replaces: true })
+        Ok(Jsonl { file, path, summary: Summary::default(), summary_path, replaces: true, has_lock: false })
     }
 
     /// Writes into a folder, which is made if it does not exist.
@@ -61,12 +69,26 @@ impl Jsonl {
         cut_torn_line(&mut file).map_err(|e| Error::io(&path, e))?;
         let mut summary = Summary::default();
         read_jsonl(&path)?.iter().for_each(|record| summary.add(record));
-        Ok(Jsonl { file, path, summary, summary_path, replaces: false })
+        Ok(Jsonl { file, path, summary, summary_path, replaces: false, has_lock: false })
     }
 
     /// The file of lines.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Locks the file for this run. A file system without locks excludes nobody.
+    fn lock(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        while let Err(TryLockError::WouldBlock) = self.file.try_lock() {
+            if begun.elapsed() >= LOCK_WAIT {
+                let why = "another run writes measurements here: wait for it or end it, or write into another folder";
+                return Err(Error::io(&self.path, io::Error::new(io::ErrorKind::ResourceBusy, why)));
+            }
+            sleep(Duration::from_millis(50));
+        }
+        self.has_lock = true;
+        Ok(())
     }
 }
 
@@ -80,6 +102,9 @@ fn open(folder: &Path) -> Result<(File, PathBuf, PathBuf)> {
 
 impl Sink for Jsonl {
     fn write(&mut self, record: &Record) -> Result<()> {
+        if !self.has_lock {
+            self.lock()?;
+        }
         if std::mem::take(&mut self.replaces) {
             self.file.set_len(0).map_err(|e| Error::io(&self.path, e))?;
         }
@@ -89,9 +114,9 @@ impl Sink for Jsonl {
         Ok(())
     }
 
-    /// Replaces `summary.json`.
+    /// Replaces `summary.json`, once a line was written.
     fn flush(&mut self) -> Result<()> {
-        if self.replaces {
+        if !self.has_lock {
             return Ok(());
         }
         let part = self.summary_path.with_extension("json.part");
@@ -131,11 +156,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn one_run_at_a_time_writes_into_a_file() {
+        let folder = std::env::temp_dir().join(format!("weftgrad-watch-{}-lock", std::process::id()));
+        let write = |sink: &mut Jsonl| sink.write(&Record::new(1, 0));
+        let (mut first, mut second) = (Jsonl::in_folder(&folder).unwrap(), Jsonl::replacing(&folder).unwrap());
+        write(&mut first).unwrap();
+        let error = write(&mut second).unwrap_err().to_string();
+        assert!(error.contains("another run writes measurements here"), "{error}");
+        assert_eq!(read_jsonl(first.path()).unwrap().len(), 1, "nothing is replaced");
+        drop(first);
+        write(&mut second).unwrap();
+        drop(second);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
     fn a_full_disk_is_an_error_with_the_path() {
         let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let here = std::env::temp_dir().join(format!("weftgrad-train-{}-summary.json", std::process::id()));
         let (path, summary) = ("metrics.jsonl".into(), Summary::default());
-        let mut sink = Jsonl { file, path, summary, summary_path: here.clone(), replaces: false };
+        let mut sink = Jsonl { file, path, summary, summary_path: here.clone(), replaces: false, has_lock: false };
         let error = sink.write(&Record::new(1, 0)).unwrap_err().to_string();
         assert!(error.contains("metrics.jsonl: No space left"), "{error}");
         drop(sink);
