@@ -200,3 +200,33 @@ fn requested_bytes<'a>(
     }
     Ok(all)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use distributed::comm::{CountingCommunicator, Ranks};
+    use runtime_cpu::Cpu;
+
+    use super::*;
+
+    #[test]
+    fn messages_are_no_larger_than_the_limit() {
+        let calls = Ranks::new(2).run(
+            |_| Ok(Cpu::with_threads(1)),
+            |comm| {
+                let counted = Arc::new(CountingCommunicator::new(comm.clone()));
+                let (own, other) = (vec![comm.rank() as u8; 1000], 1 - comm.rank());
+                let mut outgoing: Vec<OutgoingBytes> = (0..2).map(|_| OutgoingBytes::default()).collect();
+                outgoing[other].0.push_back(&own);
+                let mut incoming = [0; 2];
+                incoming[other] = own.len();
+                let arrived = exchanged(&(counted.clone() as Comm<Cpu>), outgoing, &incoming, 64)?;
+                assert_eq!(arrived[other], vec![other as u8; own.len()]);
+                Ok(counted.of("all_to_all").calls)
+            },
+        );
+        // Half of a message is for each rank.
+        assert_eq!(calls.unwrap(), [1000u64.div_ceil(32); 2]);
+    }
+}

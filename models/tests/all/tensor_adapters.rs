@@ -14,6 +14,7 @@ use nn::{Forward, Gpt, GptConfig, Init, ModuleExt, loss::cross_entropy_with, par
 use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, Reduction},
+    ops::ViewOps,
 };
 use optim::AdamWConfig;
 use runtime_cpu::Cpu;
@@ -218,6 +219,26 @@ fn the_adapters_alone_are_trained_on_parts_of_sequences() {
     };
     for (two, one) in losses(2).into_iter().zip(losses(1)) {
         assert!((two - one).abs() <= 1e-11, "{two} and {one}");
+    }
+}
+
+/// Rows `[N, C]` of parts of sequences do not show where one of them ends, which masks of dropout must know.
+#[test]
+fn rows_without_their_sequences_have_no_masks() {
+    let outcome = Ranks::new(2).run(
+        |_| Ok(cpu()),
+        |comm| {
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Context, 2)])?)?;
+            let (model, _lora) = Case { dropout: 0.25, ..Case::of(2) }.adapted(&comm)?;
+            mesh.context_parallel(&model, ContextExchange::AllGather)?;
+            let x = Tensor::ones(comm.runtime(), [4, model.blocks[0].fc1.weight.dims()[1]], DType::F64)?;
+            let refused = model.blocks[0].fc1.forward(&Var::new(x.clone())).map(drop).unwrap_err().to_string();
+            model.blocks[0].fc1.forward(&Var::new(x.reshape([2, 2, x.dims()[1]])?))?;
+            Ok(refused)
+        },
+    );
+    for refused in outcome.unwrap() {
+        assert!(refused.contains("does not show where one of them ends"), "{refused}");
     }
 }
 

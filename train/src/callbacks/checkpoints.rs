@@ -149,11 +149,10 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Gives the model the weights of the [best](Checkpoints::best) checkpoint when the run is over. The run may end by
-    /// early stopping or at its full length. An interrupted run keeps the last weights. So does a run without a best
-    /// checkpoint, as each value was NaN; it records the text `checkpoint/best`. Buffers are restored with the
-    /// parameters. The optimizer is not: the last checkpoint, from which a run can go on, stays the last one. Where
-    /// [averages](crate::WeightAveraging) were evaluated, the model has the best of those.
+    /// Gives the model the weights of the [best](Checkpoints::best) checkpoint at the end of the run; each rank then
+    /// holds all parameters that it computes with. An interrupted run keeps the last weights. So does one without a best
+    /// checkpoint, as each value was NaN; it records the text `checkpoint/best`. Buffers are restored, the optimizer is
+    /// not: a run goes on from the last checkpoint. Of evaluated [averages](crate::WeightAveraging) it is the best.
     #[doc(alias("load_best_model_at_end", "restore_best_weights"))]
     pub fn restore_best(mut self) -> Self {
         self.restore_best = true;

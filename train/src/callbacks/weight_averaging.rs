@@ -33,6 +33,9 @@ static BLEND: LazyLock<Program> =
 /// axis. An evaluation then holds all parameters that a rank computes with in its memory, and putting weights of half
 /// precision back rounds their `f32` masters. [`skip_evaluations`](WeightAveraging::skip_evaluations) avoids both.
 ///
+/// A cost: with ZeRO stages 1 and 2, an update of the averages waits for the gather of the updated parameters, which
+/// otherwise runs beside the next forward pass.
+///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct WeightAveraging<R: Runtime> {
     decay: f64,

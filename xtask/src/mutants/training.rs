@@ -6,6 +6,15 @@ use super::{
 };
 
 #[rustfmt::skip]
+const SYNCED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "sync_batch_norm"];
+const LOST: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "elastic"];
+const LONG_SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_background"];
+const HALF_LOADED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "local_updates_failures"];
+const MASKED: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "policies::a_share"];
+const EVALUATED: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "evaluation"];
+const OTHER_BEST: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered"];
+const MESSAGES: &[&str] = &["test", "-p", "weftgrad-adaptive", "--lib"];
+const ROWS: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "rows_without_their"];
 const COMPRESSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_compression"];
 const LOOP: &[&str] = &[
     "test",
@@ -56,4 +65,14 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "data/src/tokens/indexed.rs", from: "|count: u64, of: u64| count.checked_mul(of);", to: "|count: u64, of: u64| Some(count.wrapping_mul(of));", test: DATA },
     Mutant { file: "data/src/collate/pad.rs", from: "width.checked_mul(sequences.len())?", to: "width.wrapping_mul(sequences.len())", test: DATA },
     Mutant { file: "distributed/src/train/pipeline.rs", from: "k + 1 == runs && !waits", to: "k + 1 == runs", test: COMPRESSED },
+    Mutant { file: "distributed/src/sync_batch_norm.rs", from: ".add(&between)?.sum(&[0])?", to: ".sum(&[0])?", test: SYNCED },
+    Mutant { file: "distributed/src/sync_batch_norm.rs", from: "total.sub(1.0)?.maximum(1.0)?", to: "total.maximum(1.0)?", test: SYNCED },
+    Mutant { file: "adaptive/src/elastic/restore.rs", from: "(message / comm.size()).max(1)", to: "message", test: MESSAGES },
+    Mutant { file: "adaptive/src/elastic/store.rs", from: "|len: usize| (round * message).min(len)", to: "|len: usize| (round * message / 2).min(len)", test: LOST },
+    Mutant { file: "adaptive/src/elastic/world.rs", from: "if !self.is_of_another(error) {\n                self.save", to: "if self.is_of_another(error) {\n                self.save", test: LOST },
+    Mutant { file: "comm/src/agreement.rs", from: "    if comm.size() == 1 {\n        return all_ok(comm, op, work());", to: "    if comm.size() >= 1 {\n        return all_ok(comm, op, work());", test: LONG_SAVES },
+    Mutant { file: "distributed/src/loss.rs", from: "        if self.weight > 0.0 {\n", to: "        if self.weight >= 0.0 {\n", test: MASKED },
+    Mutant { file: "train/src/callbacks/checkpoints/begin.rs", from: "            self.best_value = None;\n", to: "", test: OTHER_BEST },
+    Mutant { file: "train/src/callbacks/evaluate.rs", from: "self.loader.clone() } else { self.loader.clone().unpadded() }", to: "self.loader.clone() } else { self.loader.clone() }", test: EVALUATED },
+    Mutant { file: "models/src/lora/adapter.rs", from: "if dims.len() == 2 && part.is_some() {", to: "if dims.is_empty() && part.is_some() {", test: ROWS },
 ];
