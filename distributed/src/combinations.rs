@@ -44,6 +44,8 @@ features! {
     Tied "parameters that stages share",
     /// Experts that are shared out among ranks.
     Experts "experts over ranks",
+    /// Mixtures that count the tokens of all ranks, since a plan names their experts.
+    CountedTokens "tokens counted over ranks",
     /// ZeRO stage 1: optimizer state in shards.
     ZeroOptimizer "ZeRO stage 1",
     /// ZeRO stage 2: gradients in shards too.
@@ -188,6 +190,8 @@ const TIED: &str = "only the ranks of a stage would know of them, and copies of 
 const EXPERTS: &str = "experts are summed in buckets of their own: leave it out";
 const EACH_PASS: &str = "ranks exchange in every pass, so they take equally many: take ZeRO stage 1, stage 2 with `reduce_once`, or none, and no canonical \
                          order or experts over ranks";
+const COUNTED: &str =
+    "ranks count the tokens of all in every pass: leave the experts out of the plan (`TensorPlan::without`)";
 const SERVES: &str = "experts have the tokens of other ranks: share out the examples otherwise, or compute any batch with a weight of 0 \
                       (`Loss::weightless`)";
 const RUNS: &str = "stages compute the micro-batches of other ranks: give the replica any batch that is `weightless`";
@@ -241,6 +245,9 @@ pub static COMBINATIONS: &[Refused] = {
         refused([Idle, Pipeline], RUNS),
         refused([NoBatches, Experts], SERVES),
         refused([NoBatches, Pipeline], RUNS),
+        refused([Uneven, CountedTokens], COUNTED),
+        refused([Idle, CountedTokens], COUNTED),
+        refused([NoBatches, CountedTokens], COUNTED),
         refused(
             [Local, Uneven],
             "ranks that train independently wait for each other at synchronizations alone: give fast ones larger shares (`SpeedShares`)",

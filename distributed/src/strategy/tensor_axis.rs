@@ -144,7 +144,11 @@ impl<R: Runtime> TensorAxis<R> {
     pub(crate) fn features(&self, mesh: &Mesh<R>) -> Features {
         let cut = if self.of_experts { Feature::Experts } else { Feature::Tensor };
         let context = mesh.plan().size(Axis::Context) > 1;
-        Features::default().and_if(self.is_cut(), cut).and_if(context, Feature::Context)
+        let counted = self.placed.values().any(|placed| placed.examples().is_some());
+        Features::default()
+            .and_if(self.is_cut(), cut)
+            .and_if(context, Feature::Context)
+            .and_if(counted, Feature::CountedTokens)
     }
 
     /// Tells whether parameters are cut along the axis.
