@@ -261,16 +261,15 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
             // Each rank has all experts, whose matrices are unsharded.
             buckets.compression = GradCompression::Own;
         }
-        let stages = match &self.model {
-            StepModel::Whole(_) => Features::default(),
-            StepModel::Stages(model) => Features::of([Feature::Pipeline]).and_if(!model.ties.is_empty(), Feature::Tied),
-        };
-        stages
+        let is_tied = matches!(&self.model, StepModel::Stages(model) if !model.ties.is_empty());
+        Features::default()
             .union(self.zero.features())
             .union(buckets.features())
             .and_if(self.buckets.is_some(), Feature::Buckets)
             .and_if(self.reducer.is_some(), Feature::Reducer)
             .and_if(self.experts, Feature::Experts)
+            .and_if(matches!(self.model, StepModel::Stages(_)), Feature::Pipeline)
+            .and_if(is_tied, Feature::Tied)
             .and_if(whole && self.zero.stage != ZeroStage::None, Feature::WholeParameters)
     }
 

@@ -50,7 +50,7 @@ impl<R: Runtime> Stages<R> {
             self.last = Some(output);
         }
         if waits {
-            let weight = self.pipeline.from_last_stage(losses.iter().map(|loss| loss.weight).sum())?;
+            let weight = self.pipeline.of_last_stage(losses.iter().map(|loss| loss.weight).sum())?;
             let losses = LossWeight { weight, scale: updates.loss_scale(), skippable: updates.may_skip() };
             let stages = self.pipeline.stages().keys();
             stages.copied().try_for_each(|stage| strategy.begin(stage, BackwardPass::Last(Some(losses))))?;

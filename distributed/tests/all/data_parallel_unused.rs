@@ -1,6 +1,8 @@
 //! Data parallelism where ranks differ: parameters that are unused or frozen, ranks that run out, gradients that
 //! overflow.
 
+use std::slice::from_ref;
+
 use crate::{
     data_parallel::small,
     pipeline_common::{TIMEOUT, checked},
@@ -266,7 +268,7 @@ fn replicas_of_a_stage_use_different_parameters_on_request() {
                 .build()?;
                 let x = Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?;
                 for _ in 0..2 {
-                    step.step(|_| MicroBatches::split(&[x.clone()], &[x.clone()], 1))?;
+                    step.step(|_| MicroBatches::split(from_ref(&x), from_ref(&x), 1))?;
                 }
                 let _all = step.gather_full_params()?;
                 let own = step.pipeline().expect("stages").stages();

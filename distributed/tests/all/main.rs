@@ -45,6 +45,7 @@ mod local_updates;
 mod local_updates_failures;
 mod local_updates_resumed;
 mod matrix;
+mod matrix_wrapped;
 mod mixture;
 mod mixture_ways;
 mod no_rate;

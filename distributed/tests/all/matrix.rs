@@ -102,7 +102,7 @@ fn draw(axes: [usize; 5], stage: ZeroStage, k: u64) -> Way {
 }
 
 /// What the table is asked, said once more.
-fn features(way: &Way) -> Features {
+pub fn features(way: &Way) -> Features {
     let sharded = way.zero.stage != ZeroStage::None;
     let stage = match way.zero.stage {
         ZeroStage::None => Features::default(),
@@ -143,7 +143,7 @@ fn meshes(ranks: usize) -> Vec<[usize; 5]> {
 }
 
 /// All ways: every mesh with every stage of ZeRO, and what is drawn for them.
-fn ways() -> Vec<Way> {
+pub fn ways() -> Vec<Way> {
     let all = WORLDS.into_iter().flat_map(meshes).flat_map(|axes| STAGES.map(|zero| (axes, zero)));
     all.zip(0..).map(|((axes, zero), k)| draw(axes, zero, k)).collect()
 }

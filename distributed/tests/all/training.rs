@@ -1,6 +1,6 @@
 //! A rank's training by some way: steps, checkpoints, and what it has of the weights.
 
-use distributed::train::StepInput;
+use distributed::train::{Step, StepInput, StepWork};
 
 use crate::{
     mixture::{Loads, Mixture},
@@ -16,22 +16,22 @@ enum Model {
     Staged,
 }
 
-impl Model {
-    fn named_parameters(&self) -> Vec<(String, Param<Cpu>)> {
+impl Module<Cpu> for Model {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<Cpu>) {
         match self {
-            Model::Gpt(model) => model.named_parameters(),
-            Model::Mixture(model) => model.named_parameters(),
-            Model::Layers(model) => model.named_parameters(),
-            Model::Staged => Vec::new(),
+            Model::Gpt(model) => model.visit(name, visitor),
+            Model::Mixture(model) => model.visit(name, visitor),
+            Model::Layers(model) => model.visit(name, visitor),
+            Model::Staged => {}
         }
     }
 }
 
 /// A rank's training by some way.
-pub struct Training<'w> {
+pub struct Training<'w, S = TrainStep<Cpu>> {
     pub way: &'w Way,
     pub mesh: Mesh<Cpu>,
-    pub step: TrainStep<Cpu>,
+    pub step: S,
     model: Model,
     loads: Vec<Loads>,
 }
@@ -51,7 +51,11 @@ impl<'w> Training<'w> {
         let finish = |builder: TrainStepBuilder<'_, Cpu>| {
             let (max_norm, accumulation) = (way.max_norm, way.accumulation);
             let config = TrainingConfig { max_norm, accumulation, ..Default::default() };
-            let builder = builder.optimizer(adamw()).config(config);
+            let builder = match way.sgd {
+                true => builder.optimizer(SgdConfig { lr: 0.05, ..Default::default() }),
+                false => builder.optimizer(adamw()),
+            };
+            let builder = builder.config(config);
             let builder = match way.zero.stage {
                 ZeroStage::None => builder.buckets(way.buckets.clone()),
                 _ => builder.zero(way.zero.clone()),
@@ -79,6 +83,15 @@ impl<'w> Training<'w> {
             }
         };
         Ok(Training { way, mesh: mesh.clone(), step, model, loads })
+    }
+
+    /// This training with its step in a wrapper.
+    pub fn wrapped<S>(
+        self,
+        wrap: impl FnOnce(&dyn Module<Cpu>, TrainStep<Cpu>) -> Result<S>,
+    ) -> Result<Training<'w, S>> {
+        let Training { way, mesh, step, model, loads } = self;
+        Ok(Training { step: wrap(&model, step)?, way, mesh, model, loads })
     }
 
     /// Takes a step.
@@ -138,16 +151,28 @@ impl<'w> Training<'w> {
 
     /// What this rank has of the weights.
     pub fn pieces(&self) -> Result<Pieces> {
-        let _all = self.step.gather_full_params()?;
-        match &self.model {
-            Model::Gpt(model) => pieces(model),
-            Model::Mixture(model) => pieces(model),
-            Model::Layers(model) => pieces(model),
-            Model::Staged => {
-                let stages = self.step.pipeline().expect("stages").stages();
-                Ok(stages.values().map(|stage| pieces(&**stage)).collect::<Result<Vec<_>>>()?.concat())
-            }
-        }
+        self.pieces_of(&self.step)
+    }
+}
+
+impl<S: Step<Cpu>> Training<'_, S> {
+    /// Takes a step of so many runs on the examples of each, or of a rank that is idle.
+    pub fn take_of(
+        &mut self,
+        number: usize,
+        (runs, idle): (usize, bool),
+        examples: impl Fn(usize) -> Vec<usize>,
+    ) -> Result<TrainingMetrics<Cpu>> {
+        let Self { way, mesh, model, step, .. } = self;
+        let mut input = |run| input_of(way, mesh, model, number, &examples(run), false);
+        step.step(if idle { StepWork::idle(runs, &mut input) } else { StepWork::new(runs, &mut input) })
+    }
+
+    /// What this rank has of the weights, which `inner` has trained.
+    pub fn pieces_of(&self, inner: &TrainStep<Cpu>) -> Result<Pieces> {
+        let _all = inner.gather_full_params()?;
+        let modules = std::iter::once(&self.model as &dyn Module<Cpu>).chain(self.step.modules());
+        Ok(modules.map(pieces).collect::<Result<Vec<_>>>()?.concat())
     }
 }
 
@@ -155,8 +180,20 @@ impl<'w> Training<'w> {
 fn input(way: &Way, mesh: &Mesh<Cpu>, model: &Model, number: usize, run: usize) -> Result<StepInput<Cpu>> {
     let comm = mesh.batch();
     let (replica, replicas) = if way.first_has_all { (0, 1) } else { (comm.rank(), comm.size()) };
-    let own = way.share(run, replica, replicas);
-    let (x, y) = way.batch(comm.runtime(), number, &own)?;
+    let weightless = way.first_has_all && comm.rank() > 0;
+    input_of(way, mesh, model, number, &way.share(run, replica, replicas), weightless)
+}
+
+/// What a rank computes of some examples.
+fn input_of(
+    way: &Way,
+    mesh: &Mesh<Cpu>,
+    model: &Model,
+    number: usize,
+    own: &[usize],
+    weightless: bool,
+) -> Result<StepInput<Cpu>> {
+    let (x, y) = way.batch(mesh.world().runtime(), number, own)?;
     Ok(match model {
         Model::Gpt(model) => {
             Loss::sum(model.next_token_loss(&x, &y, &way.loss)?, (own.len() * way.tokens()) as f64)?.into()
@@ -164,7 +201,6 @@ fn input(way: &Way, mesh: &Mesh<Cpu>, model: &Model, number: usize, run: usize) 
         Model::Mixture(model) => model.loss()(&model.forward_values(&[x])?, &[y])?.into(),
         Model::Layers(model) => squares(&[model.forward(&x)?], &[y])?.into(),
         Model::Staged => {
-            let weightless = way.first_has_all && comm.rank() > 0;
             // What does not count may be infinite.
             let y = if weightless && y.dtype().is_float() { y.value()?.mul(f64::INFINITY)? } else { y.value()? };
             let batch = MicroBatches::split(&[x.value()?], &[y], way.stages.expect("stages").micros)?;

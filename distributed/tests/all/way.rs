@@ -56,6 +56,8 @@ pub struct Way {
     pub bias_rate: f64,
     pub steps: usize,
     pub max_norm: Option<f64>,
+    /// Whether gradient descent trains it, not AdamW.
+    pub sgd: bool,
     pub zero: ZeroOptions,
     /// Where nothing is sharded.
     pub buckets: BucketOptions,
@@ -96,6 +98,7 @@ impl Way {
             bias_rate: 0.0,
             steps: 2,
             max_norm: Some(0.5),
+            sgd: false,
             zero: ZeroStage::None.into(),
             buckets: BucketOptions::default(),
             accumulation: 1,

@@ -2,6 +2,7 @@
 
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
+    combinations::Feature,
     comm::all_ok_after,
 };
 use nn::Module;
@@ -9,6 +10,11 @@ use numcore::{Result, Runtime};
 
 use super::weight_averaging;
 use crate::Run;
+
+/// An error if the run cannot end with the best weights.
+pub(super) fn check<R: Runtime, M: Module<R>, B>(run: &Run<'_, R, M, B>) -> Result<()> {
+    run.check_end(Feature::RestoreBest, "Checkpoints")
+}
 
 /// Loads the evaluated values of a step into all modules: its weights, or the averages of them.
 pub(super) fn put<R: Runtime, M: Module<R>, B>(folder: &Folder, best: u64, run: &Run<'_, R, M, B>) -> Result<()> {

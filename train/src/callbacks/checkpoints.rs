@@ -6,7 +6,6 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use distributed::{
     checkpoint::{Folder, SnapshotWriter},
-    combinations::Feature,
     comm::{Communicator, all_ok_after},
 };
 use nn::Module;
@@ -150,9 +149,9 @@ impl<R: Runtime> Checkpoints<R> {
     }
 
     /// Gives the model the weights of the [best](Checkpoints::best) checkpoint at the end of the run; each rank then
-    /// holds all parameters that it computes with. An interrupted run keeps the last weights. So does one without a best
-    /// checkpoint, as each value was NaN; it records the text `checkpoint/best`. Buffers are restored, the optimizer is
-    /// not: a run goes on from the last checkpoint. Of evaluated [averages](crate::WeightAveraging) it is the best.
+    /// holds all parameters that it computes with. An interrupted run keeps the last weights. So does one without a
+    /// best checkpoint, as each value was NaN; it records the text `checkpoint/best`. Buffers are restored, the
+    /// optimizer is not: a run goes on from the last checkpoint. Evaluated averages are restored as averages.
     #[doc(alias("load_best_model_at_end", "restore_best_weights"))]
     pub fn restore_best(mut self) -> Self {
         self.restore_best = true;
@@ -248,7 +247,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         match event {
             Event::Begin => {
                 if self.restore_best {
-                    run.check_end(Feature::RestoreBest, "Checkpoints")?;
+                    best_weights::check(run)?;
                 }
                 if run.state.from_scratch {
                     self.check_folder(run.comm())?;

@@ -32,8 +32,8 @@ type Measure<'e, B, O> = Box<dyn FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e
 /// have had. Names of values begin with the evaluation's name: `validation/loss`.
 ///
 /// The model runs once in each batch: [`predict`](Evaluate::predict) computes the outputs for metrics, and for a
-/// [loss of outputs](Evaluate::loss). The training loss runs it once more. Every row of a batch counts: padding rows are
-/// not read (but by the stages of a pipeline), and the prediction of a rank without an example is dropped.
+/// [loss of outputs](Evaluate::loss). The training loss runs it once more. Every row of a batch counts: padding rows
+/// are not read (but by the stages of a pipeline), and the prediction of a rank without an example is dropped.
 ///
 /// ```
 /// use train::{Evaluate, metrics::Accuracy};
@@ -186,8 +186,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         self
     }
 
-    /// Measures a loss of the [outputs](Evaluate::predict) in place of the training loss, which would run the model once
-    /// more in each batch.
+    /// Measures a loss of the [outputs](Evaluate::predict) in place of the training loss, which runs the model again.
     pub fn loss<R: Runtime>(self, mut loss: impl FnMut(&O, &Batch<B>) -> Result<Loss<R>> + 'e) -> Self {
         self.without_loss().measure("loss", move |outputs, batch| {
             let loss = loss(outputs, batch)?;

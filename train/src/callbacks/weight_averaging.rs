@@ -27,14 +27,11 @@ static BLEND: LazyLock<Program> =
 /// Every rank keeps the averages of a part of the parameters: with four ranks a quarter on each. So there is one
 /// average over all ranks, whatever the strategy. For an evaluation they take the place of the weights. With ZeRO they
 /// are put into the shards, so that no rank has more of the parameters than it keeps; elsewhere ranks broadcast their
-/// parts. Averages of halves are `f32`. Pipeline stages that share parameters are evaluated with their weights.
+/// parts. Averages of halves are `f32`. An update waits for ZeRO's gather. Stages with ties are evaluated with weights.
 ///
 /// A limit: parameters may be sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards or a tensor
 /// axis. An evaluation then holds all parameters that a rank computes with in its memory, and putting weights of half
 /// precision back rounds their `f32` masters. [`skip_evaluations`](WeightAveraging::skip_evaluations) avoids both.
-///
-/// A cost: with ZeRO stages 1 and 2, an update of the averages waits for the gather of the updated parameters, which
-/// otherwise runs beside the next forward pass.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct WeightAveraging<R: Runtime> {

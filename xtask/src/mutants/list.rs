@@ -341,7 +341,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "adaptive/src/local_updates/step.rs", from: "self.end(&in_flight, self.options.keep).map(drop)", to: "self.end(&in_flight, 0.0).map(drop)", test: LOCAL },
     Mutant { file: "adaptive/src/local_updates/checkpoint.rs", from: "fragment.weight = if as_saved { weight } else { 0.0 };", to: "fragment.weight = weight;", test: LOCAL },
     Mutant { file: "adaptive/src/local_updates/checkpoint.rs", from: "fragment.rate = f64::from_bits(number(&rate(k)));", to: "", test: LOCAL },
-    Mutant { file: "adaptive/src/local_updates/step.rs", from: "abort_on_err(&self.comm, self.require_frozen())?;", to: "self.require_frozen()?;", test: LOCAL },
+    Mutant { file: "adaptive/src/local_updates/step.rs", from: "abort_on_err(&self.comm, features.check(\"LocalSteps\").within(leaf.name()))?;", to: "features.check(\"LocalSteps\").within(leaf.name())?;", test: LOCAL },
     Mutant { file: "adaptive/src/balance/step.rs", from: "exchange = exchange.min(exchanged);", to: "exchange = exchanged;", test: BALANCE },
     Mutant { file: "adaptive/src/balance/step.rs", from: "input(own.start.saturating_sub(1))?", to: "input(own.start)?", test: BALANCE },
     Mutant { file: "adaptive/src/balance/step.rs", from: "                set_counted_rows(before);", to: "", test: BALANCE },

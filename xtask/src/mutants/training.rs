@@ -9,7 +9,6 @@ use super::{
 const SYNCED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "sync_batch_norm"];
 const LOST: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "elastic"];
 const LONG_SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_background"];
-const HALF_LOADED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "local_updates_failures"];
 const MASKED: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "policies::a_share"];
 const EVALUATED: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "evaluation"];
 const OTHER_BEST: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered"];

@@ -142,7 +142,7 @@ impl<R: Runtime> Pipeline<R> {
     }
 
     /// A number of the rank of the last stage, on every rank. Blocks.
-    pub(crate) fn from_last_stage(&self, own: f64) -> Result<f64> {
+    pub(crate) fn of_last_stage(&self, own: f64) -> Result<f64> {
         let all = self.comm.exchange_equal(own.to_le_bytes())?;
         Ok(f64::from_le_bytes(all[self.rank_of(self.schedule().stages() - 1)]))
     }
