@@ -30,7 +30,8 @@ use super::{Record, Sink};
 ///
 /// A resumed run goes on in the file of the earlier run. Steps after the checkpoint are measured again then;
 /// [`read_jsonl`] keeps the later lines. A line that a kill cut short is removed. One run at a time writes into a file:
-/// the first line of another one is an error, unless the file is released within 5 seconds.
+/// the first line of another one is an error, unless the file is released within 5 seconds. An elastic run takes
+/// [no lock](Jsonl::unlocked).
 ///
 /// Each line is handed to the operating system as it is written; it is on the disk when the system puts it there.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ pub struct Jsonl {
     summary_path: PathBuf,
     /// True if the first line is to replace the file's contents.
     replaces: bool,
-    /// True if this sink has the lock of the file, which the operating system releases with it.
+    /// True if this sink has the lock of the file, which the operating system releases with it, or needs none.
     has_lock: bool,
 }
 
@@ -70,6 +71,12 @@ impl Jsonl {
         let mut summary = Summary::default();
         read_jsonl(&path)?.iter().for_each(|record| summary.add(record));
         Ok(Jsonl { file, path, summary, summary_path, replaces: false, has_lock: false })
+    }
+
+    /// Takes no lock on the file. For an elastic run, where the process of a lost rank may live on and hold it.
+    pub fn unlocked(mut self) -> Self {
+        self.has_lock = true;
+        self
     }
 
     /// The file of lines.
@@ -116,7 +123,7 @@ impl Sink for Jsonl {
 
     /// Replaces `summary.json`, once a line was written.
     fn flush(&mut self) -> Result<()> {
-        if !self.has_lock {
+        if self.replaces || !self.has_lock {
             return Ok(());
         }
         let part = self.summary_path.with_extension("json.part");
@@ -161,9 +168,10 @@ mod tests {
         let write = |sink: &mut Jsonl| sink.write(&Record::new(1, 0));
         let (mut first, mut second) = (Jsonl::in_folder(&folder).unwrap(), Jsonl::replacing(&folder).unwrap());
         write(&mut first).unwrap();
+        write(&mut Jsonl::in_folder(&folder).unwrap().unlocked()).unwrap();
         let error = write(&mut second).unwrap_err().to_string();
         assert!(error.contains("another run writes measurements here"), "{error}");
-        assert_eq!(read_jsonl(first.path()).unwrap().len(), 1, "nothing is replaced");
+        assert!(fs::read_to_string(first.path()).unwrap().lines().count() == 2, "nothing is replaced");
         drop(first);
         write(&mut second).unwrap();
         drop(second);
