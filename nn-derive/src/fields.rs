@@ -1,4 +1,4 @@
-//! Which fields hold state, and how they are visited.
+//! Selection of the fields that hold state, and the code that visits them.
 
 use proc_macro2::TokenStream;
 use quote::quote;

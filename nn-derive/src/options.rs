@@ -1,4 +1,4 @@
-//! What `#[module(..)]` says on a struct and on its fields.
+//! Options of `#[module(..)]` on structs and on fields.
 
 use syn::{Attribute, LitStr, Path, Result, Type};
 

@@ -25,11 +25,11 @@ pub struct Param<R: Runtime>(Arc<ParamState<R>>);
 
 struct ParamState<R: Runtime> {
     leaf: RwLock<Arc<Leaf<R>>>,
-    /// What its layer allows to be cut.
+    /// The cuts that the layer allows.
     cuts: RwLock<Cuts>,
-    /// What is here of it, if its model was cut over ranks.
+    /// The placement of this rank's piece, if a plan cut the model.
     placed: RwLock<Option<Arc<Placed<R>>>>,
-    /// What duplicates of one parameter have in common.
+    /// The identity shared by duplicates of one parameter.
     origin: Arc<()>,
 }
 
@@ -93,7 +93,7 @@ impl<R: Runtime> Param<R> {
         self.spec().dtype
     }
 
-    /// Whether the parameter is trained.
+    /// Tells whether the parameter is trained.
     pub fn requires_grad(&self) -> bool {
         self.0.leaf.read().requires_grad()
     }
@@ -117,8 +117,8 @@ impl<R: Runtime> Param<R> {
         Ok(())
     }
 
-    /// Another parameter that begins with the value of this one, and is cut, or can be cut, as this one. What is drawn when it is read
-    /// ([`Init::lazily`](crate::Init::lazily)) is drawn no sooner.
+    /// Another parameter that begins with the value of this one, and is cut, or can be cut, as this one. A
+    /// [lazily](crate::Init::lazily) drawn parameter stays undrawn until it is read.
     #[track_caller]
     pub fn duplicate(&self) -> Result<Self> {
         let old = self.leaf();
@@ -139,7 +139,7 @@ impl<R: Runtime> Param<R> {
         Arc::as_ptr(&self.0.origin) as usize
     }
 
-    /// Whether both are the same parameter.
+    /// Tells whether both are the same parameter.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -155,12 +155,12 @@ impl<R: Runtime> Param<R> {
         self
     }
 
-    /// What can be cut of this parameter.
+    /// The cuts that a tensor-parallel plan may choose.
     pub fn cuts(&self) -> Cuts {
         *self.0.cuts.read()
     }
 
-    /// Which piece this rank has of the parameter, and how its layer is cut; none of a model that is whole.
+    /// The placement of this rank's piece, and the style of its layer; none if the model is whole.
     pub fn placed(&self) -> Option<Arc<Placed<R>>> {
         self.0.placed.read().clone()
     }
@@ -282,7 +282,7 @@ impl Default for Mode {
 }
 
 impl Mode {
-    /// Whether the module is in training mode.
+    /// Tells whether the module is in training mode.
     pub fn is_training(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

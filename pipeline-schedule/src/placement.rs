@@ -57,7 +57,7 @@ impl StagePlacement {
         self.rank_of.iter().enumerate().filter(move |&(_, &owner)| owner == rank).map(|(stage, _)| stage)
     }
 
-    /// Tells whether both stages are on one rank, so that they need no messages.
+    /// Tells whether both stages are on one rank, so that they need no messages. Stages out of range count as together.
     pub fn together(&self, a: usize, b: usize) -> bool {
         self.rank_of(a) == self.rank_of(b)
     }

@@ -183,8 +183,8 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         self.take(StepWork::new(micro_batches, &mut |k| micro_batch(k).map(Into::into)))
     }
 
-    /// Takes part in a step of the others without examples. This rank's weights stay. They count in the next
-    /// synchronization by the weight of this rank's losses since the last one.
+    /// Joins a step without examples of this rank. If no rank of the inner step has examples, the step updates nothing.
+    /// A synchronization that is due runs as usual, and weighs this rank by its losses since the last one.
     ///
     /// # Errors
     /// Fails as [`step`](LocalSteps::step), and if the inner step cannot be [idle](Feature::Idle).

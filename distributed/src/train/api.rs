@@ -1,4 +1,4 @@
-//! The trait of training steps, and their sums.
+//! The trait of training steps, and the weighted sums of losses that evaluations return.
 
 use nn::Module;
 use numcore::{Result, Runtime};

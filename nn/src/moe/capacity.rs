@@ -1,21 +1,22 @@
-//! How many tokens an expert takes.
+//! The capacity of experts.
 
 use numcore::{Result, Runtime};
 
 use super::{TokenOrder, dispatch::unequal};
 use crate::parallel::TensorGroup;
 
-/// The limit of an expert's tokens: `⌈T · k / E · factor⌉` of `T` tokens that each pick `k` of `E` experts. What exceeds it is dropped: that
-/// expert adds nothing to those tokens. Where a plan shares out experts, the tokens of all ranks compete, as if the first rank's came first.
+/// The limit of an expert's tokens: `⌈T · k / E · factor⌉` of `T` tokens that each pick `k` of `E` experts. Tokens
+/// beyond it are dropped: the expert adds nothing to them. If a plan distributes experts, tokens of all ranks compete
+/// in rank order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
     /// The limit as a multiple of an equal share; 1 or a little above.
     pub factor: f64,
-    /// Which tokens are dropped.
+    /// The order in which tokens are dropped.
     pub drop: DropBy,
 }
 
-/// Which tokens exceed the [`Capacity`] of an expert.
+/// The rule that selects the tokens beyond a [`Capacity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DropBy {
     /// The last ones in the batch.
@@ -31,8 +32,9 @@ impl Capacity {
         ((tokens * top_k) as f64 * self.factor / experts.max(1) as f64).ceil() as usize
     }
 
-    /// How many choices of each expert stay of those here, where the tokens of all ranks compete: `picked[rank][expert]` of them.
-    /// `weights[choice]` are those of the choices here.
+    /// Computes, for each expert, the number of this rank's choices that stay. Choices of all ranks compete:
+    /// `picked[rank][expert]` of them.
+    /// `weights[choice]` is the routing weight of this rank's choice.
     pub(super) fn limits_among<R: Runtime>(
         self,
         order: &TokenOrder,

@@ -1,4 +1,4 @@
-//! What a mixture of experts is made by.
+//! The configuration of a mixture of experts.
 
 use numcore::{Error, Result};
 
@@ -26,27 +26,29 @@ pub struct MoeConfig {
     pub hidden: usize,
     /// The number of experts, `E`.
     pub experts: usize,
-    /// How many experts a token uses, `k`.
+    /// The number of experts per token, `k`.
     pub top_k: usize,
-    /// The hidden channels of the expert that every token uses besides; 0 for none. At first 0.
+    /// The hidden channels of the shared expert, which every token uses; 0, the default, for none.
     pub shared_hidden: usize,
-    /// Whether the output of that expert is weighed by the logistic function of a projection of the token; at first not.
+    /// True if the output of the shared expert is weighed by the logistic function of a projection of the token; false
+    /// by default.
     pub shared_gate: bool,
-    /// What scores are made of the router's logits; softmax at first.
+    /// The function from router logits to scores; softmax by default.
     pub scores: RouterScores,
-    /// Whether the weights of a token's experts are divided by their sum; at first they are.
+    /// True, the default, if the weights of a token's experts are divided by their sum.
     pub normalize_weights: bool,
-    /// The factor on all weights; at first 1.
+    /// The factor on all weights; 1 by default.
     pub weight_scale: f64,
-    /// How many tokens an expert takes at most; at first all that pick it.
+    /// The limit of tokens per expert; none by default.
     pub capacity: Option<Capacity>,
-    /// Whether experts are picked by score plus a bias that [`update_balance_bias`](super::MixtureOfExperts::update_balance_bias) moves; at
-    /// first not.
+    /// True if experts are picked by score plus a bias that
+    /// [`update_balance_bias`](super::MixtureOfExperts::update_balance_bias) moves; false by default.
     pub balance_bias: bool,
 }
 
 impl MoeConfig {
-    /// `experts` networks of `hidden` channels, of which a token of `width` channels uses `top_k`; softmax scores, no token dropped.
+    /// `experts` networks of `hidden` channels, of which a token of `width` channels uses `top_k`; softmax scores, no
+    /// token dropped.
     pub fn new(width: usize, hidden: usize, experts: usize, top_k: usize) -> Self {
         MoeConfig {
             width,

@@ -11,19 +11,19 @@ use crate::parallel::{Placed, TensorGroup};
 /// The exchange of rows of one layer, of which each rank has some experts: consecutive ones, as many as the others.
 pub(super) struct Dispatch<'a, R: Runtime> {
     placed: &'a Placed<R>,
-    /// How many rows go to each rank.
+    /// The number of rows sent to each rank.
     send: Vec<usize>,
-    /// How many rows each rank sends here.
+    /// The number of rows received from each rank.
     recv: Vec<usize>,
-    /// How many rows each expert of this rank computes.
+    /// The number of rows of each expert of this rank.
     counts: Vec<usize>,
     /// For rows ordered by expert, where they arrive, and the other way round; none if they arrive so.
     order: Option<[Vec<i64>; 2]>,
 }
 
 impl<'a, R: Runtime> Dispatch<'a, R> {
-    /// The exchange of rows that are ordered by expert, `counts[e]` of them for expert `e` of all. Ranks tell each other their counts, so the host
-    /// waits.
+    /// The exchange of rows that are ordered by expert, `counts[e]` of them for expert `e` of all. Ranks tell each
+    /// other their counts, so the host waits.
     pub(super) fn agree(placed: &'a Placed<R>, counts: &[usize]) -> Result<Self> {
         let (group, each) = (placed.group(), counts.len() / placed.group().size());
         let first = group.rank() * each;
@@ -38,7 +38,7 @@ impl<'a, R: Runtime> Dispatch<'a, R> {
         })
     }
 
-    /// How many rows each expert of this rank computes.
+    /// The number of rows of each expert of this rank.
     pub(super) fn counts(&self) -> &[usize] {
         &self.counts
     }
@@ -49,7 +49,7 @@ impl<'a, R: Runtime> Dispatch<'a, R> {
         self.order.as_ref().map_or(Ok(rows.clone()), |[arrived, _]| in_order(&rows, arrived))
     }
 
-    /// What experts everywhere made of this rank's rows, in their order.
+    /// Returns the experts' outputs to the ranks of their tokens, in the order of the rows sent.
     pub(super) fn leave(&self, outputs: &Var<R>) -> Result<Var<R>> {
         let outputs = self.order.as_ref().map_or(Ok(outputs.clone()), |[_, by_rank]| in_order(outputs, by_rank))?;
         self.placed.group().all_to_all(&outputs, &self.recv, &self.send, self.placed.name())
@@ -60,7 +60,8 @@ fn in_order<R: Runtime>(rows: &Var<R>, order: &[i64]) -> Result<Var<R>> {
     rows.index_select(0, &Var::new(Tensor::from_slice(rows.runtime(), [order.len()], order)?))
 }
 
-/// The order of rows by expert, of rows that come by rank, and within by expert: `here[rank][expert]` of them. None if that is their order.
+/// The order of rows by expert, of rows that come by rank, and within by expert: `here[rank][expert]` of them. None if
+/// that is their order.
 fn by_expert(here: &[&[usize]]) -> Option<[Vec<i64>; 2]> {
     let mut starts = Vec::with_capacity(here.len());
     let mut at = 0;

@@ -46,7 +46,8 @@ impl<R: Runtime> Forward<R> for GatedMlp<R> {
     }
 }
 
-/// The networks of a mixture's experts, each `down(silu(gate(x)) · up(x))`, in tensors of all of them, or of those that this rank has.
+/// The networks of a mixture's experts, each `down(silu(gate(x)) · up(x))`, in tensors of all of them, or of those that
+/// this rank has.
 #[derive(Debug, Module)]
 pub struct Experts<R: Runtime> {
     /// The gate's projections above the gated ones, `[E, 2F, C]`.
@@ -66,14 +67,14 @@ impl<R: Runtime> Experts<R> {
         })
     }
 
-    /// Where the experts are, if a plan named them.
+    /// The placement of the experts, if a plan distributes them.
     pub(super) fn placed(&self) -> Option<Arc<Placed<R>>> {
         self.gate_up_proj.placed().filter(|placed| placed.examples().is_some())
     }
 
-    /// The outputs `[N, C]` of rows `x: [N, C]`, of which the first `counts[0]` are the first expert's, and so on. An expert without rows runs
-    /// nothing, and its gradient is zero. Rows of experts that are shared out among ranks travel there, and their outputs back: all of
-    /// these ranks call it.
+    /// The outputs `[N, C]` of rows `x: [N, C]`, of which the first `counts[0]` are the first expert's, and so on. An
+    /// expert without rows runs nothing, and its gradient is zero. Rows of experts that are shared out among ranks
+    /// travel there, and their outputs back: all of these ranks call it.
     ///
     /// # Errors
     /// If the counts are not one for each expert, or do not add up to the rows.

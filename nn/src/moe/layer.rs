@@ -9,8 +9,8 @@ use numcore::{
 use super::{Experts, GatedMlp, MoeConfig, Router, Routing};
 use crate::{Forward, Init, Linear, Module, parallel::ContextSlot};
 
-/// A mixture of experts of `x: [.., C]`: each token's output is the weighted sum of the outputs of the `k` experts that it picks, plus that of
-/// the shared expert, if there is one.
+/// A mixture of experts of `x: [.., C]`: each token's output is the weighted sum of the outputs of the `k` experts that
+/// it picks, plus that of the shared expert, if there is one.
 ///
 /// ```
 /// # use nn::{Init, Module, moe::{MixtureOfExperts, MoeConfig}};
@@ -27,13 +27,13 @@ use crate::{Forward, Init, Linear, Module, parallel::ContextSlot};
 /// ```
 #[derive(Debug, Module)]
 pub struct MixtureOfExperts<R: Runtime> {
-    /// What picks experts.
+    /// The router.
     pub gate: Router<R>,
     /// The experts that are picked.
     pub experts: Experts<R>,
     /// The expert that every token uses.
     pub shared_experts: Option<GatedMlp<R>>,
-    /// What weighs that expert, `[1, C]`.
+    /// The gate of the shared expert, a projection `[1, C]`.
     pub shared_expert_gate: Option<Linear<R>>,
     /// With a capacity tokens compete, in the order of the batch.
     context: Option<ContextSlot<R>>,
@@ -41,12 +41,12 @@ pub struct MixtureOfExperts<R: Runtime> {
     config: MoeConfig,
 }
 
-/// What a [`MixtureOfExperts`] gives.
+/// The output of a [`MixtureOfExperts`], with its routing.
 #[derive(Debug)]
 pub struct MoeOutput<R: Runtime> {
     /// The output, of the input's shape.
     pub y: Var<R>,
-    /// Where tokens went: losses for the router, and loads.
+    /// The routing of the tokens, for router losses and loads.
     pub routing: Routing<R>,
 }
 
@@ -70,7 +70,7 @@ impl<R: Runtime> MixtureOfExperts<R> {
         })
     }
 
-    /// What the layer was made by.
+    /// The configuration of the layer.
     pub fn config(&self) -> &MoeConfig {
         &self.config
     }
@@ -112,9 +112,10 @@ impl<R: Runtime> MixtureOfExperts<R> {
         by_choice.reshape([tokens, self.config.top_k, width])?.mul(&weights)?.sum(&[1])
     }
 
-    /// Moves the bias that experts are picked with towards those that had too few tokens: `biasᵢ += rate · sign(mean load − loadᵢ)`
-    /// (DeepSeek-AI 2024; `rate` 1e-3). To be called after a step, on all ranks with the loads of all of them: sums of
-    /// [`Routing::loads`] over the passes of the step, of a layer whose experts a [plan](crate::parallel::TensorPlan::experts) names.
+    /// Moves the bias that experts are picked with towards those that had too few tokens: `biasᵢ += rate · sign(mean
+    /// load − loadᵢ)` (DeepSeek-AI 2024; `rate` 1e-3). To be called after a step, on all ranks with the loads of all of
+    /// them: sums of [`Routing::loads`] over the passes of the step, of a layer whose experts a
+    /// [plan](crate::parallel::TensorPlan::experts) names.
     ///
     /// # Errors
     /// If the layer was made without a bias, or there is not a load for each expert.

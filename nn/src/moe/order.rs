@@ -6,8 +6,8 @@ use super::DropBy;
 
 /// Tokens ordered by the expert that they picked. Host data: its sizes decide how many kernels run.
 ///
-/// A *choice* is one of the `T · k` pairs of a token and an expert that it picked, numbered token by token. The rows that experts compute are
-/// choices ordered by expert, those of one expert by position.
+/// A *choice* is one of the `T · k` pairs of a token and an expert that it picked, numbered token by token. The rows
+/// that experts compute are choices ordered by expert, those of one expert by position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenOrder {
     counts: Vec<usize>,
@@ -17,7 +17,8 @@ pub struct TokenOrder {
 }
 
 impl TokenOrder {
-    /// The order of choices: `experts[choice]` is the expert, of which there are `count`, and each token has `top_k` choices.
+    /// The order of choices: `experts[choice]` is the expert, of which there are `count`, and each token has `top_k`
+    /// choices.
     ///
     /// # Errors
     /// If a choice names no expert, or the choices are no multiple of `top_k`.
@@ -44,13 +45,15 @@ impl TokenOrder {
         Ok(TokenOrder { picked: counts.clone(), counts, choices, top_k })
     }
 
-    /// This order with at most `limit` rows for each expert. `weights[choice]` decides by [`DropBy::Weight`]; what stays keeps its order.
+    /// This order with at most `limit` rows for each expert. `weights[choice]` decides by [`DropBy::Weight`]; what
+    /// stays keeps its order.
     pub fn limited(self, limit: usize, drop: DropBy, weights: &[f64]) -> Self {
         let limits = vec![limit; self.counts.len()];
         self.limited_each(&limits, drop, weights)
     }
 
-    /// This order with at most `limits[e]` rows for expert `e`, and all for one without a limit; else as [`limited`](TokenOrder::limited).
+    /// This order with at most `limits[e]` rows for expert `e`, and all for one without a limit; else as
+    /// [`limited`](TokenOrder::limited).
     pub(crate) fn limited_each(mut self, limits: &[usize], drop: DropBy, weights: &[f64]) -> Self {
         let mut rest = std::mem::take(&mut self.choices);
         let limits = limits.iter().copied().chain(std::iter::repeat(usize::MAX));
@@ -88,22 +91,22 @@ impl TokenOrder {
         self.choices[start..start + self.counts[expert]].iter().map(|&choice| weights[choice as usize]).collect()
     }
 
-    /// How many rows each expert computes.
+    /// The number of rows of each expert.
     pub fn counts(&self) -> &[usize] {
         &self.counts
     }
 
-    /// How many choices each expert has, the dropped ones too: its load.
+    /// The load of each expert: its choices, dropped ones included.
     pub fn picked(&self) -> &[usize] {
         &self.picked
     }
 
-    /// How many choices are computed.
+    /// The number of computed choices.
     pub fn rows(&self) -> usize {
         self.choices.len()
     }
 
-    /// How many choices are dropped.
+    /// The number of dropped choices.
     pub fn dropped(&self) -> usize {
         self.picked.iter().sum::<usize>() - self.rows()
     }

@@ -12,7 +12,7 @@ use numcore::{
 use super::{DropBy, MoeConfig, Routing, TokenOrder, routing::Loads};
 use crate::{Buffer, Init, Initializer, Module, Param, counted_rows, parallel::Placed};
 
-/// What scores of experts are made of a router's logits.
+/// The score function of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RouterScores {
     /// The softmax over all experts.
@@ -21,12 +21,13 @@ pub enum RouterScores {
     Sigmoid,
 }
 
-/// Scores the experts for each token and picks some. Logits and scores are computed in `f32` where the model's type is narrower.
+/// Scores the experts for each token and picks some. Logits and scores are computed in `f32` where the model's type is
+/// narrower.
 #[derive(Debug, Module)]
 pub struct Router<R: Runtime> {
     /// The projection to logits, `[E, C]`.
     pub weight: Param<R>,
-    /// What is added to scores when experts are picked, and not when they are weighed: `[E]`, `f32`. It has no gradient.
+    /// The selection bias `[E]`, `f32`, without a gradient. It is added to scores for the top-k choice alone.
     pub e_score_correction_bias: Option<Buffer<R>>,
     #[module(skip)]
     config: MoeConfig,
@@ -77,7 +78,7 @@ impl<R: Runtime> Router<R> {
         Ok(Routing { logits, scores, weights, experts, order, loads })
     }
 
-    /// What experts are picked by.
+    /// The scores for the top-k choice: detached, plus the selection bias.
     fn ranked(&self, scores: &Var<R>) -> Result<Var<R>> {
         match &self.e_score_correction_bias {
             None => Ok(scores.detach()),

@@ -1,4 +1,4 @@
-//! Where tokens go, and the losses that spread them.
+//! The routing of tokens, and the losses that balance it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,14 +11,14 @@ use numcore::{
 use super::{Capacity, TokenOrder, dispatch::of_all_ranks};
 use crate::parallel::{Placed, TensorGroup};
 
-/// Which experts compute which of `T` tokens, and what their outputs weigh.
+/// The expert assignment of `T` tokens, with the routing weights.
 #[derive(Debug)]
 pub struct Routing<R: Runtime> {
     /// The router's logits, `[T, E]`, in `f32` or wider.
     pub logits: Var<R>,
     /// The scores that were made of them, `[T, E]`.
     pub scores: Var<R>,
-    /// What the picked experts weigh, `[T, k]`.
+    /// The routing weights of the picked experts, `[T, k]`.
     pub weights: Var<R>,
     /// The picked experts, `[T, k]`, the best first.
     pub experts: Var<R>,
@@ -28,16 +28,17 @@ pub struct Routing<R: Runtime> {
 }
 
 impl<R: Runtime> Routing<R> {
-    /// How many tokens picked each expert: those here, and, where a [plan](crate::parallel::TensorPlan::experts) names the experts, those of
-    /// all ranks that examples are shared out among; `Mesh::parallelize` tells the layer of them, also where each rank has all experts. The
-    /// first call, which all of these make, waits for the ranks. Tokens of rows that only fill a batch up
-    /// ([`set_counted_rows`](crate::set_counted_rows)) do not count, and no expert computes them.
+    /// The number of tokens that picked each expert. If a [plan](crate::parallel::TensorPlan::experts) names the
+    /// experts, tokens of all ranks that share the examples count, also where each rank has all experts. The first call
+    /// is collective then. Padding rows ([`set_counted_rows`](crate::set_counted_rows)) do not count, and no expert
+    /// computes them.
     #[track_caller]
     pub fn loads(&self) -> Result<Vec<u64>> {
         self.loads.all()
     }
 
-    /// Each expert's share of the choices, `f: [E]`, by its [load](Routing::loads). They add up to 1, if there is a token.
+    /// Each expert's share of the choices, `f: [E]`, by its [load](Routing::loads). They add up to 1, if there is a
+    /// token.
     #[track_caller]
     pub fn shares(&self) -> Result<Vec<f64>> {
         let loads = self.loads()?;
@@ -45,21 +46,22 @@ impl<R: Runtime> Routing<R> {
         Ok(loads.into_iter().map(|n| n as f64 / all).collect())
     }
 
-    /// The balance loss `E · Σᵢ fᵢ · Pᵢ` (Fedus et al. 2021), times the number of tokens: `f` is each expert's share of the choices, `P` its mean
-    /// probability, and where tokens are spread evenly the loss of a token is 1. Gradients flow through `P`.
+    /// The balance loss `E · Σᵢ fᵢ · Pᵢ` (Fedus et al. 2021), times the number of tokens: `f` is each expert's share of
+    /// the choices, `P` its mean probability, and where tokens are spread evenly the loss of a token is 1. Gradients
+    /// flow through `P`.
     ///
     /// (Hugging Face's `load_balancing_loss_func` has `k` times this: its shares add up to `k`.)
     ///
-    /// A sum over the tokens here, to be divided by their number as other losses are: with the [shares](Routing::shares) of all ranks, the sum of
-    /// their losses is that of one rank with all tokens. Where sequences are cut over ranks it goes through
-    /// [`ContextSlot::of_whole`](crate::parallel::ContextSlot::of_whole).
+    /// A sum over the tokens here, to be divided by their number as other losses are: with the
+    /// [shares](Routing::shares) of all ranks, the sum of their losses is that of one rank with all tokens. Where
+    /// sequences are cut over ranks it goes through [`ContextSlot::of_whole`](crate::parallel::ContextSlot::of_whole).
     #[track_caller]
     pub fn balance_loss(&self) -> Result<Var<R>> {
         self.balance_loss_with(&self.shares()?)
     }
 
-    /// The balance loss of these tokens under `shares` of more of them: those of all micro-batches of a step. Losses of the parts then add up to
-    /// the loss of the whole.
+    /// The balance loss of these tokens under `shares` of more of them: those of all micro-batches of a step. Losses of
+    /// the parts then add up to the loss of the whole.
     ///
     /// # Errors
     /// If there is not a share for each expert.
@@ -89,12 +91,12 @@ impl<R: Runtime> Routing<R> {
     }
 }
 
-/// How many tokens of all ranks picked each expert, once someone has asked.
+/// The load of each expert over all ranks, after the first call of `loads`.
 #[derive(Debug)]
 pub(super) struct Loads<R: Runtime> {
     /// A parameter of the experts, which knows the ranks; none where there are no others.
     placed: Option<Arc<Placed<R>>>,
-    /// How many tokens here count, the first ones, and how many of their choices each expert is.
+    /// The number of leading tokens that count, and each expert's choices among them.
     counted: usize,
     picked: Vec<usize>,
     known: OnceLock<Vec<u64>>,
@@ -133,7 +135,7 @@ impl<R: Runtime> Loads<R> {
         self.known.get_or_init(|| (0..experts).map(load).collect()).clone()
     }
 
-    /// How many of its choices here each expert takes, by a capacity for the tokens of all ranks.
+    /// Computes the limit of this rank's choices for each expert, by a capacity for the tokens of all ranks.
     pub(super) fn limits(
         &self,
         capacity: Capacity,

@@ -64,8 +64,8 @@ impl<R: Runtime> Checkpoints<R> {
         Checkpoints::at(Folder::new(path))
     }
 
-    /// Saves checkpoints as [`in_folder`](Checkpoints::in_folder) does, in a folder that may be
-    /// [watched](Folder::watched).
+    /// Makes the callback for a [`Folder`], with the defaults of [`in_folder`](Checkpoints::in_folder). Tests pass
+    /// a folder whose changes they [interrupt](Folder::watched).
     pub fn at(folder: Folder) -> Self {
         Checkpoints {
             folder,

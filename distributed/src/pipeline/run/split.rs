@@ -38,8 +38,8 @@ pub fn split<R: Runtime>(layers: Vec<Box<dyn Forward<R>>>, cuts: &[usize]) -> Re
     Ok(stages.into_iter().map(|stage| Box::new(stage) as _).collect())
 }
 
-/// Cuts that minimize the number of parameters of the largest stage. Of several solutions it is the one with the
-/// smallest early stages.
+/// Computes cuts that minimize the number of parameters of the largest stage. Of equal solutions it takes the earliest
+/// last cut, and then balances the stages before it likewise.
 ///
 /// # Errors
 /// Fails if there are fewer layers than stages, or if `stages` is 0.
