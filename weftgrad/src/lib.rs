@@ -51,8 +51,8 @@
 //! [profile.dev.package."*"]
 //! opt-level = 3
 //!
-//! # With this, a release build after a change of one line takes about a second instead of twenty; programs are at
-//! # most 7 % slower.
+//! # With this, a release build after a change of one line takes 0.7 s, and 2.5 s with `full` (a first one 22 and
+//! # 91 s of processor).
 //! [profile.release]
 //! incremental = true
 //! ```
