@@ -39,7 +39,6 @@ pub struct SyncBatchNorm<R: Runtime> {
 impl<R: Runtime> SyncBatchNorm<R> {
     /// Makes a layer with parameters and buffers as in [`BatchNorm::new`]: weight 1, bias 0, running mean 0 and
     /// variance 1, each `[channels]`. Statistics are those of the ranks of `comm`.
-    #[track_caller]
     pub fn new(init: &Init<R>, channels: usize, comm: &Comm<R>) -> Result<Self> {
         Ok(Self::over(BatchNorm::new(init, channels)?, comm))
     }

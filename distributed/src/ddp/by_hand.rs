@@ -60,7 +60,6 @@ impl<R: Runtime> Ddp<R> {
 
     /// Broadcasts the parameters and buffers of rank 0 to every rank.
     #[doc(alias("broadcast_params"))]
-    #[track_caller]
     pub fn sync_params(&self) -> Result<()> {
         self.sync_values()?;
         self.sync_buffers()
@@ -84,14 +83,12 @@ impl<R: Runtime> Ddp<R> {
     }
 
     /// Broadcasts the buffers of rank 0 to every rank.
-    #[track_caller]
     pub fn sync_buffers(&self) -> Result<()> {
         self.buffers.iter().try_for_each(|(_, buffer)| buffer.set(self.broadcast(&buffer.value())?))
     }
 
     /// Replaces every parameter's gradient by the unweighted mean over all ranks. A rank without a gradient contributes
     /// zero; a parameter without a gradient on any rank gets none.
-    #[track_caller]
     pub fn all_reduce_gradients(&self, gradients: &mut Gradients<R>) -> Result<()> {
         self.weighted_all_reduce_gradients(gradients, &vec![1; self.comm.size()])
     }
@@ -104,7 +101,6 @@ impl<R: Runtime> Ddp<R> {
     /// On every rank, if `counts` differ between ranks, do not have one number for each rank, add up to 0 or overflow
     /// `u64`.
     #[doc(alias("apply_ddp_gradients"))]
-    #[track_caller]
     pub fn weighted_all_reduce_gradients(&self, gradients: &mut Gradients<R>, counts: &[u64]) -> Result<()> {
         let total = self.total(counts)?;
         abort_on_err(&self.comm, self.reduce(gradients, counts[self.comm.rank()] as f64 / total as f64))

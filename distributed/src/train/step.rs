@@ -196,14 +196,12 @@ impl<R: Runtime> TrainStep<R> {
     ///
     /// # Errors
     /// Fails as [`Pipeline::evaluate`], and if the model has no stages.
-    #[track_caller]
     pub fn evaluate_stages(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
         let no_stages = || Error::usage("TrainStep::evaluate_stages", "the model is whole: call it");
         self.stages.as_mut().ok_or_else(no_stages)?.evaluate(&mut *self.strategy, batch)
     }
 
     /// Gathers all parameters on every rank, for evaluation and export. They are released when the scope ends.
-    #[track_caller]
     pub fn gather_full_params(&self) -> Result<FullParameters> {
         self.strategy.gather_full_params()
     }

@@ -32,14 +32,12 @@ impl<R: Runtime> Routing<R> {
     /// experts, tokens of all ranks that share the examples count, also where each rank has all experts. The first call
     /// is collective then. Padding rows ([`set_counted_rows`](crate::set_counted_rows)) do not count, and no expert
     /// computes them.
-    #[track_caller]
     pub fn loads(&self) -> Result<Vec<u64>> {
         self.loads.all()
     }
 
     /// Each expert's share of the choices, `f: [E]`, by its [load](Routing::loads). They add up to 1, if there is a
     /// token.
-    #[track_caller]
     pub fn shares(&self) -> Result<Vec<f64>> {
         let loads = self.loads()?;
         let all = loads.iter().sum::<u64>().max(1) as f64;
@@ -55,7 +53,6 @@ impl<R: Runtime> Routing<R> {
     /// A sum over the tokens here, to be divided by their number as other losses are: with the
     /// [shares](Routing::shares) of all ranks, the sum of their losses is that of one rank with all tokens. Where
     /// sequences are cut over ranks it goes through [`ContextSlot::of_whole`](crate::parallel::ContextSlot::of_whole).
-    #[track_caller]
     pub fn balance_loss(&self) -> Result<Var<R>> {
         self.balance_loss_with(&self.shares()?)
     }

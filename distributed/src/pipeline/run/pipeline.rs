@@ -64,6 +64,8 @@ pub struct Pipeline<R: Runtime> {
     seed: f64,
 }
 
+// Its collective methods are not `#[track_caller]`: ranks are matched by the line of a call, and those of different
+// stages may call from different lines.
 impl<R: Runtime> Pipeline<R> {
     /// Makes this rank's part. Blocks.
     ///
@@ -76,7 +78,6 @@ impl<R: Runtime> Pipeline<R> {
     /// - the loss is missing.
     ///
     /// Ranks must also have equal schedules and options.
-    #[track_caller]
     pub fn new(comm: &Comm<R>, model: PipelineModel<R>) -> Result<Self> {
         all_ok(comm, "Pipeline::new", fit(comm, &model))?;
         comm.agree("the pipeline's schedule", &model.fingerprint())?;
@@ -93,7 +94,6 @@ impl<R: Runtime> Pipeline<R> {
     /// # Errors
     /// On every rank, if a stage, the loss or a hook fails on any rank. The same holds if micro-batches or targets are
     /// missing or too many, or if a shape or dtype between stages changes.
-    #[track_caller]
     pub fn run(&mut self, batch: MicroBatches<R>, hooks: &mut dyn StageHooks<R>) -> Result<PipelineOutput<R>> {
         let start = random_state();
         let output = self.run_or_abort(batch, hooks, false);
@@ -112,7 +112,6 @@ impl<R: Runtime> Pipeline<R> {
     /// # Errors
     /// Fails as [`run`](Pipeline::run). A rank that had sent all its values before another rank failed returns the
     /// error from its next call.
-    #[track_caller]
     pub fn evaluate(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
         self.evaluate_with(batch, &mut NoHooks)
     }
@@ -130,7 +129,6 @@ impl<R: Runtime> Pipeline<R> {
     }
 
     /// The sum and the weight of each micro-batch's loss, on every rank, from the rank of the last stage. Blocks.
-    #[track_caller]
     pub fn losses(&self, output: &PipelineOutput<R>) -> Result<Vec<(f64, f64)>> {
         let own = output.losses().iter().map(|loss| Ok((loss.sum.item()?, loss.weight))).collect::<Result<Vec<_>>>();
         let own = all_ok(&self.comm, "Pipeline::losses", own)?;
