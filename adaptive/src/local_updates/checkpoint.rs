@@ -285,7 +285,7 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
-        // All is read before anything changes: after a failed load the inner step refuses to go on, fragments do not.
+        // All fragments are read before one changes: the inner step refuses steps after a failed load, they do not.
         let fragments = (0..self.fragments.len()).map(|k| self.read_fragment(k, read)).collect::<Result<Vec<_>>>()?;
         let (source, inner) = (self.source(), self.inner_numbers(numbers));
         let common: Vec<(String, String)> =

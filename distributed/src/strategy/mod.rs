@@ -159,7 +159,8 @@ pub enum BackwardPass {
     /// A pass that others follow.
     Earlier,
     /// The last pass. For an unstaged model it has the weight of this rank's losses of the step, for strategies that
-    /// send anything but sums.
+    /// send anything but sums. Of a pipeline whose gradients are compressed it has the weight of the replica's losses,
+    /// and begins after all passes: no gradient follows.
     Last(Option<LossWeight>),
 }
 

@@ -37,7 +37,8 @@ impl<R: Runtime> Stages<R> {
         input: &mut dyn FnMut(usize) -> Result<StepInput<R>>,
     ) -> Result<Vec<Loss<R>>> {
         self.pipeline.set_loss_scale(updates.loss_scale());
-        let waits = strategy.features().iter().any(|feature| matches!(feature, Feature::Narrowed | Feature::PowerSgd));
+        let features = strategy.features();
+        let waits = features.has(Feature::Narrowed) || features.has(Feature::PowerSgd);
         let mut losses: Vec<Loss<R>> = Vec::new();
         for k in 0..runs {
             let batch = input(k)?.run()?;

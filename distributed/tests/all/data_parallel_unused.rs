@@ -1,13 +1,7 @@
 //! Data parallelism where ranks differ: parameters that are unused or frozen, ranks that run out, gradients that
 //! overflow.
 
-use std::slice::from_ref;
-
-use crate::{
-    data_parallel::small,
-    pipeline_common::{TIMEOUT, checked},
-    prelude::*,
-};
+use crate::{data_parallel::small, prelude::*};
 
 /// A model of which ranks use different parts.
 #[derive(Module)]
@@ -229,60 +223,4 @@ fn a_gradient_of_f64_may_be_larger_than_an_f32() {
 fn loss_sum(model: &Mlp<Cpu>, comm: &Comm<Cpu>) -> Result<Var<Cpu>> {
     let x = Var::new(Tensor::normal(comm.runtime(), [4, 5], DType::F32, 0.0, 1.0, 1)?);
     model.forward(&x)?.square()?.sum_all()
-}
-
-/// The branches as the first stage of a pipeline.
-#[derive(Module)]
-#[module(crate = "::nn", runtime = Cpu)]
-struct BranchStage {
-    model: Branches<Cpu>,
-    #[module(skip)]
-    goes_left: bool,
-}
-
-impl Forward<Cpu> for BranchStage {
-    fn forward(&self, x: &Var<Cpu>) -> Result<Var<Cpu>> {
-        let branch = if self.goes_left { &self.model.left } else { &self.model.right };
-        branch.forward(&self.model.both.forward(x)?)
-    }
-}
-
-#[test]
-fn replicas_of_a_stage_use_different_parameters_on_request() {
-    let one = branches_alone(2);
-    for how in STAGES {
-        for unused in [Unused::Allow, Unused::Error] {
-            let outcomes = Ranks::new(6).timeout(TIMEOUT).outcomes(cpu, |comm| {
-                let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Pipe, 2), (Axis::Data, 3)])?)?;
-                let (model, replica) = (Branches::new(comm.runtime())?, mesh.axis(Axis::Data).rank());
-                let first = Sequential::new().push(BranchStage { model, goes_left: replica == 0 });
-                let stages = vec![first, Sequential::new()];
-                let checked = checked(ScheduleKind::OneFOneB, 2, 1, 1).unwrap();
-                let model = PipelineModel::on(mesh.axis(Axis::Pipe).rank(), checked, stages)
-                    .loss(|y, _| Ok(Loss::mean(y[0].square()?.sum_all()?)));
-                let builder = TrainStep::builder(&mesh, model).optimizer(adamw()).config(config());
-                let mut step = match how {
-                    ZeroStage::None => builder.buckets(BucketOptions { unused, ..small() }),
-                    stage => builder.zero(ZeroOptions { unused, ..stage.into() }),
-                }
-                .build()?;
-                let x = Tensor::normal(comm.runtime(), [2, 3], DType::F64, 0.0, 1.0, 9)?;
-                for _ in 0..2 {
-                    step.step(|_| MicroBatches::split(from_ref(&x), from_ref(&x), 1))?;
-                }
-                let _all = step.gather_full_params()?;
-                let own = step.pipeline().expect("stages").stages();
-                own.values().next().map_or(Ok(Vec::new()), |stage| weights(&**stage))
-            });
-            match unused {
-                Unused::Allow => {
-                    let first = outcomes.unwrap().into_iter().map(Result::unwrap).filter(|own| !own.is_empty());
-                    let first: Vec<_> = first.collect();
-                    assert_eq!(first.len(), 3);
-                    first.iter().for_each(|own| close(own, &one, 1e-12, "weights"));
-                }
-                Unused::Error => refused(outcomes.unwrap(), &["model.never.weight"]),
-            }
-        }
-    }
 }

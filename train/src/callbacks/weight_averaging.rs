@@ -1,16 +1,23 @@
 //! An exponential moving average of the weights, which evaluations use.
 
-use std::{collections::BTreeMap, sync::LazyLock};
+mod whole;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
+
+use autograd::Leaf;
 
 use distributed::{
     checkpoint::{CheckpointPart, Checkpointed, Wanted},
     combinations::Feature,
-    comm::{Collectives, Comm, Communicator, memory},
+    comm::{Comm, Communicator},
 };
 use nn::{Module, ModuleExt};
 use numcore::{
-    DType, Error, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{PointwiseOps, ViewOps, cat},
+    DType, Error, ErrorKind, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ViewOps},
     placement::TensorPlacement,
     pointwise::Program,
 };
@@ -49,6 +56,8 @@ pub struct WeightAveraging<R: Runtime> {
     parts: Vec<AveragedPart<R>>,
     /// The weights themselves, while the averages take their place.
     own: Option<Vec<Tensor<R>>>,
+    /// The values of the leaves that the averages replace.
+    leaves: Vec<(Arc<Leaf<R>>, Tensor<R>)>,
 }
 
 /// The handling of a checkpoint whose run differs in having averages.
@@ -118,6 +127,7 @@ impl<R: Runtime> WeightAveraging<R> {
             updates: 0,
             parts: Vec::new(),
             own: None,
+            leaves: Vec::new(),
         }
     }
 
@@ -182,90 +192,39 @@ impl<R: Runtime> WeightAveraging<R> {
         Ok(())
     }
 
-    /// Puts the averages into the model.
+    /// Puts the averages into the model: into shards as they are, or unsharded on every rank.
     fn swap_in<M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()> {
-        let own = weights(run.step_state())?;
         // A copy, as the averages overwrite the weights' memory.
+        let own = weights(run.step_state())?;
         let copy = |part: CheckpointPart<R>| part.row.on(run.comm().runtime())?.copy();
-        self.own = Some(own.into_iter().map(copy).collect::<Result<_>>()?);
-        let averages = self.parts.iter().map(|part| part.average.clone()).collect();
-        self.put(run, averages)
+        let own = own.into_iter().map(copy).collect::<Result<Vec<_>>>()?;
+        let averages = self.in_type(&self.parts.iter().map(|part| part.average.clone()).collect::<Vec<_>>())?;
+        if run.step_state().swap_parameter_parts(&averages)? {
+            self.own = Some(own);
+            return Ok(());
+        }
+        if run.features().has(Feature::ZeroParameters) {
+            self.own = Some(own);
+        } else {
+            // Leaves get the very values back: optimizers keep `f32` masters then, and local updates their progress.
+            let leaves = whole::modules(run).into_iter().flat_map(|module| module.parameters()).map(|p| p.leaf());
+            self.leaves = leaves.map(|leaf| Ok((leaf.clone(), leaf.value()?))).collect::<Result<_>>()?;
+        }
+        self.put_whole(run, averages)
     }
 
     /// Puts the weights back.
     fn swap_out<M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()> {
-        self.own.take().map_or(Ok(()), |own| self.put(run, own))
+        self.leaves.drain(..).try_for_each(|(leaf, value)| leaf.set(value))?;
+        let Some(own) = self.own.take() else { return Ok(()) };
+        let own = self.in_type(&own)?;
+        if run.step_state().swap_parameter_parts(&own)? { Ok(()) } else { self.put_whole(run, own) }
     }
 
-    /// Puts rows in place of the weights' parts: in shards as they are, or unsharded on every rank.
-    fn put<M: Module<R>, B>(&self, run: &mut Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
-        let of_type = |(row, part): (&Tensor<R>, &AveragedPart<R>)| row.to_dtype(part.dtype);
-        let in_type = rows.iter().zip(&self.parts).map(of_type).collect::<Result<Vec<_>>>()?;
-        if run.step_state().swap_parameter_parts(&in_type)? { Ok(()) } else { self.put_whole(run, in_type) }
+    /// Rows of the parts in the parts' types.
+    fn in_type(&self, rows: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        rows.iter().zip(&self.parts).map(|(row, part)| row.to_dtype(part.dtype)).collect()
     }
-
-    /// Broadcasts the parts of all ranks, parameter by parameter, and sets them as the values of all modules.
-    fn put_whole<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
-        let comm = run.comm();
-        let mut modules = run.modules();
-        // The averages have one copy of a parameter of several stages.
-        modules.truncate(if run.features().has(Feature::Tied) { 1 } else { modules.len() });
-        let named = |module: &dyn Module<R>| module.parameters().into_iter().map(|p| (p.leaf().name().to_string(), p));
-        let own: BTreeMap<_, _> = modules.into_iter().flat_map(named).collect();
-        // Ranks have other stages, and other pieces of one parameter: all ranks broadcast all, and each takes its own.
-        for (name, placements) in self.table(comm)? {
-            for (placement, pieces) in placements {
-                let mut values = Vec::with_capacity(pieces.len());
-                for AveragedPiece { owner, index, len, dtype, .. } in pieces {
-                    let own = (owner == comm.rank()).then(|| rows[index].clone());
-                    values.push(broadcast(comm, own, owner, len, dtype)?);
-                }
-                let Some(parameter) = own.get(&name) else { continue };
-                if parameter.placed().is_none_or(|placed| placed.placement().to_string() == placement) {
-                    let shape = parameter.leaf().spec().shape;
-                    parameter.leaf().set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(shape)?)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The owners of each parameter's pieces, in the order of their elements.
-    fn table(&self, comm: &Comm<R>) -> Result<AveragedPieces> {
-        let line = |(i, part): (usize, &AveragedPart<R>)| {
-            format!("{} {} {i} {} {}\t{}\n", part.start, part.len, part.dtype, part.name, part.placement)
-        };
-        let own: String = self.parts.iter().enumerate().map(line).collect();
-        let mut table = AveragedPieces::new();
-        for (owner, lines) in comm.exchange(own.as_bytes())?.into_iter().enumerate() {
-            for line in String::from_utf8_lossy(&lines).lines() {
-                let wrong = || Error::internal("WeightAveraging", format!("a rank sent `{line}`"));
-                let (mut words, mut numbers) = (line.splitn(5, ' '), [0; 3]);
-                for number in &mut numbers {
-                    *number = words.next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
-                }
-                let dtype = words.next().and_then(DType::from_name).ok_or_else(wrong)?;
-                let (name, placement) = words.next().and_then(|rest| rest.split_once('\t')).ok_or_else(wrong)?;
-                let [start, len, index] = numbers;
-                let piece = AveragedPiece { start, len, index, owner, dtype };
-                table.entry(name.into()).or_default().entry(placement.into()).or_default().push(piece);
-            }
-        }
-        table.values_mut().flat_map(BTreeMap::values_mut).for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
-        Ok(table)
-    }
-}
-
-/// The pieces of each parameter by its name, then by the placement of its tensor shard.
-type AveragedPieces = BTreeMap<String, BTreeMap<String, Vec<AveragedPiece>>>;
-
-/// A piece of a parameter, and the rank that has it as its part `index`.
-struct AveragedPiece {
-    start: usize,
-    len: usize,
-    index: usize,
-    owner: usize,
-    dtype: DType,
 }
 
 /// This rank's part of the parameters.
@@ -275,20 +234,6 @@ fn weights<R: Runtime>(step: &dyn Checkpointed<R>) -> Result<Vec<CheckpointPart<
         Some(part)
     };
     Ok(step.parameter_parts()?.into_iter().filter_map(named).collect())
-}
-
-fn broadcast<R: Runtime>(
-    comm: &Comm<R>,
-    own: Option<Tensor<R>>,
-    owner: usize,
-    len: usize,
-    dtype: DType,
-) -> Result<Tensor<R>> {
-    let row = match &own {
-        Some(own) => memory(own)?,
-        None => TensorMut::alloc(comm.runtime(), Shape::new(&[len])?, dtype)?,
-    };
-    comm.broadcast(row, owner)?.wait()?.freeze()
 }
 
 impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {

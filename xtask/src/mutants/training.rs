@@ -5,7 +5,6 @@ use super::{
     list::{DATA, POLICIES, PUSHED},
 };
 
-#[rustfmt::skip]
 const SYNCED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "sync_batch_norm"];
 const LOST: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "elastic"];
 const LONG_SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_background"];
@@ -15,18 +14,10 @@ const OTHER_BEST: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "
 const MESSAGES: &[&str] = &["test", "-p", "weftgrad-adaptive", "--lib"];
 const ROWS: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "rows_without_their"];
 const COMPRESSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_compression"];
+#[rustfmt::skip]
 const LOOP: &[&str] = &[
-    "test",
-    "-p",
-    "weftgrad-train",
-    "--test",
-    "all",
-    "--",
-    "order",
-    "intervals",
-    "a_run_begins_where",
-    "averaging::it_is",
-    "averaging::the_best",
+    "test", "-p", "weftgrad-train", "--test", "all", "--", "order", "intervals", "a_run_begins_where",
+    "averaging::it_is", "averaging::the_best",
 ];
 const PARQUET: &[&str] =
     &["test", "-p", "weftgrad-data", "--features", "parquet", "--test", "all", "--", "parquet_files"];

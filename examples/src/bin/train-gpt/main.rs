@@ -146,6 +146,11 @@ fn model(mesh: &Mesh<AnyRuntime>, config: &Config, vocab: usize) -> Result<Parts
         true => plan,
         false => plan.without("embed_tokens").without("lm_head"),
     };
+    // Ranks that take different numbers of micro-batches cannot count the tokens of experts together.
+    let plan = match config.run.together {
+        Together::Balanced if config.mesh.experts == 1 => plan.without("layers.*.mlp.experts"),
+        _ => plan,
+    };
     let Some(checked) = config.schedule()? else {
         mesh.parallelize(&model, &plan)?;
         mesh.context_parallel(&model, ContextExchange::AllGather)?;

@@ -44,6 +44,8 @@ pub struct Jsonl {
     replaces: bool,
     /// True if this sink has the lock of the file, which the operating system releases with it, or needs none.
     has_lock: bool,
+    /// True if a line was written.
+    has_written: bool,
 }
 
 /// The longest wait for a run before to release the file.
@@ -57,7 +59,15 @@ impl Jsonl {
     /// An error if the folder cannot be made, or the file cannot be written.
     pub fn replacing(folder: impl AsRef<Path>) -> Result<Self> {
         let (file, path, summary_path) = open(folder.as_ref())?;
-        Ok(Jsonl { file, path, summary: Summary::default(), summary_path, replaces: true, has_lock: false })
+        Ok(Jsonl {
+            file,
+            path,
+            summary: Summary::default(),
+            summary_path,
+            replaces: true,
+            has_lock: false,
+            has_written: false,
+        })
     }
 
     /// Writes into a folder, which is made if it does not exist.
@@ -66,11 +76,11 @@ impl Jsonl {
     /// An error if the folder cannot be made, the file cannot be written, or an earlier run's lines in it are
     /// malformed.
     pub fn in_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let (mut file, path, summary_path) = open(folder.as_ref())?;
-        cut_torn_line(&mut file).map_err(|e| Error::io(&path, e))?;
-        let mut summary = Summary::default();
-        read_jsonl(&path)?.iter().for_each(|record| summary.add(record));
-        Ok(Jsonl { file, path, summary, summary_path, replaces: false, has_lock: false })
+        let mut sink = Self::replacing(folder)?;
+        sink.replaces = false;
+        // Malformed lines of an earlier run are an error before this one trains.
+        sink.read_again()?;
+        Ok(sink)
     }
 
     /// Takes no lock on the file. For an elastic run, where the process of a lost rank may live on and hold it.
@@ -95,6 +105,15 @@ impl Jsonl {
             sleep(Duration::from_millis(50));
         }
         self.has_lock = true;
+        // The run before has perhaps written lines since the file was opened, or was killed in one.
+        if self.replaces { Ok(()) } else { self.read_again() }
+    }
+
+    /// Removes a torn line, and summarizes all others.
+    fn read_again(&mut self) -> Result<()> {
+        cut_torn_line(&mut self.file).map_err(|e| Error::io(&self.path, e))?;
+        self.summary = Summary::default();
+        read_jsonl(&self.path)?.iter().for_each(|record| self.summary.add(record));
         Ok(())
     }
 }
@@ -118,12 +137,13 @@ impl Sink for Jsonl {
         // In one call, so that two lines are never mixed.
         self.file.write_all((line::of(record) + "\n").as_bytes()).map_err(|e| Error::io(&self.path, e))?;
         self.summary.add(record);
+        self.has_written = true;
         Ok(())
     }
 
     /// Replaces `summary.json`, once a line was written.
     fn flush(&mut self) -> Result<()> {
-        if self.replaces || !self.has_lock {
+        if !self.has_written {
             return Ok(());
         }
         let part = self.summary_path.with_extension("json.part");
@@ -183,7 +203,15 @@ mod tests {
         let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let here = std::env::temp_dir().join(format!("weftgrad-train-{}-summary.json", std::process::id()));
         let (path, summary) = ("metrics.jsonl".into(), Summary::default());
-        let mut sink = Jsonl { file, path, summary, summary_path: here.clone(), replaces: false, has_lock: false };
+        let mut sink = Jsonl {
+            file,
+            path,
+            summary,
+            summary_path: here.clone(),
+            replaces: false,
+            has_lock: true,
+            has_written: false,
+        };
         let error = sink.write(&Record::new(1, 0)).unwrap_err().to_string();
         assert!(error.contains("metrics.jsonl: No space left"), "{error}");
         drop(sink);

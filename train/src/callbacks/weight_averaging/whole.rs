@@ -1,0 +1,99 @@
+//! Averages as whole values on every rank, for strategies that cannot put them into shards.
+
+use std::collections::BTreeMap;
+
+use distributed::{
+    combinations::Feature,
+    comm::{Collectives, Comm, Communicator, memory},
+};
+use nn::{Module, ModuleExt};
+use numcore::{
+    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{ViewOps, cat},
+};
+
+use super::{AveragedPart, WeightAveraging};
+use crate::Run;
+
+impl<R: Runtime> WeightAveraging<R> {
+    /// Broadcasts the parts of all ranks, parameter by parameter, and sets them as the values of all modules.
+    pub(super) fn put_whole<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
+        let comm = run.comm();
+        let named = |module: &dyn Module<R>| module.parameters().into_iter().map(|p| (p.leaf().name().to_string(), p));
+        let own: BTreeMap<_, _> = modules(run).into_iter().flat_map(named).collect();
+        // Ranks have other stages, and other pieces of one parameter: all ranks broadcast all, and each takes its own.
+        for (name, placements) in self.table(comm)? {
+            for (placement, pieces) in placements {
+                let mut values = Vec::with_capacity(pieces.len());
+                for AveragedPiece { owner, index, len, dtype, .. } in pieces {
+                    let own = (owner == comm.rank()).then(|| rows[index].clone());
+                    values.push(broadcast(comm, own, owner, len, dtype)?);
+                }
+                let Some(parameter) = own.get(&name) else { continue };
+                if parameter.placed().is_none_or(|placed| placed.placement().to_string() == placement) {
+                    let shape = parameter.leaf().spec().shape;
+                    parameter.leaf().set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(shape)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The owners of each parameter's pieces, in the order of their elements.
+    fn table(&self, comm: &Comm<R>) -> Result<AveragedPieces> {
+        let line = |(i, part): (usize, &AveragedPart<R>)| {
+            format!("{} {} {i} {} {}\t{}\n", part.start, part.len, part.dtype, part.name, part.placement)
+        };
+        let own: String = self.parts.iter().enumerate().map(line).collect();
+        let mut table = AveragedPieces::new();
+        for (owner, lines) in comm.exchange(own.as_bytes())?.into_iter().enumerate() {
+            for line in String::from_utf8_lossy(&lines).lines() {
+                let wrong = || Error::internal("WeightAveraging", format!("a rank sent `{line}`"));
+                let (mut words, mut numbers) = (line.splitn(5, ' '), [0; 3]);
+                for number in &mut numbers {
+                    *number = words.next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
+                }
+                let dtype = words.next().and_then(DType::from_name).ok_or_else(wrong)?;
+                let (name, placement) = words.next().and_then(|rest| rest.split_once('\t')).ok_or_else(wrong)?;
+                let [start, len, index] = numbers;
+                let piece = AveragedPiece { start, len, index, owner, dtype };
+                table.entry(name.into()).or_default().entry(placement.into()).or_default().push(piece);
+            }
+        }
+        table.values_mut().flat_map(BTreeMap::values_mut).for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
+        Ok(table)
+    }
+}
+
+/// The modules that averages are put into. They have one copy of a parameter of several stages: those keep weights.
+pub(super) fn modules<'r, R: Runtime, M: Module<R>, B>(run: &'r Run<'_, R, M, B>) -> Vec<&'r dyn Module<R>> {
+    let mut modules = run.modules();
+    modules.truncate(if run.features().has(Feature::Tied) { 1 } else { modules.len() });
+    modules
+}
+
+/// The pieces of each parameter by its name, then by the placement of its tensor shard.
+type AveragedPieces = BTreeMap<String, BTreeMap<String, Vec<AveragedPiece>>>;
+
+/// A piece of a parameter, and the rank that has it as its part `index`.
+struct AveragedPiece {
+    start: usize,
+    len: usize,
+    index: usize,
+    owner: usize,
+    dtype: DType,
+}
+
+fn broadcast<R: Runtime>(
+    comm: &Comm<R>,
+    own: Option<Tensor<R>>,
+    owner: usize,
+    len: usize,
+    dtype: DType,
+) -> Result<Tensor<R>> {
+    let row = match &own {
+        Some(own) => memory(own)?,
+        None => TensorMut::alloc(comm.runtime(), Shape::new(&[len])?, dtype)?,
+    };
+    comm.broadcast(row, owner)?.wait()?.freeze()
+}
