@@ -185,8 +185,6 @@ const SHARDS: &str =
     "optimizers of shards are made of an elementwise rule: give its configuration, or `ParamGroups` of it";
 const MATRICES: &str = "PowerSGD compresses whole matrices, of which a rank has pieces: leave it out";
 const STATE: &str = "checkpoints would have its state under one name from several ranks, which have pieces: take a reducer without a state";
-const STAGES: &str = "a reducer is made once, and each stage has sums of its own: leave it out";
-const DIFFER: &str = "replicas that use different parameters would exchange those of their stages in different orders: freeze them, or use them in the loss";
 const EXPERTS: &str = "experts are summed in buckets of their own: leave it out";
 const EACH_PASS: &str = "ranks exchange in every pass, so they take equally many: take ZeRO stage 1, stage 2 with `reduce_once`, or none, and no canonical \
                          order or experts over ranks";
@@ -220,9 +218,12 @@ pub static COMBINATIONS: &[Refused] = {
         refused([Narrowed, Canonical], "chunks are gathered as they are: leave one out"),
         refused([PowerSgd, Canonical], "its sums are no sums of chunks: leave one out"),
         refused([StatefulReducer, Tensor], STATE),
-        refused([Reducer, Pipeline], STAGES),
+        refused([Reducer, Pipeline], "a reducer is made once, and each stage has sums of its own: leave it out"),
         refused([Canonical, Pipeline], "passes follow one another in the order of the schedule: leave `canonical` out"),
-        refused([Unused, Pipeline], DIFFER),
+        refused(
+            [Unused, Pipeline],
+            "replicas that use different parameters would exchange those of their stages in different orders: freeze them, or use them in the loss",
+        ),
         refused(
             [PowerSgd, Tied],
             "each copy has a residual of its own, and checkpoints would have one: take `bf16` or `f16`, or give stages parameters of their own",

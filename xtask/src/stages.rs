@@ -62,8 +62,9 @@ pub(crate) enum Step {
     CargoWith(&'static [(&'static str, &'static str)], &'static [&'static str]),
     /// A program that an earlier step has built, without optimisation, and its arguments.
     Built(&'static str, &'static [&'static str]),
-    /// A program that an earlier step has built with optimisation, none of whose symbols contains this text.
-    WithoutSymbol(&'static str, &'static str),
+    /// A program that an earlier step has built with optimisation, and a text that its symbols contain, but never
+    /// followed by another one.
+    Symbols(&'static str, &'static str, &'static str),
     /// A Python program with packages from this folder, and its arguments.
     Python(&'static str, &'static [&'static str]),
 }
@@ -218,7 +219,9 @@ impl Step {
                 println!("$ {} {}", program.display(), args.join(" "));
                 run_command(Command::new(program).args(*args), name)
             }
-            Step::WithoutSymbol(name, text) => without_symbol(&repo::root().join("target/release").join(name), text),
+            Step::Symbols(name, text, never) => {
+                check_symbols(&repo::root().join("target/release").join(name), text, never)
+            }
             Step::Python(packages, args) => {
                 let mut python = Command::new("python3");
                 run_command(python.args(*args).env("PYTHONPATH", packages), &format!("python3 {}", args.join(" ")))
@@ -233,18 +236,18 @@ fn built(here: &Path, name: &str) -> Result<PathBuf, String> {
     Ok(target.join("debug").join(format!("{name}{EXE_SUFFIX}")))
 }
 
-/// Requires a program whose symbols do not contain `text`.
-fn without_symbol(program: &Path, text: &str) -> Result<(), String> {
+/// Requires a program whose symbols contain `text`, but never followed by `never`.
+fn check_symbols(program: &Path, text: &str, never: &str) -> Result<(), String> {
     let bytes = std::fs::read(program).map_err(|error| format!("{}: {error}", program.display()))?;
-    match bytes.windows(text.len()).position(|part| part == text.as_bytes()) {
-        None => Ok(()),
-        Some(at) => {
-            let is_name = |byte: &u8| byte.is_ascii_graphic();
-            let from = bytes[..at].iter().rposition(|byte| !is_name(byte)).map_or(0, |before| before + 1);
-            let name = bytes[from..].iter().take_while(|byte| is_name(byte)).copied().collect();
-            Err(format!("{}: has `{}`", program.display(), String::from_utf8(name).unwrap_or_default()))
-        }
+    let at = |text: &str| bytes.windows(text.len()).position(|part| part == text.as_bytes());
+    if at(text).is_none() {
+        return Err(format!("{}: no symbol has `{text}`: it was renamed, or the symbols are gone", program.display()));
     }
+    let Some(at) = at(&format!("{text}{never}")) else { return Ok(()) };
+    let is_name = |byte: &u8| byte.is_ascii_graphic();
+    let from = bytes[..at].iter().rposition(|byte| !is_name(byte)).map_or(0, |before| before + 1);
+    let name = bytes[from..].iter().take_while(|byte| is_name(byte)).copied().collect();
+    Err(format!("{}: has `{}`", program.display(), String::from_utf8(name).unwrap_or_default()))
 }
 
 pub(crate) fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
@@ -329,9 +332,10 @@ mod tests {
     fn a_symbol_is_found_and_named() {
         let program = std::env::temp_dir().join(format!("symbols-{}", std::process::id()));
         std::fs::write(&program, b"\0_ZN4body7generic8closure17h0E\0_ZN4rest").unwrap();
-        let error = without_symbol(&program, "generic8clo").expect_err("has it");
+        let error = check_symbols(&program, "generic", "8clo").expect_err("has it");
         assert!(error.ends_with("has `_ZN4body7generic8closure17h0E`"), "{error}");
-        assert_eq!(without_symbol(&program, "generic9"), Ok(()));
+        assert_eq!(check_symbols(&program, "generic", "9"), Ok(()));
+        assert!(check_symbols(&program, "other", "9").expect_err("renamed").contains("no symbol has `other`"));
         std::fs::remove_file(&program).unwrap();
     }
 }

@@ -197,8 +197,8 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         self
     }
 
-    /// The exchange of gradients where nothing is sharded. Buckets of a pipeline's stages are sent in a
-    /// stage's last backward pass or, if they are compressed, after the last pass of all.
+    /// The exchange of gradients where nothing is sharded. Buckets of a pipeline's stages are sent in a stage's
+    /// last backward pass or, if they are compressed, after the last pass of all.
     pub fn buckets(self, options: BucketOptions) -> Self {
         Self { buckets: Some(options), ..self }
     }

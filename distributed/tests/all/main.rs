@@ -30,6 +30,7 @@ mod data_parallel_unused;
 mod differentiable;
 mod elastic;
 mod elastic_cuts;
+mod elastic_held;
 mod elastic_newcomers;
 mod expert_decisions;
 mod expert_layers;

@@ -1,4 +1,4 @@
-//! Ways to train that `matrix` draws, with steps in wrappers: each is one rank, or refused by the table of combinations.
+//! Wrapped steps of the ways that `matrix` draws: each equals one rank, or is refused by the table of combinations.
 
 use adaptive::balance::BalancePolicy;
 use distributed::combinations::{COMBINATIONS, Refused};
@@ -8,7 +8,7 @@ use crate::{
     prelude::*,
 };
 
-/// What is around a step, or differs within it.
+/// A wrapper of a step, or an option that the matrix does not draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrapped {
     /// A replica without examples, another one in each step.
@@ -63,7 +63,7 @@ impl Wrapped {
         way
     }
 
-    /// Whether there are the replicas that differ.
+    /// Tells whether the way has replicas that can differ.
     fn has_replicas(self, way: &Way) -> bool {
         match self {
             Wrapped::Idle | Wrapped::Balanced => way.size(Axis::Data) * way.size(Axis::Shard) > 1,
@@ -72,15 +72,13 @@ impl Wrapped {
         }
     }
 
-    /// What the table is asked.
+    /// The features of the way and of the wrapper.
     fn features(self, way: &Way) -> Features {
         let ZeroOptions { stage, unused, reduce_once, .. } = way.zero;
-        let tied = way.stages.is_some() && matches!(way.kind, Kind::Gpt) && way.gpt.tied_head;
         let counted = matches!(way.kind, Kind::Mixture(_)) && self.readers(way) > 1;
         let each_pass = [ZeroStage::Gradients, ZeroStage::Parameters].contains(&stage) && !reduce_once;
         features(way)
             .and(self.feature())
-            .and_if(tied, Feature::Tied)
             .and_if(counted, Feature::CountedTokens)
             .and_if(each_pass, Feature::ReduceEachPass)
             .and_if(stage.shards_parameters() && unused == Unused::Error, Feature::GatherAsRead)
@@ -153,7 +151,7 @@ impl Wrapped {
         Ok(outcome)
     }
 
-    /// What can be compared: metrics of local updates are of a replica, and AdamW amplifies what halves round.
+    /// The comparable part of an outcome. Metrics of local updates are a replica's, and AdamW amplifies rounding errors.
     fn compared(self, outcome: RunOutcome) -> RunOutcome {
         let RunOutcome { mut losses, mut norms, pieces } = outcome;
         match self {
@@ -167,7 +165,7 @@ impl Wrapped {
         }
     }
 
-    /// How far ranks are from one rank.
+    /// The distance between many ranks and one.
     fn off(self, way: &Way) -> Result<f64> {
         let many = assembled(way.ranks(|mesh| self.run(way, mesh))?);
         Ok(distance(&self.compared(many), &self.compared(way.alone())))
@@ -182,19 +180,19 @@ impl Wrapped {
         }
     }
 
-    /// How many ranks of one step read different tokens.
+    /// The number of ranks of one step that read different tokens.
     fn readers(self, way: &Way) -> usize {
         let data = if self == Wrapped::Local { 1 } else { way.size(Axis::Data) };
         data * way.size(Axis::Shard) * way.size(Axis::Context)
     }
 
-    /// How many of these have all experts together.
+    /// The number of these ranks that have all experts together.
     fn expert_ranks(self, way: &Way) -> usize {
         let experts = way.size(Axis::Expert);
         if self.readers(way).is_multiple_of(experts) { experts } else { 1 }
     }
 
-    /// Whether a row of the table is about this way. The builder takes experts as shared out, wrappers see whether.
+    /// Tells whether a row of the table refuses this way. The builder takes experts as shared out; wrappers know.
     fn refuses(self, row: &Refused, way: &Way) -> bool {
         let features = self.features(way);
         let shared = way.stages.is_some() || self == Wrapped::Reducer || self.expert_ranks(way) > 1;

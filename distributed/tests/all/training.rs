@@ -156,7 +156,7 @@ impl<'w> Training<'w> {
 }
 
 impl<S: Step<Cpu>> Training<'_, S> {
-    /// Takes a step of so many runs on the examples of each, or of a rank that is idle.
+    /// Takes a step of `runs` micro-batches with these examples, or an idle one.
     pub fn take_of(
         &mut self,
         number: usize,
@@ -168,7 +168,7 @@ impl<S: Step<Cpu>> Training<'_, S> {
         step.step(if idle { StepWork::idle(runs, &mut input) } else { StepWork::new(runs, &mut input) })
     }
 
-    /// What this rank has of the weights, which `inner` has trained.
+    /// This rank's pieces of the weights, which `inner` has trained.
     pub fn pieces_of(&self, inner: &TrainStep<Cpu>) -> Result<Pieces> {
         let _all = inner.gather_full_params()?;
         let modules = std::iter::once(&self.model as &dyn Module<Cpu>).chain(self.step.modules());
@@ -184,7 +184,7 @@ fn input(way: &Way, mesh: &Mesh<Cpu>, model: &Model, number: usize, run: usize) 
     input_of(way, mesh, model, number, &way.share(run, replica, replicas), weightless)
 }
 
-/// What a rank computes of some examples.
+/// The input of a step from some examples.
 fn input_of(
     way: &Way,
     mesh: &Mesh<Cpu>,

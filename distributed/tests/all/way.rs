@@ -56,7 +56,7 @@ pub struct Way {
     pub bias_rate: f64,
     pub steps: usize,
     pub max_norm: Option<f64>,
-    /// Whether gradient descent trains it, not AdamW.
+    /// True if the optimizer is SGD, and not AdamW.
     pub sgd: bool,
     pub zero: ZeroOptions,
     /// Where nothing is sharded.

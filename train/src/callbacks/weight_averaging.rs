@@ -36,8 +36,8 @@ static BLEND: LazyLock<Program> =
 /// are put into the shards, so that no rank has more of the parameters than it keeps; elsewhere ranks broadcast their
 /// parts. Averages of halves are `f32`. An update waits for ZeRO's gather. Stages with ties are evaluated with weights.
 ///
-/// A limit: parameters may be sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards or a tensor
-/// axis. An evaluation then holds all parameters that a rank computes with in its memory, and putting weights of half
+/// A limit: parameters may be sharded (ZeRO stage 3) in a pipeline, beside a tensor axis, or with replicas of the
+/// shards. An evaluation then holds all parameters that a rank computes with in its memory, and putting weights of half
 /// precision back rounds their `f32` masters. [`skip_evaluations`](WeightAveraging::skip_evaluations) avoids both.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
@@ -87,6 +87,8 @@ struct AveragedPart<R: Runtime> {
 const PARAMETER: &str = "parameter/";
 const AVERAGE: &str = "ema/";
 const UPDATES: &str = "ema/updates";
+/// The features of steps whose state is in shards.
+const ZERO: [Feature; 3] = [Feature::ZeroOptimizer, Feature::ZeroGradients, Feature::ZeroParameters];
 /// The number that is 1 if evaluations used the averages.
 const EVALUATED: &str = "ema/evaluated";
 
@@ -194,20 +196,29 @@ impl<R: Runtime> WeightAveraging<R> {
 
     /// Puts the averages into the model: into shards as they are, or unsharded on every rank.
     fn swap_in<M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()> {
-        // A copy, as the averages overwrite the weights' memory.
+        let features = run.features();
+        // The averages have one copy of a parameter that stages share.
+        if features.has(Feature::Tied) {
+            return Ok(());
+        }
+        // Averages overwrite the memory of shards alone.
+        let is_sharded = ZERO.iter().any(|stage| features.has(*stage));
         let own = weights(run.step_state())?;
-        let copy = |part: CheckpointPart<R>| part.row.on(run.comm().runtime())?.copy();
+        let copy = |part: CheckpointPart<R>| {
+            let row = part.row.on(run.comm().runtime())?;
+            if is_sharded { row.copy() } else { Ok(row) }
+        };
         let own = own.into_iter().map(copy).collect::<Result<Vec<_>>>()?;
         let averages = self.in_type(&self.parts.iter().map(|part| part.average.clone()).collect::<Vec<_>>())?;
         if run.step_state().swap_parameter_parts(&averages)? {
             self.own = Some(own);
             return Ok(());
         }
-        if run.features().has(Feature::ZeroParameters) {
+        if features.has(Feature::ZeroParameters) {
             self.own = Some(own);
         } else {
             // Leaves get the very values back: optimizers keep `f32` masters then, and local updates their progress.
-            let leaves = whole::modules(run).into_iter().flat_map(|module| module.parameters()).map(|p| p.leaf());
+            let leaves = run.modules().into_iter().flat_map(|module| module.parameters()).map(|p| p.leaf());
             self.leaves = leaves.map(|leaf| Ok((leaf.clone(), leaf.value()?))).collect::<Result<_>>()?;
         }
         self.put_whole(run, averages)

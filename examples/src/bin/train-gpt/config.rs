@@ -84,7 +84,7 @@ pub(crate) struct Run {
     pub steps: u64,
     /// Micro-batches of a step; in a pipeline, those of its schedule.
     pub accumulation: usize,
-    /// The ZeRO stage over the ranks along data: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
+    /// The stage of ZeRO over the data axis: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
     pub zero: u8,
     /// The cooperation of the ranks.
     pub together: Together,
@@ -175,7 +175,7 @@ impl Config {
         self.zero().map(|_| ())
     }
 
-    /// The arrangement of so many ranks.
+    /// The plan of a mesh of `ranks` ranks.
     pub(crate) fn plan(&self, ranks: usize) -> Result<ParallelPlan> {
         let Axes { pipeline, tensor, context, experts, .. } = self.mesh;
         let data = (ranks / (pipeline * tensor * context)).max(1);

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use distributed::{
-    combinations::Feature,
-    comm::{Collectives, Comm, Communicator, memory},
-};
+use distributed::comm::{Collectives, Comm, Communicator, memory};
 use nn::{Module, ModuleExt};
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
@@ -20,7 +17,7 @@ impl<R: Runtime> WeightAveraging<R> {
     pub(super) fn put_whole<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
         let comm = run.comm();
         let named = |module: &dyn Module<R>| module.parameters().into_iter().map(|p| (p.leaf().name().to_string(), p));
-        let own: BTreeMap<_, _> = modules(run).into_iter().flat_map(named).collect();
+        let own: BTreeMap<_, _> = run.modules().into_iter().flat_map(named).collect();
         // Ranks have other stages, and other pieces of one parameter: all ranks broadcast all, and each takes its own.
         for (name, placements) in self.table(comm)? {
             for (placement, pieces) in placements {
@@ -63,13 +60,6 @@ impl<R: Runtime> WeightAveraging<R> {
         table.values_mut().flat_map(BTreeMap::values_mut).for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
         Ok(table)
     }
-}
-
-/// The modules that averages are put into. They have one copy of a parameter of several stages: those keep weights.
-pub(super) fn modules<'r, R: Runtime, M: Module<R>, B>(run: &'r Run<'_, R, M, B>) -> Vec<&'r dyn Module<R>> {
-    let mut modules = run.modules();
-    modules.truncate(if run.features().has(Feature::Tied) { 1 } else { modules.len() });
-    modules
 }
 
 /// The pieces of each parameter by its name, then by the placement of its tensor shard.
