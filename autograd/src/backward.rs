@@ -29,19 +29,34 @@ pub fn backward_with_hooks<R: Runtime>(loss: &Var<R>, hook: &mut dyn BackwardHoo
 }
 
 /// The gradients of the sum of all elements of `outputs` with respect to `inputs`, which are leaves or intermediates.
-/// The entry is `None` for an input on which the outputs do not depend. With `create_graph` the gradients can be
-/// differentiated again. The graph of `outputs` is kept in either case.
+/// The entry is `None` for an input on which the outputs do not depend. The graph of `outputs` is kept.
 ///
 /// # Errors
 /// An error if an output requires no gradients, or an input is a view of a leaf.
 #[track_caller]
-pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
+pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>]) -> Result<Vec<Option<Var<R>>>> {
+    from_ones(outputs)?.grads(inputs)
+}
+
+/// The gradients of [`grad`], which can be differentiated again: PyTorch's `create_graph=True`.
+///
+/// # Errors
+/// Fails as [`grad`].
+#[doc(alias = "create_graph")]
+#[track_caller]
+pub fn differentiable_grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>]) -> Result<Vec<Option<Var<R>>>> {
+    from_ones(outputs)?.create_graph().grads(inputs)
+}
+
+/// A backward pass from the sum of some outputs.
+#[track_caller]
+fn from_ones<R: Runtime>(outputs: &[&Var<R>]) -> Result<Backward<R>> {
     let mut backward = Backward::new();
     for out in outputs {
         let ones = Tensor::ones(out.runtime(), out.spec().shape, out.spec().dtype)?;
         backward = backward.seed(out, &Var::new(ones))?;
     }
-    backward.retain_graph().grads(inputs, create_graph)
+    Ok(backward.retain_graph())
 }
 
 /// A backward pass under construction: its roots with their gradients, and the option to keep the graph.
@@ -49,11 +64,13 @@ pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>], create_graph: b
 pub struct Backward<R: Runtime> {
     roots: Vec<(Var<R>, Var<R>)>,
     options: SweepOptions,
+    /// True if the gradients of [`grads`](Backward::grads) have a graph.
+    differentiable: bool,
 }
 
 impl<R: Runtime> Backward<R> {
     fn new() -> Self {
-        Backward { roots: Vec::new(), options: SweepOptions::default() }
+        Backward { roots: Vec::new(), options: SweepOptions::default(), differentiable: false }
     }
 
     /// A backward pass that starts at a loss of one element, whose gradient is 1.
@@ -104,6 +121,13 @@ impl<R: Runtime> Backward<R> {
         self
     }
 
+    /// Records the backward pass, so that the gradients of [`grads`](Backward::grads) can be differentiated again.
+    /// Keeps the graph, as [`retain_graph`](Backward::retain_graph) does.
+    pub fn create_graph(mut self) -> Self {
+        self.differentiable = true;
+        self.retain_graph()
+    }
+
     /// Runs the backward pass and delivers the gradients of leaves to `hook`.
     ///
     /// # Errors
@@ -125,18 +149,16 @@ impl<R: Runtime> Backward<R> {
     }
 
     /// The gradients with respect to `inputs` as variables; `None` for an input that the pass does not reach. Inputs
-    /// are leaves or intermediates, but no views of leaves. With `create_graph` the gradients can be differentiated
-    /// again.
+    /// are leaves or intermediates, but no views of leaves.
     ///
     /// # Errors
     /// An error if an input is a view of a leaf, and the errors of a backward pass.
     #[track_caller]
-    pub fn grads(mut self, inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
+    pub fn grads(mut self, inputs: &[&Var<R>]) -> Result<Vec<Option<Var<R>>>> {
         self.options.create_graph = true;
-        self.options.retain_graph |= create_graph;
         let mut sweep = Sweep::new(&self.roots, self.options);
         inputs.iter().try_for_each(|v| sweep.want(v)).at_caller()?;
-        match create_graph {
+        match self.differentiable {
             true => with_grad(|| sweep.start(self.roots, &mut Ignore)),
             false => no_grad(|| sweep.start(self.roots, &mut Ignore)),
         }

@@ -36,7 +36,7 @@ mod var;
 
 pub use anomaly::detect_anomaly;
 pub use autocast::{autocast, autocast_dtype, autocast_operands, no_autocast};
-pub use backward::{Backward, backward, backward_with_hooks, grad};
+pub use backward::{Backward, backward, backward_with_hooks, differentiable_grad, grad};
 pub use checkpoint::checkpoint;
 pub use deferred::Deferred;
 pub use function::{ArrivingGradient, Function, apply_function};

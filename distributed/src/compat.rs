@@ -3,10 +3,17 @@
 //! | name | here |
 //! |---|---|
 //! | [`ZeroStage1`], [`ZeroStage2`], [`ZeroStage3`] | values of [`ZeroStage`], for `.zero(..)` of a training step |
-//! | [`Ddp`] | data parallelism by hand, for loops that no [`TrainStep`](crate::train::TrainStep) fits |
+//! | [`SimpleTrainer`] | [`TrainStep`], here for one device: `TrainStep::builder(&runtime, &model)` |
+//! | [`Ddp`] | data parallelism by hand, for loops that no [`TrainStep`] fits |
 
 pub use crate::ddp::by_hand::Ddp;
-use crate::zero::{ZeroOptions, ZeroStage};
+use crate::{
+    train::TrainStep,
+    zero::{ZeroOptions, ZeroStage},
+};
+
+/// A training step on one device.
+pub type SimpleTrainer<R> = TrainStep<R>;
 
 /// Shards optimizer state: `.zero(ZeroStage1)`. See [`ZeroStage::Optimizer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

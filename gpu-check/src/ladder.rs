@@ -167,7 +167,7 @@ fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
                 for (t, d) in [(5, 16), (67, 64), (130, 128)] {
                     let leaf = |k: u64| Var::leaf("x", data(rt, &[2, 3, t, d], dtype, k)?.mul(0.5)?);
                     let (q, k, v) = (leaf(11)?, leaf(12)?, leaf(13)?);
-                    let y = q.attention(&k, &v, None, true, None)?;
+                    let y = q.causal_attention(&k, &v)?;
                     all.push(y.value()?);
                     let gradients = y.sum(&[0, 1, 2, 3])?.backward()?;
                     for x in [&q, &k, &v] {

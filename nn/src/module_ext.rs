@@ -223,15 +223,21 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         ModelState::of(self).values().at_caller()
     }
 
-    /// Loads values into the parameters and buffers.
+    /// Loads values into all parameters and buffers.
     ///
-    /// With `strict`, the names must match exactly; without it, the values that are given are loaded, and the report
-    /// lists missing and unexpected names. Shapes, dtypes and devices must agree either way. One error lists all
-    /// mismatches, and nothing is changed unless everything fits. A value whose memory is shared with other tensors is
-    /// copied.
+    /// Names, shapes, dtypes and devices must match. One error lists all mismatches, and nothing is changed unless
+    /// everything fits. A value whose memory is shared with other tensors is copied.
     #[track_caller]
-    fn load_state_dict(&self, values: Vec<(String, Tensor<R>)>, strict: bool) -> Result<LoadReport> {
-        ModelState::of(self).load(values, strict).at_caller()
+    fn load_state_dict(&self, values: Vec<(String, Tensor<R>)>) -> Result<()> {
+        ModelState::of(self).load(values, true).at_caller().map(drop)
+    }
+
+    /// Loads the values whose names the model has. The report lists missing and unexpected names. Fails otherwise as
+    /// [`load_state_dict`](ModuleExt::load_state_dict).
+    #[doc(alias("strict=False"))]
+    #[track_caller]
+    fn load_partial_state_dict(&self, values: Vec<(String, Tensor<R>)>) -> Result<LoadReport> {
+        ModelState::of(self).load(values, false).at_caller()
     }
 
     /// Writes the model's state to a safetensors file, which replaces the one at `path` only once it is complete.
@@ -246,8 +252,15 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
 
     /// Loads the model's state from a safetensors file; see [`load_state_dict`](ModuleExt::load_state_dict).
     #[track_caller]
-    fn load_safetensors(&self, path: impl AsRef<Path>, strict: bool) -> Result<LoadReport> {
-        state::load_file(&ModelState::of(self), path.as_ref(), strict).at_caller()
+    fn load_safetensors(&self, path: impl AsRef<Path>) -> Result<()> {
+        state::load_file(&ModelState::of(self), path.as_ref(), true).at_caller().map(drop)
+    }
+
+    /// Loads the tensors of a safetensors file whose names the model has; see
+    /// [`load_partial_state_dict`](ModuleExt::load_partial_state_dict).
+    #[track_caller]
+    fn load_partial_safetensors(&self, path: impl AsRef<Path>) -> Result<LoadReport> {
+        state::load_file(&ModelState::of(self), path.as_ref(), false).at_caller()
     }
 }
 

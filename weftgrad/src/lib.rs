@@ -109,6 +109,21 @@ pub use train;
 #[cfg(feature = "watch")]
 pub use watch;
 
+/// Names from other frameworks, for code that is translated: of [`distributed::compat`] and `train::compat`.
+///
+/// | name | here |
+/// |---|---|
+/// | `SimpleTrainer`, `ZeroStage1` to `ZeroStage3`, `Ddp` | a [`TrainStep`](distributed::train::TrainStep), its stages of ZeRO, and data parallelism by hand |
+/// | `Trainer::setup`, `Trainer::head` | a `TrainSetup`: training steps in a loop of one's own |
+/// | `Trainer::builder` | a `TrainerBuilder`: `Trainer::new` on every rank of a world of threads |
+/// | `DistributedTrainConfig` | the arguments of [`Launcher::from_config`], in one struct |
+#[cfg(all(feature = "cpu", feature = "distributed"))]
+pub mod compat {
+    pub use distributed::compat::*;
+    #[cfg(feature = "train")]
+    pub use train::compat::*;
+}
+
 /// The names that most programs use, and the crates: `use weftgrad::prelude::*`.
 pub mod prelude {
     #[cfg(feature = "adaptive")]

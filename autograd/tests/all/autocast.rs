@@ -2,7 +2,8 @@
 
 use crate::common::cpu;
 use autograd::{
-    Backward, Gradients, Var, autocast, autocast_dtype, backward, checkpoint, grad, no_autocast, recomputed,
+    Backward, Gradients, Var, autocast, autocast_dtype, backward, checkpoint, differentiable_grad, no_autocast,
+    recomputed,
 };
 use numcore::{
     DType, Result, Tensor,
@@ -32,7 +33,7 @@ fn operations_run_in_pytorchs_types() -> Result<()> {
         let h = x.matmul(&w)?;
         let halves =
             [&h, &x.linear(&w, Some(&b))?, &image.conv2d(&image, None, ConvOptions::default())?, &h.tanh()?, &h.t()?];
-        let q = image.attention(&image, &image, None, true, None)?;
+        let q = image.causal_attention(&image, &image)?;
         assert!(halves.into_iter().chain([&q]).all(|v| v.dtype() == HALF));
         let classes = Var::new(Tensor::zeros(&cpu(), [4], DType::I64)?);
         let full = [
@@ -118,7 +119,7 @@ fn gradients_are_those_of_casts_by_hand() -> Result<()> {
 fn second_derivatives_are_those_of_casts_by_hand() -> Result<()> {
     let (x, w) = (leaf("x", [3, 4], 6), leaf("w", [4, 5], 7));
     let second = |loss: Var<Cpu>| -> Result<_> {
-        let first = grad(&[&loss], &[&w], true)?.remove(0).unwrap();
+        let first = differentiable_grad(&[&loss], &[&w])?.remove(0).unwrap();
         Ok(gradient(&backward(&first.square()?.sum_all()?)?, &w))
     };
     let expected = second(by_hand(&x, &w)?)?;

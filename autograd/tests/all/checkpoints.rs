@@ -7,8 +7,8 @@ use std::sync::{
 
 use crate::common::{self, Log, blank, cpu, grad_of, leaf, of, values};
 use autograd::{
-    Backward, BackwardHook, Leaf, LeafGrad, Var, backward, backward_with_hooks, checkpoint, grad, manual_seed,
-    next_seed, no_grad, random_state,
+    Backward, BackwardHook, Leaf, LeafGrad, Var, backward, backward_with_hooks, checkpoint, differentiable_grad, grad,
+    manual_seed, next_seed, no_grad, random_state,
 };
 use numcore::{
     DType, ErrorKind, Flat, FlatLayout, MemoryCategory, NullRuntime, Result, Runtime, TensorMut,
@@ -300,9 +300,9 @@ fn gradients_as_variables_go_through_segments_once() {
     let rt = cpu();
     let x = leaf(&rt, "x", [2], &[1.0, 2.0]);
     let y = checkpoint(&[&x], |ins| Ok(vec![ins[0].square()?])).unwrap().remove(0);
-    let first = grad(&[&y], &[&x], false).unwrap();
+    let first = grad(&[&y], &[&x]).unwrap();
     assert_eq!(values(first[0].as_ref().unwrap()), [2.0, 4.0]);
-    let error = grad(&[&y], &[&x], true).map(|_| ()).unwrap_err();
+    let error = differentiable_grad(&[&y], &[&x]).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("twice"), "{error}");
 }
 

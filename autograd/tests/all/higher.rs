@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::{constant, cpu, grad_of, leaf, values};
-use autograd::{Function, Var, apply_function, backward, grad};
+use autograd::{Function, Var, apply_function, backward, differentiable_grad, grad};
 use numcore::{
     ErrorKind, Result, Tensor,
     ops::{Backprop, Bits, MatmulOps, Outs, PointwiseOps, ReduceOps, Saves, ViewOps},
@@ -20,7 +20,7 @@ fn derivatives_of_a_power_up_to_the_fourth() {
     let x = leaf(&rt, "x", [3], &[1.0, 2.0, -0.5]);
     let mut y = x.pow(4.0).unwrap();
     for (factor, power) in [(4.0, 3), (12.0, 2), (24.0, 1), (24.0, 0)] {
-        y = first(&grad(&[&y], &[&x], true).unwrap()).clone();
+        y = first(&differentiable_grad(&[&y], &[&x]).unwrap()).clone();
         let expected: Vec<f64> = values(&x).iter().map(|v| factor * v.powi(power)).collect();
         assert!(values(&y).iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-12), "{:?} {expected:?}", values(&y));
     }
@@ -33,7 +33,7 @@ fn gradients_of_intermediates_and_of_leaves_in_one_call() {
     let middle = x.square().unwrap();
     let y = middle.mul(&x).unwrap().sum_all().unwrap();
     let unused = leaf(&rt, "unused", [2], &[0.0; 2]);
-    let grads = grad(&[&y], &[&middle, &x, &unused, &y], false).unwrap();
+    let grads = grad(&[&y], &[&middle, &x, &unused, &y]).unwrap();
     assert_eq!(values(grads[0].as_ref().unwrap()), [1.0, 2.0]);
     assert_eq!(values(grads[1].as_ref().unwrap()), [3.0, 12.0]);
     assert!(grads[2].is_none());
@@ -47,7 +47,7 @@ fn an_intermediate_used_twice_has_the_sum() {
     let x = leaf(&rt, "x", [], &[2.0]);
     let middle = x.exp().unwrap();
     let y = middle.square().unwrap().add(&middle.mul(3.0).unwrap()).unwrap();
-    let grads = grad(&[&y], &[&middle], false).unwrap();
+    let grads = grad(&[&y], &[&middle]).unwrap();
     assert!((values(first(&grads))[0] - (2.0 * 2f64.exp() + 3.0)).abs() < 1e-12);
 }
 
@@ -56,7 +56,7 @@ fn several_outputs_add_up() {
     let rt = cpu();
     let x = leaf(&rt, "x", [2], &[1.0, 3.0]);
     let (a, b) = (x.square().unwrap(), x.mul(10.0).unwrap());
-    assert_eq!(values(first(&grad(&[&a, &b], &[&x], false).unwrap())), [12.0, 16.0]);
+    assert_eq!(values(first(&grad(&[&a, &b], &[&x]).unwrap())), [12.0, 16.0]);
 }
 
 /// A penalty on the norm of a gradient: double backward into parameters, with the ordinary backward pass.
@@ -67,7 +67,7 @@ fn a_gradient_penalty_reaches_the_weights() {
     let x = leaf(&rt, "x", [1, 2], &[0.3, -0.7]);
     let penalty = |w: &Var<Cpu>| {
         let y = x.matmul(w).unwrap().tanh().unwrap().sum_all().unwrap();
-        let g = first(&grad(&[&y], &[&x], true).unwrap()).clone();
+        let g = first(&differentiable_grad(&[&y], &[&x]).unwrap()).clone();
         g.square().unwrap().sum_all().unwrap()
     };
     let gradient = grad_of(&backward(&penalty(&w)).unwrap(), &w);
@@ -88,9 +88,9 @@ fn gradients_of_leaves_read_through_views_have_the_leafs_shape() {
     let w = leaf(&rt, "w", [2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let part = w.t().unwrap().narrow(0, 1, 2).unwrap();
     let y = part.square().unwrap().sum_all().unwrap();
-    let g = first(&grad(&[&y], &[&w], true).unwrap()).clone();
+    let g = first(&differentiable_grad(&[&y], &[&w]).unwrap()).clone();
     assert_eq!((g.dims(), values(&g)), (vec![2, 3], vec![0.0, 4.0, 6.0, 0.0, 10.0, 12.0]));
-    let gg = grad(&[&g.square().unwrap()], &[&w], false).unwrap();
+    let gg = grad(&[&g.square().unwrap()], &[&w]).unwrap();
     assert_eq!(values(first(&gg)), [0.0, 16.0, 24.0, 0.0, 40.0, 48.0]);
 }
 
@@ -101,7 +101,7 @@ fn the_gradient_of_a_view_of_a_leaf_is_never_of_another_shape() {
     let w = leaf(&rt, "w", [2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let seen = w.t().unwrap();
     let y = seen.square().unwrap().sum_all().unwrap();
-    match grad(&[&y], &[&seen], false) {
+    match grad(&[&y], &[&seen]) {
         Ok(grads) => assert_eq!(first(&grads).dims(), [3, 2]),
         Err(error) => assert!(matches!(error.kind(), ErrorKind::NoGradient { .. }), "{error}"),
     }
@@ -136,9 +136,9 @@ fn a_function_of_ones_own_differentiates_twice() {
     let x = leaf(&rt, "x", [2], &[2.0, -1.0]);
     let y = apply(Cube, &[&x]).remove(0);
     assert_eq!(values(&y), [8.0, -1.0]);
-    let g = first(&grad(&[&y], &[&x], true).unwrap()).clone();
+    let g = first(&differentiable_grad(&[&y], &[&x]).unwrap()).clone();
     assert_eq!(values(&g), [12.0, 3.0]);
-    assert_eq!(values(first(&grad(&[&g], &[&x], false).unwrap())), [12.0, -6.0]);
+    assert_eq!(values(first(&grad(&[&g], &[&x]).unwrap())), [12.0, -6.0]);
     assert_eq!(grad_of(&backward(&y.sum_all().unwrap()).unwrap(), &x), [12.0, 3.0]);
 }
 
@@ -212,7 +212,7 @@ fn an_op_without_derivative_gives_no_gradient_or_says_so() {
     let rt = cpu();
     let x = leaf(&rt, "x", [2], &[1.5, 2.5]);
     // Step functions have the derivative 0 everywhere: no gradient arrives, and none is made up.
-    assert!(grad(&[&x.floor().unwrap()], &[&x], false).unwrap()[0].is_none());
+    assert!(grad(&[&x.floor().unwrap()], &[&x]).unwrap()[0].is_none());
     // Indices are integers, and integer variables cannot require gradients.
     assert!(!x.argmax(0).unwrap().requires_grad());
 }

@@ -2,7 +2,8 @@
 
 use crate::common::{Log, blank, cpu, grad_of, leaf, of};
 use autograd::{
-    Backward, Var, backward, checkpoint, grad, manual_seed, next_seed, random_state, recomputed, with_recomputation,
+    Backward, Var, backward, checkpoint, differentiable_grad, grad, manual_seed, next_seed, random_state, recomputed,
+    with_recomputation,
 };
 use numcore::{
     ErrorKind, NullRuntime, Result, Runtime,
@@ -65,7 +66,7 @@ fn gradients_can_be_differentiated() {
         let rt = cpu();
         let (x, w) = (leaf(&rt, "x", [3, 4], &numbers(12)), leaf(&rt, "w", [4, 3], &numbers(12)));
         let y = through(again, &[&x], |x| x[0].gelu()).matmul(&w).unwrap().square().unwrap().sum_all().unwrap();
-        let first = grad(&[&y], &[&x], true).unwrap().remove(0).unwrap();
+        let first = differentiable_grad(&[&y], &[&x]).unwrap().remove(0).unwrap();
         grad_of(&backward(&first.square().unwrap().sum_all().unwrap()).unwrap(), &w)
     };
     assert_eq!(run(true), run(false));
@@ -111,7 +112,7 @@ fn leaves_it_reads_are_announced_and_must_be_as_they_were() {
     of(&scale).set(changed).unwrap();
     let error = backward(&loss).map(|_| ()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Stale { name, .. } if name == "scale"), "{error}");
-    let error = grad(&[&captured], &[&w], false).map(|_| ()).unwrap_err();
+    let error = grad(&[&captured], &[&w]).map(|_| ()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Stale { name, .. } if name == "scale"), "{error}");
 }
 

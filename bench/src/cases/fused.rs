@@ -87,7 +87,7 @@ pub(super) fn attention<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<C
     let (q, k, v) = (input(1)?, input(2)?, input(3)?);
     let g = Var::new(data::normal(rt, n, dtype, 4)?);
     Ok(Case::new(move || {
-        let o = q.attention(&k, &v, None, true, None)?;
+        let o = q.causal_attention(&k, &v)?;
         if back { Backward::from(&o, &g)?.run(&mut Drop) } else { Ok(()) }
     }))
 }

@@ -179,7 +179,7 @@ impl<R: Runtime> Run<'_, R> {
         let leaves: Vec<(usize, &Var<R>)> =
             inputs.iter().enumerate().filter_map(|(i, input)| Some((i, input.leaf.as_ref()?))).collect();
         let Some(backward) = self.seeded(outs)? else { return Ok(Vec::new()) };
-        let first = backward.grads(&leaves.iter().map(|(_, leaf)| *leaf).collect::<Vec<_>>(), true)?;
+        let first = backward.create_graph().grads(&leaves.iter().map(|(_, leaf)| *leaf).collect::<Vec<_>>())?;
         let mut again: Option<Backward<R>> = None;
         for ((i, _), gradient) in leaves.iter().zip(first) {
             // A gradient that depends on no leaf has no gradient of its own.

@@ -10,7 +10,7 @@ use super::{Case, HostValue, Mismatch, Outcome, compare_values, model::model, op
 pub(super) fn run<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
     let model = model(rt, case)?;
     let init = case.under("init/").map(|(name, value)| Ok((name.to_string(), value.on(rt)?)));
-    model.load_state_dict(init.collect::<Result<_>>()?, true)?;
+    model.load_state_dict(init.collect::<Result<_>>()?)?;
     let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
     let mut optimizer = optimizer(case.attrs.str("optimizer", "sgd")?, &case.attrs, &leaves)?;
     let mut gradients = optimizer.alloc_gradients()?;

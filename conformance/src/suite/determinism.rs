@@ -43,7 +43,7 @@ fn works<R: Runtime>() -> Vec<Work<R>> {
         }),
         ("attention", |x| {
             let part = |i: usize| x.narrow(0, i, 64_000)?.reshape([2, 2, 500, 32]);
-            part(0)?.attention(&part(1)?, &part(2)?, None, true, None)
+            part(0)?.causal_attention(&part(1)?, &part(2)?)
         }),
         ("convolution", |x| {
             let w = x.narrow(0, 0, 16 * 8 * 9)?.reshape([16, 8, 3, 3])?;

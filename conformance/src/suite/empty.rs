@@ -94,11 +94,11 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
         }),
         row("attention of no queries", &[1, 1, 0, 3], 0.0, |x, _| {
             let k = ones(x, &[1, 1, 2, 3])?;
-            x.reshape([1, 1, 0, 3])?.attention(&k, &k, None, false, None)
+            x.reshape([1, 1, 0, 3])?.attention(&k, &k)
         }),
         row("attention to no keys", &[1, 1, 2, 3], 0.0, |x, _| {
             let k = x.reshape([1, 1, 0, 3])?;
-            ones(x, &[1, 1, 2, 3])?.attention(&k, &k, None, false, None)
+            ones(x, &[1, 1, 2, 3])?.attention(&k, &k)
         }),
         row("conv2d of no images", &[0, 2, 1, 1], 0.0, |x, _| {
             x.reshape([0, 1, 3, 3])?.conv2d(&ones(x, &[2, 1, 3, 3])?, None, ConvOptions::default())
@@ -166,9 +166,9 @@ fn keys_without_queries<R: Runtime>(rt: &R) -> Result<Verdict> {
     for round in 0..3 {
         // Memory freed here may be reused for the gradients.
         drop(Tensor::full(rt, [1, 1, 5, 4], DType::F32, 7.0)?.to_bytes()?);
-        let sum = q.attention(&k, &v, None, false, None)?.sum_all()?;
+        let sum = q.attention(&k, &v)?.sum_all()?;
         // Used twice: the second gradient is added to the first.
-        let loss = if round == 0 { sum } else { sum.add(&q.attention(&k, &v, None, true, None)?.sum_all()?)? };
+        let loss = if round == 0 { sum } else { sum.add(&q.causal_attention(&k, &v)?.sum_all()?)? };
         let gradients = backward(&loss)?;
         for leaf in [&k, &v] {
             let g = gradients.of(leaf).map(|g| g.to_f64s()).transpose()?;

@@ -2,7 +2,7 @@
 
 use numcore::{
     DType, Result, Runtime, Tensor,
-    fused::{ConvOptions, NnOps},
+    fused::{ConvOptions, NnOps, SdpaOptions},
     ops::{
         FftNorm, FftOps, IndexOps, JoinOps, MatmulOps, PointwiseOps, ReduceOps, RepeatOps, ScanOps, SortOps, ViewOps,
         cat, einsum, stack,
@@ -184,13 +184,11 @@ fn networks<R: Runtime>() -> Vec<Row<R>> {
         ("layer_norm", |g| g.x.layer_norm(Some(&g.y), None, 1e-5)),
         ("group_norm", |g| g.x.group_norm(2, None, None, 1e-5)),
         ("batch_norm", |g| Ok(g.x.select(0, 0)?.batch_norm_train(None, None, 1e-5)?.0)),
-        ("attention", |g| g.x.attention(&g.x, &g.x, None, false, None)),
-        ("attention", |g| {
-            image(g, [1, 3, 2, 4])?.attention(&image(g, [1, 2, 2, 4])?, &image(g, [1, 2, 2, 4])?, None, false, None)
-        }),
+        ("attention", |g| g.x.attention(&g.x, &g.x)),
+        ("attention", |g| image(g, [1, 3, 2, 4])?.attention(&image(g, [1, 2, 2, 4])?, &image(g, [1, 2, 2, 4])?)),
         ("attention", |g| {
             let q = image(g, [1, 1, 2, 4])?;
-            q.attention(&q, &q, Some(&g.y), false, None)
+            q.attention_with(&q, &q, SdpaOptions { mask: Some(&g.y), ..Default::default() })
         }),
         ("2 input channels, the weight has 3", |g| {
             image(g, [1, 2, 4, 4])?.conv2d(&image(g, [1, 3, 2, 2])?, None, PLAIN)

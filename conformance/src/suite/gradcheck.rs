@@ -2,7 +2,7 @@
 //! is the output, summed with a different weight for every element. Second derivatives are checked likewise, with the
 //! gradient in place of the output.
 
-use autograd::{Var, grad, no_grad};
+use autograd::{Var, differentiable_grad, grad, no_grad};
 use numcore::{
     DType, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps},
@@ -48,7 +48,7 @@ pub(crate) fn check<R: Runtime>(rt: &R, case: &OpCase<R>, twice: bool) -> Result
     let leaves = case.leaves(&vars);
     let of = value(&vars)?;
     // The gradient of a linear function depends on nothing.
-    let analytic = if twice && !of.requires_grad() { vec![None; leaves.len()] } else { grad(&[&of], &leaves, false)? };
+    let analytic = if twice && !of.requires_grad() { vec![None; leaves.len()] } else { grad(&[&of], &leaves)? };
     let reals = case.inputs.iter().enumerate().filter(|(_, s)| s.is_real());
     let mut verdict = Verdict::PASSED;
     for ((i, sample), analytic) in reals.zip(&analytic) {
@@ -72,7 +72,7 @@ fn of_output<R: Runtime>(rt: &R, case: &OpCase<R>, vars: &[Var<R>]) -> Result<Va
 
 /// The weighted sum of the gradients.
 fn of_gradient<R: Runtime>(rt: &R, case: &OpCase<R>, vars: &[Var<R>]) -> Result<Var<R>> {
-    let gradients = grad(&[&of_output(rt, case, vars)?], &case.leaves(vars), true)?;
+    let gradients = differentiable_grad(&[&of_output(rt, case, vars)?], &case.leaves(vars))?;
     let mut sum = Var::new(Tensor::zeros(rt, [], DType::F64)?);
     for (i, g) in gradients.iter().flatten().enumerate() {
         sum = sum.add(&g.mul(&weights(rt, g, 2 + i as u64)?)?.sum_all()?)?;

@@ -70,7 +70,7 @@ fn shifted_logits<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
             CrossEntropyOptions { label_smoothing: smoothing, reduction: Reduction::Sum, ..Default::default() };
         let loss = x.cross_entropy_with(&target, weighted.then_some(&w), options)?;
         let mut all = loss.value()?.to_f64s()?;
-        if let [Some(g)] = &grad(&[&loss], &[&x], false)?[..] {
+        if let [Some(g)] = &grad(&[&loss], &[&x])?[..] {
             all.extend(g.value()?.to_f64s()?);
         }
         Ok(all)
@@ -149,7 +149,7 @@ fn means_of_a_constant<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
         }
     }
     let x = Var::leaf("x", Tensor::ones(rt, [49], dtype)?)?;
-    let g = grad(&[&x.mean_all()?.mul(49.0)?], &[&x], false)?.remove(0);
+    let g = grad(&[&x.mean_all()?.mul(49.0)?], &[&x])?.remove(0);
     let slopes = g.map_or(Ok(Vec::new()), |g| g.value()?.to_f64s())?;
     Ok(verdict.and(Verdict::when(slopes == [1.0; 49], || format!("slopes {slopes:?}"))))
 }
@@ -233,7 +233,7 @@ fn around_a_mean<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let (weight, bias) = (Var::leaf("weight", weight)?, Var::leaf("bias", bias)?);
     let y = Var::new(x.clone()).batch_norm_train(Some(&weight), Some(&bias), 1e-5)?.0;
     let sum = y.mul(&Var::new(g.clone()))?.sum_all()?;
-    let got = match &grad(&[&sum], &[&weight], false)?[..] {
+    let got = match &grad(&[&sum], &[&weight])?[..] {
         [Some(g)] => g.value()?.item()?,
         _ => f64::NAN,
     };
@@ -311,7 +311,7 @@ fn tail<R: Runtime>(rt: &R, dtype: DType, call: Call<R>, exact: Exact, slope: Ex
     let mut next = points.iter().copied();
     let x = Var::leaf("x", Tensor::from_f64_fn(rt, [points.len()], dtype, || next.next().unwrap_or(0.0))?)?;
     let y = call(&x)?;
-    let slopes = match &grad(&[&y.sum_all()?], &[&x], false)?[..] {
+    let slopes = match &grad(&[&y.sum_all()?], &[&x])?[..] {
         [Some(g)] => g.value()?.to_f64s()?,
         _ => Vec::new(),
     };

@@ -95,12 +95,15 @@ impl ContextCase {
         let o = attention(&q, &k, &v)?;
         let loss = o.mul(&Var::new(weights?))?.sum_all()?;
         let mut found = vec![o.detach()];
-        let first = grad(&[&loss], &[&q, &k, &v], twice)?.into_iter().flatten().collect::<Vec<_>>();
+        let first = if twice { differentiable_grad } else { grad }(&[&loss], &[&q, &k, &v])?
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>();
         found.extend(first.iter().map(Var::detach));
         if twice {
             let squares = first.iter().map(|g| g.square()?.sum_all()).collect::<Result<Vec<_>>>()?;
             let sum = squares[0].add(&squares[1])?.add(&squares[2])?;
-            found.extend(grad(&[&sum], &[&q, &k, &v], false)?.into_iter().flatten());
+            found.extend(grad(&[&sum], &[&q, &k, &v])?.into_iter().flatten());
         }
         found.iter().map(|x| x.to_dtype(DType::F64)?.value()?.to_vec::<f64>()).collect()
     }

@@ -133,9 +133,9 @@ fn gradients_have_gradients() {
         let outcomes = Ranks::new(n).run(cpu, |comm: Comm<Cpu>| {
             let x = Var::leaf("x", tensor(&comm, comm.rank(), &[4]))?;
             let y = all_reduce(&comm, &x.mul(&x)?.mul(&x)?)?.mul((comm.rank() + 1) as f64)?;
-            let first = grad(&[&y.sum_all()?], &[&x], true)?.remove(0).unwrap();
+            let first = differentiable_grad(&[&y.sum_all()?], &[&x])?.remove(0).unwrap();
             // The second exchange, of the gradient's gradient, runs too.
-            let second = grad(&[&copy(&comm, &first)?.sum_all()?], &[&x], false)?.remove(0).unwrap();
+            let second = grad(&[&copy(&comm, &first)?.sum_all()?], &[&x])?.remove(0).unwrap();
             Ok((first.value()?.to_vec::<f64>()?, second.value()?.to_vec::<f64>()?))
         });
         for (rank, (first, second)) in outcomes.unwrap().into_iter().enumerate() {

@@ -20,7 +20,8 @@ pub use adaptive::{
     local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
 };
 pub use autograd::{
-    BackwardHook, Function, Leaf, Var, apply_function, autocast, backward, grad, is_grad_enabled, manual_seed, no_grad,
+    BackwardHook, Function, Leaf, Var, apply_function, autocast, backward, differentiable_grad, grad, is_grad_enabled,
+    manual_seed, no_grad,
 };
 pub use data::{InMemory, Loader};
 pub use distributed::{

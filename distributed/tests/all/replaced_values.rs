@@ -18,7 +18,7 @@ const PUTS: [Put; 3] = [Put::All, Put::Weight, Put::Bias];
 fn put(model: &Mlp<Cpu>, rt: &Cpu, what: Put) -> Result<()> {
     let other = Mlp::new(&Init::new(rt, 9).dtype(model.a.weight.dtype()))?;
     match (what, &model.b.bias, &other.a.bias) {
-        (Put::All, ..) => model.load_state_dict(other.state_dict()?, true).map(|_| ()),
+        (Put::All, ..) => model.load_state_dict(other.state_dict()?).map(|_| ()),
         (Put::Weight, ..) => model.b.weight.set(numcore::ops::PointwiseOps::mul(&model.b.weight.value()?, 0.5)?),
         (Put::Bias, Some(own), _) => own.set(numcore::ops::PointwiseOps::add(&own.value()?, 0.25)?),
         (Put::Bias, ..) => panic!("the layer has a bias"),

@@ -34,7 +34,10 @@ fn data(rt: &Cpu, rank: usize, dtype: DType, seed: u64) -> Result<Tensor<Cpu>> {
 
 /// The gradients of a loss, which depends on all inputs.
 fn gradients(loss: &Var<Cpu>, inputs: &[&Var<Cpu>], create_graph: bool) -> Result<Vec<Var<Cpu>>> {
-    Ok(grad(&[loss], inputs, create_graph)?.into_iter().map(|g| g.expect("a gradient")).collect())
+    Ok(if create_graph { differentiable_grad } else { grad }(&[loss], inputs)?
+        .into_iter()
+        .map(|g| g.expect("a gradient"))
+        .collect())
 }
 
 /// Two batches through a layer: outputs, gradients of inputs and of the parameters, running statistics.

@@ -75,9 +75,9 @@ fn gradients_have_gradients_and_mixed_precision_its_types() {
         pair(2, DType::F64, pieces, |model, x, _| {
             let loss = model.forward(x)?.square()?.sum_all()?;
             let weight = model.up.weight.var();
-            let first = grad(&[&loss], &[x, &weight], true)?;
+            let first = differentiable_grad(&[&loss], &[x, &weight])?;
             let penalty = first.into_iter().flatten().try_fold(loss, |sum, g| sum.add(&g.square()?.sum_all()?))?;
-            let all = grad(&[&penalty], &[x, &weight, &model.down.weight.var()], false)?;
+            let all = grad(&[&penalty], &[x, &weight, &model.down.weight.var()])?;
             all.into_iter().map(|g| g.unwrap().value()?.to_vec::<f64>()).collect::<Result<Vec<_>>>()
         })
     };

@@ -26,6 +26,6 @@ fn main() -> Result<()> {
 
 /// The derivative of each element of `y` with respect to the element of `x` at its place.
 fn derivative<R: Runtime>(y: &Var<R>, x: &Var<R>) -> Result<Var<R>> {
-    let gradient = weftgrad::grad(&[y], &[x], true)?.remove(0);
+    let gradient = weftgrad::differentiable_grad(&[y], &[x])?.remove(0);
     gradient.ok_or_else(|| weftgrad::Error::argument("derivative", "y does not depend on x"))
 }

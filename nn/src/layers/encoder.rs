@@ -1,7 +1,11 @@
 //! The block of an encoder, in which every position attends to every other.
 
 use autograd::Var;
-use numcore::{Error, Result, Runtime, Within, fused::NnOps, ops::PointwiseOps};
+use numcore::{
+    Error, Result, Runtime, Within,
+    fused::{NnOps, SdpaOptions},
+    ops::PointwiseOps,
+};
 
 use super::{
     Activation, Dropout, LayerNorm, Linear,
@@ -103,7 +107,7 @@ impl<R: Runtime> EncoderBlock<R> {
         let x = &self.query.enter(x)?;
         let heads = |linear: &Linear<R>, name| split_heads(&linear.forward_entered(x).within(name)?, count);
         let (q, k, v) = (heads(&self.query, "query")?, heads(&self.key, "key")?, heads(&self.value, "value")?);
-        let found = merge_heads(&q.attention(&k, &v, mask, false, None)?)?;
+        let found = merge_heads(&q.attention_with(&k, &v, SdpaOptions { mask, ..Default::default() })?)?;
         self.plus(&self.output, &found, residual).within("output")
     }
 

@@ -8,7 +8,7 @@ use runtime_cpu::Cpu;
 fn check_model(case: &Case, goldens: &Goldens, model: &impl Forward<Cpu>) {
     let prefix = format!("{}/init/", case.id);
     let start = goldens.tensors.iter().filter_map(|(n, t)| Some((n.strip_prefix(&prefix)?.to_string(), t.clone())));
-    model.load_state_dict(start.collect::<Vec<(String, T)>>(), true).unwrap();
+    model.load_state_dict(start.collect::<Vec<(String, T)>>()).unwrap();
     let logits = model.forward(&Var::new(case.get("x0"))).unwrap();
     let loss = loss::cross_entropy(&logits, &Var::new(case.get("y0"))).unwrap();
     let want = case.case["losses"][0].as_f64().unwrap();

@@ -1,7 +1,7 @@
 //! The cross-entropy of a linear layer's outputs against the layer and the loss one after the other.
 
 use crate::common::{V, close, cpu, f64s};
-use autograd::{Backward, Gradients, Var, autocast, backward, grad};
+use autograd::{Backward, Gradients, Var, autocast, backward, differentiable_grad};
 use nn::{
     Forward, Gpt, GptConfig, Init, ModuleExt,
     loss::{self, CrossEntropyOptions, Reduction},
@@ -136,7 +136,7 @@ fn gradients_of_gradients_and_deferred_ones() {
     let o = Operands::new([5, 3, 4], DType::F64);
     let leaves = [&o.x, &o.w, &o.b];
     let squares = |loss: &V| {
-        let first = grad(&[loss], &leaves, true).unwrap();
+        let first = differentiable_grad(&[loss], &leaves).unwrap();
         let squares = first.into_iter().map(|g| g.unwrap().square().unwrap().sum_all().unwrap());
         squares.reduce(|a, b| a.add(&b).unwrap()).unwrap()
     };

@@ -197,7 +197,7 @@ fn state_goes_from_model_to_model() {
     assert_ne!(values(&a), values(&b));
     let state = a.state_dict().unwrap();
     assert_eq!(state.len(), NAMES.len() + 3);
-    assert_eq!(b.load_state_dict(state, true).unwrap(), LoadReport::default());
+    b.load_state_dict(state).unwrap();
     assert_eq!(values(&a), values(&b));
     let (x, y) = (a.embed.weight.value().unwrap(), b.embed.weight.value().unwrap());
     assert!(!x.shares_memory_with(&y), "both models own their values, and can update them in place");
@@ -209,9 +209,9 @@ fn a_shared_parameter_is_found_under_any_name() {
     let (a, b) = (model(1), model(2));
     let mut state = a.state_dict().unwrap();
     state.push(("tied".into(), a.tied.value().unwrap()));
-    b.load_state_dict(state.clone(), true).unwrap();
+    b.load_state_dict(state.clone()).unwrap();
     state.retain(|(n, _)| n != "embed.weight");
-    b.load_state_dict(state, true).unwrap();
+    b.load_state_dict(state).unwrap();
     assert_eq!(values(&a), values(&b));
 }
 
@@ -231,7 +231,7 @@ fn wrong_state() -> Vec<(String, T)> {
 fn one_error_lists_everything_and_nothing_changes() {
     let model = model(2);
     let before = values(&model);
-    let error = model.load_state_dict(wrong_state(), true).unwrap_err();
+    let error = model.load_state_dict(wrong_state()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::State { .. }));
     assert_eq!(
         error.kind().to_string(),
@@ -239,7 +239,7 @@ fn one_error_lists_everything_and_nothing_changes() {
          2 mismatching: head.weight is f32 [3, 4], given f32 [3, 5], 1.bias is f32 [3], given f64 [3]"
     );
     assert_eq!(values(&model), before);
-    let error = model.load_state_dict(wrong_state(), false).unwrap_err().to_string();
+    let error = model.load_partial_state_dict(wrong_state()).unwrap_err().to_string();
     assert!(error.starts_with("`state dict`: 2 mismatching:"), "{error}");
     assert_eq!(values(&model), before);
 }
@@ -248,11 +248,11 @@ fn one_error_lists_everything_and_nothing_changes() {
 fn a_load_that_is_not_strict_reports() {
     let model = model(2);
     let state = wrong_state().into_iter().filter(|(n, _)| n != "head.weight" && n != "1.bias").collect();
-    let report = model.load_state_dict(state, false).unwrap();
+    let report = model.load_partial_state_dict(state).unwrap();
     assert_eq!(report.missing, ["embed.weight", "head.weight", "head.bias", "1.bias"]);
     assert_eq!(report.unexpected, ["extra", "lm.weight"]);
     let twice = vec![("embed.weight".to_string(), model.tied.value().unwrap()); 2];
-    assert!(model.load_state_dict(twice, false).unwrap_err().to_string().contains("embed.weight is given twice"));
+    assert!(model.load_partial_state_dict(twice).unwrap_err().to_string().contains("embed.weight is given twice"));
 }
 
 #[test]
@@ -261,9 +261,9 @@ fn a_file_brings_the_state_back() {
     let folder = common::scratch("state");
     let path = folder.join("model.safetensors");
     a.save_safetensors(&path).unwrap();
-    b.load_safetensors(&path, true).unwrap();
+    b.load_safetensors(&path).unwrap();
     assert_eq!(values(&a), values(&b));
-    let error = b.load_safetensors(path.with_file_name("absent"), true).unwrap_err();
+    let error = b.load_safetensors(path.with_file_name("absent")).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Io { .. }));
 }
 

@@ -146,22 +146,20 @@ pub trait NnOps: Apply {
         let rank = shape.rank();
         affine(&standardized(self, &per_channel(mean, rank)?, &per_channel(variance, rank)?, eps)?, weight, bias)
     }
-    /// Attention of queries `self: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, where `K` divides
-    /// `H`. Scores are scaled by `scale` (`1/√D` if not given). An optional mask broadcasts to `[B, H, T, S]`: floats
-    /// are added to the scores, `bool` is true where a query may attend. A query that may attend to no key gives zeros
-    /// (PyTorch: NaN). [`attention_with`](NnOps::attention_with) has more options.
+    /// Attention of queries `self: [B, H, T, D]` over all keys `[B, K, S, D]` and values `[B, K, S, E]`, where `K`
+    /// divides `H`. Scores are scaled by `1/√D`.
     #[track_caller]
-    fn attention(
-        &self,
-        key: &Self,
-        value: &Self,
-        mask: Option<&Self>,
-        causal: bool,
-        scale: Option<f64>,
-    ) -> Result<Self> {
-        self.attention_with(key, value, SdpaOptions { mask, causal, scale, ..SdpaOptions::default() })
+    fn attention(&self, key: &Self, value: &Self) -> Result<Self> {
+        self.attention_with(key, value, SdpaOptions::default())
     }
-    /// Attention with a sliding window, a soft cap, and queries after a KV cache; see [`attention`](NnOps::attention).
+    /// Attention in which a query sees no key after its own position; see [`attention`](NnOps::attention).
+    #[doc(alias = "is_causal")]
+    #[track_caller]
+    fn causal_attention(&self, key: &Self, value: &Self) -> Result<Self> {
+        self.attention_with(key, value, SdpaOptions { causal: true, ..SdpaOptions::default() })
+    }
+    /// Attention with a mask, a scale, a sliding window, a soft cap, or queries after a KV cache; see
+    /// [`attention`](NnOps::attention). A query that may attend to no key gives zeros (PyTorch: NaN).
     #[doc(alias = "scaled_dot_product_attention")]
     #[track_caller]
     fn attention_with(&self, key: &Self, value: &Self, options: SdpaOptions<'_, Self>) -> Result<Self> {

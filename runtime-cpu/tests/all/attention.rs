@@ -5,7 +5,7 @@ use crate::common::*;
 use autograd::{Backward, Var};
 use numcore::{
     DType, Runtime as _, Tensor,
-    fused::{Attention, AttentionGrad, FusedOp, NnOps},
+    fused::{Attention, AttentionGrad, FusedOp, NnOps, SdpaOptions},
     ops::{Apply, PointwiseOps, ViewOps, cat},
 };
 use runtime_cpu::{Cpu, Simd};
@@ -346,10 +346,16 @@ fn gradients_of_parts_of_one_projection_lie_as_the_parts() {
         let wide = Var::new(x).add(&Var::leaf("bias", bias).unwrap()).unwrap();
         let pieces = wide.chunk(2, 3).unwrap();
         let head = |x: &Var<Cpu>| x.reshape([b, t, h, d]).unwrap().transpose(1, 2).unwrap();
-        let out = head(&pieces[0]).attention(&head(&pieces[1]), &head(&pieces[2]), None, true, Some(0.3)).unwrap();
+        let out = head(&pieces[0])
+            .attention_with(
+                &head(&pieces[1]),
+                &head(&pieces[2]),
+                SdpaOptions { causal: true, scale: Some(0.3), ..Default::default() },
+            )
+            .unwrap();
         let before = cpu.memory().total.live;
         cpu.reset_peak();
-        let grad = Backward::from(&out, &Var::new(alone.g)).unwrap().grads(&[&wide], false).unwrap().remove(0).unwrap();
+        let grad = Backward::from(&out, &Var::new(alone.g)).unwrap().grads(&[&wide]).unwrap().remove(0).unwrap();
         let (most, size) = (cpu.memory().total.peak - before, b * t * width * size_of::<f32>());
         assert!(most < 3 * size / 2, "{most} bytes for a gradient of {size}");
         same_bits(&heads(&grad.value().unwrap(), 2 * h, h), &want[2], "the gradient of values");

@@ -236,7 +236,7 @@ impl Trained {
         let Some(rt) = model.parameters().first().map(|p| p.leaf().runtime().clone()) else { return Ok(()) };
         let tensor = |t: &TrainedTensor| Ok((t.name.clone(), Tensor::from_bytes(&rt, t.shape, t.dtype, &t.bytes)?));
         let values = self.state.iter().map(tensor).collect::<Result<Vec<_>>>()?;
-        model.load_state_dict(values, true).map(|_| ())
+        model.load_state_dict(values).map(|_| ())
     }
 }
 

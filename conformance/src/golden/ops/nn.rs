@@ -3,7 +3,7 @@
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Shape,
-    fused::{Conv1dOptions, ConvOptions, NnOps},
+    fused::{Conv1dOptions, ConvOptions, NnOps, SdpaOptions},
     ops::{Apply, PointwiseOps, ViewOps},
 };
 
@@ -90,7 +90,16 @@ fn attention<R: Runtime>(c: &Call<'_, R>, mask: Option<&Var<R>>) -> Result<Vec<V
             return Err(Error::shape("golden", &[x.spec().shape], format!("attribute `{name}` says otherwise")));
         }
     }
-    one(q.attention(k, v, mask, c.attrs.bool(&["causal", "is_causal"], false)?, c.attrs.maybe_f64("scale")?))
+    one(q.attention_with(
+        k,
+        v,
+        SdpaOptions {
+            mask,
+            causal: c.attrs.bool(&["causal", "is_causal"], false)?,
+            scale: c.attrs.maybe_f64("scale")?,
+            ..Default::default()
+        },
+    ))
 }
 
 fn conv_options<R: Runtime>(c: &Call<'_, R>) -> Result<ConvOptions> {

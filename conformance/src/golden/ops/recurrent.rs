@@ -43,7 +43,7 @@ fn layer<R: Runtime, C: RecurrentCell>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     };
     let layer = Recurrent::<R, C>::new(&Init::new(x.runtime(), 0).dtype(x.dtype()), config)?;
     let values = names.iter().enumerate().map(|(i, n)| Ok(((*n).to_string(), c.x(i + 1)?.value()?)));
-    layer.load_state_dict(values.collect::<Result<_>>()?, true)?;
+    layer.load_state_dict(values.collect::<Result<_>>()?)?;
     walk(&layer, |name, entry| {
         if let ModuleEntry::Parameter(p) = entry {
             c.stands_in(at(name), p.var());

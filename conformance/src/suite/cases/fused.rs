@@ -121,7 +121,7 @@ fn qkv(b: usize, h: usize, k: usize, [t, s]: [usize; 2], d: usize) -> Vec<Sample
 }
 
 fn attend<R: Runtime>(x: &[Var<R>], mask: Option<&Var<R>>, causal: bool) -> Result<Var<R>> {
-    x[0].attention(&x[1], &x[2], mask, causal, None)
+    x[0].attention_with(&x[1], &x[2], SdpaOptions { mask, causal, ..Default::default() })
 }
 
 fn attention<R: Runtime>() -> Vec<OpCase<R>> {
@@ -162,7 +162,9 @@ fn attention<R: Runtime>() -> Vec<OpCase<R>> {
             let options = SdpaOptions { causal: true, lower_right: true, ..SdpaOptions::default() };
             x[0].attention_with(&x[1], &x[2], options)
         }),
-        case("attention scaled", qkv(1, 1, 1, [3, 3], 2), |x| x[0].attention(&x[1], &x[2], None, false, Some(2.0))),
+        case("attention scaled", qkv(1, 1, 1, [3, 3], 2), |x| {
+            x[0].attention_with(&x[1], &x[2], SdpaOptions { scale: Some(2.0), ..Default::default() })
+        }),
         case(
             "attention with other values",
             [centered(&[1, 1, 3, 2]), centered(&[1, 1, 4, 2]), centered(&[1, 1, 4, 3])],
@@ -173,7 +175,7 @@ fn attention<R: Runtime>() -> Vec<OpCase<R>> {
             [centered(&[1, 3, 2, 2]), centered(&[1, 3, 2, 2]), centered(&[1, 3, 2, 2])],
             |x| {
                 let heads = |v: &Var<R>| v.transpose(1, 2);
-                heads(&x[0])?.attention(&heads(&x[1])?, &heads(&x[2])?, None, true, None)?.transpose(1, 2)
+                heads(&x[0])?.causal_attention(&heads(&x[1])?, &heads(&x[2])?)?.transpose(1, 2)
             },
         ),
     ]
