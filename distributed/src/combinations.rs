@@ -180,6 +180,7 @@ const fn refused(features: [Feature; 2], why: &'static str) -> Refused {
 }
 
 const UNITS: &str = "a sharded step sums its units itself, as `ZeroOptions` say: leave one out";
+const OWN_WAY: &str = "a reducer sums in a format and an order of its own: leave one out";
 const WHOLE: &str = "no rank has whole parameters: take an elementwise rule";
 const SHARDS: &str =
     "optimizers of shards are made of an elementwise rule: give its configuration, or `ParamGroups` of it";
@@ -208,6 +209,9 @@ pub static COMBINATIONS: &[Refused] = {
         refused([Reducer, ZeroOptimizer], UNITS),
         refused([Reducer, ZeroGradients], UNITS),
         refused([Reducer, ZeroParameters], UNITS),
+        refused([Reducer, Narrowed], OWN_WAY),
+        refused([Reducer, PowerSgd], OWN_WAY),
+        refused([Reducer, Canonical], OWN_WAY),
         refused([WholeParameters, ZeroOptimizer], SHARDS),
         refused([WholeParameters, ZeroGradients], SHARDS),
         refused([WholeParameters, ZeroParameters], SHARDS),
@@ -279,6 +283,7 @@ pub static COMBINATIONS: &[Refused] = {
         ),
         refused([Tied, RestoreBest], COPIES),
         refused([Tied, UseAtEnd], COPIES),
+        refused([RestoreBest, UseAtEnd], "the run would end with those that come last: leave one out"),
         refused([Tensor, ByHand], BY_HAND),
         refused([Context, ByHand], BY_HAND),
         refused([Experts, ByHand], BY_HAND),

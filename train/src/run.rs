@@ -46,6 +46,8 @@ pub(crate) struct RunState {
     pub declared: BTreeSet<String>,
     /// The best monitored values; filled when the run is over.
     pub best: BTreeMap<String, BestValue>,
+    /// The weights that callbacks give the model at the end.
+    pub at_end: Features,
     /// Names of values that decisions need.
     pub monitored: BTreeSet<String>,
     /// True if ranks may leave and join.
@@ -104,11 +106,12 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
 
     /// An error, with the reason, if the run cannot end with other weights: the training step excludes the feature, or
     /// this run has no module with parameters.
-    pub(crate) fn check_end(&self, feature: Feature, op: &'static str) -> Result<()>
+    pub(crate) fn check_end(&mut self, feature: Feature, op: &'static str) -> Result<()>
     where
         M: Module<R>,
     {
-        self.features().and(feature).check(op)?;
+        self.state.at_end = self.state.at_end.and(feature);
+        self.features().union(self.state.at_end).check(op)?;
         if self.engine.modules().is_empty() && self.model.parameters().is_empty() {
             return Err(Error::config(
                 op,
@@ -262,6 +265,7 @@ impl RunState {
             to_come: BTreeMap::new(),
             declared: BTreeSet::new(),
             best: BTreeMap::new(),
+            at_end: Features::default(),
             monitored: BTreeSet::new(),
             is_elastic: false,
             from_scratch: true,

@@ -257,7 +257,8 @@ pub(super) struct OwnElements<'a, R: Runtime> {
     pub len: usize,
 }
 
-/// Cuts the trained parameters into `count` consecutive fragments of about equal size, each of at least one parameter.
+/// Cuts the trained parameters into `count` consecutive fragments of about equal size, each of at least one parameter
+/// if there are enough. A rank may have none, as the frozen stage of a pipeline.
 pub(super) fn fragments<R: Runtime>(
     comm: &Comm<R>,
     named: &[(String, Param<R>)],
@@ -266,10 +267,6 @@ pub(super) fn fragments<R: Runtime>(
     saves: impl Fn(&Param<R>) -> bool,
 ) -> Result<Vec<OuterFragment<R>>> {
     let trained: Vec<&Param<R>> = named.iter().map(|(_, p)| p).filter(|p| p.requires_grad()).collect();
-    if trained.len() < count {
-        let why = format!("{} trained parameters make no {count} fragments", trained.len());
-        return Err(Error::config("LocalUpdates", "fragments", why).on_rank(comm.world_rank()));
-    }
     let wide = if trained.iter().any(|p| p.dtype() == DType::F64) { DType::F64 } else { DType::F32 };
     let total: usize = trained.iter().map(|p| p.shape().numel()).sum();
     let mut parts: Vec<Vec<OuterLeaf<R>>> = vec![Vec::new()];
@@ -278,7 +275,7 @@ pub(super) fn fragments<R: Runtime>(
         let left = trained.len() - k;
         // The next fragment begins where its share of all elements does, and early enough to leave a parameter to each
         // of the others.
-        let full = before * count >= parts.len() * total || left == count - parts.len();
+        let full = before * count >= parts.len() * total || left <= count - parts.len();
         if full && parts.len() < count && parts.last().is_some_and(|part| !part.is_empty()) {
             parts.push(Vec::new());
         }
@@ -291,5 +288,6 @@ pub(super) fn fragments<R: Runtime>(
         }
         before += parameter.shape().numel();
     }
+    parts.resize_with(count, Vec::new);
     parts.into_iter().map(|leaves| OuterFragment::new(comm, leaves, wide, states)).collect()
 }

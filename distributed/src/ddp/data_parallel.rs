@@ -100,9 +100,7 @@ impl<R: Runtime> DataParallel<R> {
         let comm = &label.over(mesh.gradients());
         let ddp = Ddp::of(comm, model, mesh.batch().rank())?;
         let tensor = TensorAxis::new(&mesh, &label, model)?;
-        let own = make.is_some().then(|| Features::of([Feature::Reducer]));
-        let own = own.map(|own| own.and_if(options.unused == Unused::Allow, Feature::Unused));
-        let features = own.unwrap_or_else(|| options.features()).union(tensor.features(&mesh));
+        let features = options.features().union(tensor.features(&mesh)).and_if(make.is_some(), Feature::Reducer);
         features.and_if(!optimizer.is_elementwise(), Feature::WholeParameters).check("TrainStep::builder")?;
         comm.agree("the optimizer", format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes())?;
         let leaves = leaves(model);

@@ -364,7 +364,7 @@ fn of_stages<R: Runtime>(
     let (ties, replicas) = (model.ties.clone(), groups.stage_mesh(mesh));
     let features = Features::of([Feature::Pipeline])
         .and_if(!ties.is_empty(), Feature::Tied)
-        .and_if(make.experts, Feature::Experts);
+        .and_if(make.experts && mesh.plan().size(Axis::Expert) > 1, Feature::Experts);
     let pipeline = Pipeline::new(&groups.pipe, model)?;
     let stages: Vec<(usize, &dyn Module<R>)> =
         pipeline.stages().iter().map(|(&number, stage)| (number, &**stage as &dyn Module<R>)).collect();

@@ -11,7 +11,7 @@ use crate::{
     combinations::Feature,
     hooks::{GradientObserver, observe},
     pipeline::{Compute, MicroBatches, Pass, Pipeline, PipelineOutput, StageHooks},
-    strategy::{BackwardPass, LossWeight, Strategy},
+    strategy::{BackwardPass, Strategy},
 };
 
 /// The stages of this rank, in the pipeline that runs them.
@@ -52,7 +52,7 @@ impl<R: Runtime> Stages<R> {
         }
         if waits {
             let weight = self.pipeline.of_last_stage(losses.iter().map(|loss| loss.weight).sum())?;
-            let losses = LossWeight { weight, scale: updates.loss_scale(), skippable: updates.may_skip() };
+            let losses = updates.loss_weight(weight);
             let stages = self.pipeline.stages().keys();
             stages.copied().try_for_each(|stage| strategy.begin(stage, BackwardPass::Last(Some(losses))))?;
         }

@@ -16,7 +16,7 @@ use crate::{
     ddp::DataParallel,
     hooks::{CountedHook, GradientObserver},
     pipeline::{MicroBatches, Pipeline, PipelineOutput},
-    strategy::{ActiveRanks, BackwardPass, FullParameters, LossWeight, StepRanks, Strategy},
+    strategy::{ActiveRanks, BackwardPass, FullParameters, StepRanks, Strategy},
 };
 
 /// Trains a model: forward and backward passes of some micro-batches, clipping, and the update.
@@ -42,7 +42,6 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[doc(alias("SimpleTrainer"))]
 pub struct TrainStep<R: Runtime> {
     pub(super) updates: Updates,
     pub(super) strategy: Box<dyn Strategy<R>>,
@@ -286,12 +285,9 @@ impl<R: Runtime> TrainStep<R> {
 
     /// Begins a backward pass, after its forward. The last pass of a step has the total weight of this rank's losses.
     pub(super) fn begin_pass(&mut self, before: &[Loss<R>], loss: Option<&Loss<R>>, last: bool) -> Result<()> {
-        let losses = || LossWeight {
-            weight: before.iter().chain(loss).map(|loss| loss.weight).sum(),
-            scale: self.updates.loss_scale(),
-            skippable: self.updates.may_skip(),
-        };
-        let pass = if last { BackwardPass::Last(Some(losses())) } else { BackwardPass::Earlier };
+        let weight = || before.iter().chain(loss).map(|loss| loss.weight).sum();
+        let pass =
+            if last { BackwardPass::Last(Some(self.updates.loss_weight(weight()))) } else { BackwardPass::Earlier };
         self.strategy.begin(0, pass)
     }
 

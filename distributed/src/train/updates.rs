@@ -13,7 +13,7 @@ use super::{EmptyStep, Loss, TrainingConfig, TrainingMetrics};
 use crate::{
     combinations::Feature,
     comm::{Collectives, Comm, ReduceOp, all_gather_bool, memory},
-    strategy::Strategy,
+    strategy::{LossWeight, Strategy},
     sums::wide,
 };
 
@@ -52,6 +52,11 @@ impl Updates {
     /// Tells whether a step with non-finite gradients is skipped.
     pub(crate) fn may_skip(&self) -> bool {
         self.scaler.is_some() || self.config.skip_non_finite
+    }
+
+    /// The weight of this rank's losses of a step. A step may be skipped if it has no loss on any rank, too.
+    pub(crate) fn loss_weight(&self, weight: f64) -> LossWeight {
+        LossWeight { weight, scale: self.loss_scale(), skippable: self.may_skip() || weight == 0.0 }
     }
 
     /// Divides by the total weight, clips, and updates. `losses` are this rank's; all ranks make the same decisions.

@@ -1,5 +1,7 @@
 //! Data parallelism by hand: what ranks may have, must have in common, and find out together.
 
+use optim::{Lamb, LambConfig};
+
 use crate::{data_parallel_unused::Branches, prelude::*};
 
 #[test]
@@ -43,5 +45,33 @@ fn counts_that_differ_are_an_error_on_every_rank() {
             comm.barrier()
         });
         checked.unwrap();
+    }
+}
+
+/// A matrix-wise rule over halves, part of which is unfrozen between two steps: the mean of what ranks have computed.
+#[test]
+fn gradients_of_halves_that_are_unfrozen_are_averaged() {
+    for ranks in [1, 2, 3] {
+        let run = |comm: &Comm<Cpu>, own: Range<usize>| -> Result<Vec<f64>> {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::BF16))?;
+            model.freeze_where(nn::under("b"));
+            let ddp = Ddp::new(comm, &model)?;
+            for step in 0..2 {
+                let mut lamb = Lamb::new(&model, LambConfig::default())?;
+                let loss = model.loss(comm.runtime(), step, &own.clone().collect::<Vec<_>>())?.into_mean()?;
+                let mut gradients = backward(loss.total())?;
+                ddp.all_reduce_gradients(&mut gradients)?;
+                lamb.step_with(&gradients)?;
+                model.unfreeze_where(|_| true);
+            }
+            let values = model.parameters().into_iter().map(|p| p.value()?.to_f64s());
+            Ok(values.collect::<Result<Vec<_>>>()?.concat())
+        };
+        let share = |comm: &Comm<Cpu>| 6 * comm.rank() / ranks..6 * (comm.rank() + 1) / ranks;
+        let many = Ranks::new(ranks).run(cpu, |comm| run(&comm, share(&comm))).unwrap().swap_remove(0);
+        let one = run(&(Arc::new(NoOpCommunicator::new(&cpu(0).unwrap())) as Comm<Cpu>), 0..6).unwrap();
+        let scale = one.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        let off = many.iter().zip(&one).fold(0.0f64, |most, (a, b)| most.max((a - b).abs()));
+        assert!(off <= 0.02 * scale, "{ranks}: {off} of {scale}");
     }
 }

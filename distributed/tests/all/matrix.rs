@@ -8,7 +8,7 @@ use crate::prelude::*;
 const STEPS: Range<usize> = 1..3;
 
 /// One of these.
-fn one<T: Clone>(random: &mut Philox, of: &[T]) -> T {
+pub fn one<T: Clone>(random: &mut Philox, of: &[T]) -> T {
     of[random.below(of.len() as u64) as usize].clone()
 }
 
@@ -101,8 +101,13 @@ fn draw(axes: [usize; 5], stage: ZeroStage, k: u64) -> Way {
     way
 }
 
-/// What the table is asked, said once more.
-pub fn features(way: &Way) -> Features {
+/// The number of ranks that read different tokens.
+fn readers(way: &Way) -> usize {
+    way.size(Axis::Data) * way.size(Axis::Shard) * way.size(Axis::Context)
+}
+
+/// What the table is asked, said once more, where so many ranks read different tokens.
+pub fn features(way: &Way, readers: usize) -> Features {
     let sharded = way.zero.stage != ZeroStage::None;
     let stage = match way.zero.stage {
         ZeroStage::None => Features::default(),
@@ -119,6 +124,17 @@ pub fn features(way: &Way) -> Features {
         .and_if(unused == Unused::Allow, Feature::Unused)
         .and_if(way.size(Axis::Pipe) > 1 && way.gpt.tied_head && !way.is_mixture(), Feature::Tied)
         .and_if(way.buckets.canonical && !sharded, Feature::Canonical)
+        .and_if(!sharded, Feature::Buckets)
+        .and_if(way.is_mixture() && readers > 1, Feature::CountedTokens)
+        .and_if(way.zero.stage.shards_gradients() && !way.zero.reduce_once, Feature::ReduceEachPass)
+        .and_if(way.buckets.canonical && !sharded, Feature::ReduceEachPass)
+        .and_if(way.zero.stage.shards_parameters() && unused == Unused::Error, Feature::GatherAsRead)
+}
+
+/// The features of each way that works.
+pub fn worked() -> Vec<Features> {
+    let all = ways().into_iter().map(|way| features(&way, readers(&way)));
+    all.filter(|features| features.check("a test").is_ok()).collect()
 }
 
 /// Sizes along pipe, data, shard, context and tensor, of so many ranks in all, that the model can be cut by.
@@ -197,7 +213,7 @@ fn every_way_to_train_is_one_rank_or_refused_by_the_table() {
     let (mut known, mut wrong) = (BTreeMap::new(), Vec::new());
     for way in ways().into_iter().filter(|_| turns.come()) {
         let one = known.entry(format!("{:?}", way.reference())).or_insert_with(|| One::of(&way));
-        let (features, outcome) = (features(&way), one.compare(&way));
+        let (features, outcome) = (features(&way, readers(&way)), one.compare(&way));
         match features.check("TrainStep::builder") {
             Ok(()) => wrong.extend(outcome.unwrap_or_else(|error| vec![format!("{way:?}: {error}")])),
             Err(table) => {

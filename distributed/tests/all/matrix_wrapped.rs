@@ -1,118 +1,277 @@
-//! Wrapped steps of the ways that `matrix` draws: each equals one rank, or is refused by the table of combinations.
+//! The ways that `matrix` draws with an option it does not draw, in a wrapper and in a loop: each equals one rank, or is
+//! refused by the table of combinations.
 
 use adaptive::balance::BalancePolicy;
-use distributed::combinations::{COMBINATIONS, Refused};
-
-use crate::{
-    matrix::{features, ways},
-    prelude::*,
+use distributed::{
+    buckets::{BucketReducer, FullBucket},
+    combinations::{COMBINATIONS, Refused},
+    train::Step,
+};
+use numcore::{
+    ops::{Input, compute},
+    pointwise::{Program, standard::COPY},
 };
 
-/// A wrapper of a step, or an option that the matrix does not draw.
+use crate::{
+    matrix::{features, one, ways},
+    prelude::*,
+    training::{Loop, is_lost},
+    worlds::elastic,
+};
+
+/// The exchange of gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Exchange {
+    Plain,
+    /// A reducer of one's own, with a state or without, which may sum in each pass.
+    Reducer {
+        state: bool,
+        each_pass: bool,
+    },
+    /// Gradients that travel in half precision.
+    Narrowed,
+    /// Gradients that travel as products of matrices of full rank.
+    PowerSgd,
+}
+
+/// The wrapper of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrapped {
-    /// A replica without examples, another one in each step.
-    Idle,
+enum Wrapper {
+    None,
     /// Batches shared out by speeds, which differ.
     Balanced,
     /// Gradient descent on each replica, whose weights are averaged after every step.
     Local,
-    /// A reducer of one's own.
-    Reducer,
-    /// Parameters in half precision.
-    Halves(DType),
+    /// The same, where each replica keeps a share of its own weights.
+    Differing,
 }
 
-const ALL: [Wrapped; 6] = [
-    Wrapped::Idle,
-    Wrapped::Balanced,
-    Wrapped::Local,
-    Wrapped::Reducer,
-    Wrapped::Halves(DType::BF16),
-    Wrapped::Halves(DType::F16),
-];
+/// Options of a step, a wrapper and a loop.
+#[derive(Clone, Copy, Debug)]
+struct Wrapped {
+    exchange: Exchange,
+    /// The dtype of parameters, if it is a half.
+    half: Option<DType>,
+    /// Whether some parameters are trained from the second step on.
+    unfreezes: bool,
+    wrapper: Wrapper,
+    taken: Loop,
+    /// Whether the last rank is lost before the last step, and the others go on.
+    elastic: bool,
+}
 
 impl Wrapped {
-    fn feature(self) -> Feature {
-        match self {
-            Wrapped::Idle => Feature::Idle,
-            Wrapped::Balanced => Feature::Uneven,
-            Wrapped::Local => Feature::Local,
-            Wrapped::Reducer => Feature::Reducer,
-            Wrapped::Halves(_) => Feature::HalfParameters,
+    const PLAIN: Self = Wrapped {
+        exchange: Exchange::Plain,
+        half: None,
+        unfreezes: false,
+        wrapper: Wrapper::None,
+        taken: Loop::Steps,
+        elastic: false,
+    };
+
+    fn draw(k: u64) -> Self {
+        use Loop::{Idle, NoBatches, RestoreBest, Steps, UseAtEnd};
+        let random = &mut Philox::new(k, 1);
+        let reducers = [(false, false), (true, false), (false, true), (true, true)];
+        let reducers = reducers.map(|(state, each_pass)| Exchange::Reducer { state, each_pass });
+        let exchanges = [&[Exchange::Plain; 4][..], &reducers, &[Exchange::Narrowed, Exchange::PowerSgd]].concat();
+        let halves = [&[None; 4][..], &[Some(DType::BF16), Some(DType::F16)]].concat();
+        let wrappers = [Wrapper::None, Wrapper::None, Wrapper::Balanced, Wrapper::Local, Wrapper::Differing];
+        let wrapper = one(random, &wrappers);
+        // Balanced steps say which ranks idle, and `TrainStep::run` is a loop of the plain step.
+        let loops = match wrapper {
+            Wrapper::None => &[Steps, Idle, RestoreBest, UseAtEnd, NoBatches][..],
+            Wrapper::Local | Wrapper::Differing => &[Steps, Idle, RestoreBest, UseAtEnd],
+            Wrapper::Balanced => &[Steps, RestoreBest, UseAtEnd],
+        };
+        let taken = one(random, loops);
+        Wrapped {
+            exchange: one(random, &exchanges),
+            half: one(random, &halves),
+            unfreezes: one(random, &[false, false, true]),
+            wrapper,
+            taken,
+            elastic: taken != NoBatches && one(random, &[false, false, false, true]),
         }
+    }
+}
+
+/// The place of the checkpoints of a run, and its world if ranks leave it.
+struct Place<'a> {
+    folder: &'a Scratch,
+    world: Option<&'a mut ElasticWorld<Cpu>>,
+}
+
+/// A reducer whose state is zeros in checkpoints, of rank 0, and which may sum in each pass.
+struct OwnReducer {
+    inner: AllReduce<Cpu>,
+    comm: Comm<Cpu>,
+    state: bool,
+    /// The sums of the passes of a step so far, by bucket, if it sums in each.
+    passes: Option<BTreeMap<usize, TensorMut<Cpu>>>,
+}
+
+impl OwnReducer {
+    fn remembered(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Vec<(String, Arc<Leaf<Cpu>>)> {
+        let named = |leaf: &Arc<Leaf<Cpu>>| (format!("remembered/{}", leaf.name()), leaf.clone());
+        leaves.iter().filter(|_| self.state).map(named).collect()
+    }
+}
+
+impl BucketReducer<Cpu> for OwnReducer {
+    fn send(&mut self, bucket: FullBucket<'_, Cpu>, row: TensorMut<Cpu>) -> Result<()> {
+        self.inner.send(bucket, row)
+    }
+
+    fn wait(&mut self, number: usize) -> Result<TensorMut<Cpu>> {
+        let mut row = self.inner.wait(number)?;
+        let Some(passes) = &mut self.passes else { return Ok(row) };
+        let (rt, shape, dtype) = (row.runtime().clone(), *row.shape(), row.dtype());
+        let mut sum = passes.remove(&number).map_or_else(|| TensorMut::zeros(&rt, shape, dtype), Ok)?;
+        let add = Program::new("add", |[a, b], []| [a + b]);
+        compute(&rt, &add, &[Input::Own(0), Input::Memory(&row)], &[], &mut [&mut sum])?;
+        compute(&rt, &COPY, &[Input::Memory(&sum)], &[], &mut [&mut row])?;
+        passes.insert(number, sum);
+        Ok(row)
+    }
+
+    fn reduces_every_pass(&self) -> bool {
+        self.passes.is_some()
+    }
+
+    fn begin_step(&mut self) {
+        self.passes.iter_mut().for_each(BTreeMap::clear);
+    }
+
+    fn wanted(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Result<Vec<Wanted>> {
+        let of = |(name, leaf): (String, Arc<Leaf<Cpu>>)| {
+            let placement = TensorPlacement::whole(leaf.spec().shape);
+            Wanted::piece(name, placement, leaf.spec().dtype)
+        };
+        Ok(self.remembered(leaves).into_iter().map(of).collect())
+    }
+
+    fn parts(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Result<Vec<CheckpointPart<Cpu>>> {
+        let of = |(name, leaf): (String, Arc<Leaf<Cpu>>)| {
+            CheckpointPart::whole(name, &Tensor::zeros(leaf.runtime(), leaf.spec().shape, leaf.spec().dtype)?)
+        };
+        self.remembered(leaves).into_iter().filter(|_| self.comm.rank() == 0).map(of).collect()
+    }
+}
+
+impl Wrapped {
+    fn is_local(self) -> bool {
+        [Wrapper::Local, Wrapper::Differing].contains(&self.wrapper)
+    }
+
+    /// The features beside those of the way.
+    fn own_features(self) -> Features {
+        let Wrapped { exchange, wrapper, taken, .. } = self;
+        let exchange = match exchange {
+            Exchange::Plain => Features::default(),
+            Exchange::Reducer { state, each_pass } => Features::of([Feature::Reducer])
+                .and_if(state, Feature::StatefulReducer)
+                .and_if(each_pass, Feature::ReduceEachPass),
+            Exchange::Narrowed => Features::of([Feature::Narrowed, Feature::Buckets]),
+            Exchange::PowerSgd => Features::of([Feature::PowerSgd, Feature::StatefulReducer, Feature::Buckets]),
+        };
+        exchange
+            .and_if(self.half.is_some(), Feature::HalfParameters)
+            .and_if(self.unfreezes, Feature::Unfreezing)
+            .and_if(wrapper == Wrapper::Balanced, Feature::Uneven)
+            .and_if(self.is_local(), Feature::Local)
+            .and_if(wrapper == Wrapper::Differing, Feature::WeightsDiffer)
+            .and_if(taken == Loop::Idle, Feature::Idle)
+            .and_if(taken == Loop::NoBatches, Feature::NoBatches)
+            .and_if(taken == Loop::RestoreBest, Feature::RestoreBest)
+            .and_if(taken == Loop::UseAtEnd, Feature::UseAtEnd)
+            .and_if(self.elastic, Feature::Elastic)
     }
 
     /// The drawn way, with what this can be compared by: batches of other sizes have other masks and balance losses.
     fn of(self, mut way: Way) -> Way {
+        let Wrapped { exchange, half, wrapper, taken, .. } = self;
         (way.gpt.dropout, way.router) = (0.0, [0.0; 2]);
-        way.sgd = self == Wrapped::Local;
+        // Averages of weights are those of gradients; a rounded gradient moves the weights by its own error.
+        let is_rounded = half.is_some() || [Exchange::Narrowed, Exchange::PowerSgd].contains(&exchange);
+        way.sgd = self.is_local() || is_rounded;
         way.max_norm = way.max_norm.filter(|_| !way.sgd);
         if way.stages.is_none() {
-            // Shares of other sizes.
-            way.examples = 13;
+            let replicas = way.size(Axis::Data) * way.size(Axis::Shard);
+            let is_even = taken.is_trainer() || wrapper == Wrapper::Differing;
+            // Shares of other sizes; loops have batches of one size, and replicas whose weights differ have the same.
+            way.examples = if is_even { 2 * replicas * way.accumulation } else { 13 };
         }
-        if self == Wrapped::Reducer {
-            way.buckets.canonical = false;
-            // Every stage of ZeRO refuses it.
-            way.zero.stage = if way.accumulation > 1 { ZeroStage::None } else { way.zero.stage };
+        match exchange {
+            Exchange::Plain | Exchange::Reducer { .. } => {}
+            Exchange::Narrowed => way.buckets.compression = GradCompression::F16,
+            Exchange::PowerSgd => {
+                let power = PowerSgd { rank: 1000, min_rate: 0.0, ..Default::default() };
+                way.buckets.compression = GradCompression::PowerSgd(power);
+            }
         }
-        if let Wrapped::Halves(dtype) = self {
+        if let Some(dtype) = half {
             (way.dtype, way.zero.reduce_dtype) = (dtype, None);
         }
+        if self.unfreezes {
+            way.frozen =
+                if way.is_mixture() { &["blocks.0.mlp.experts", "wte"] } else { &["blocks.0.ln1", "blocks.1"] };
+        }
+        // Every stage of ZeRO refuses options of buckets.
+        let is_plain = exchange == Exchange::Plain || way.accumulation == 1;
+        way.zero.stage = if is_plain { way.zero.stage } else { ZeroStage::None };
         way
     }
 
-    /// Tells whether the way has replicas that can differ.
+    /// Tells whether the way has replicas that can differ, where this needs some.
     fn has_replicas(self, way: &Way) -> bool {
-        match self {
-            Wrapped::Idle | Wrapped::Balanced => way.size(Axis::Data) * way.size(Axis::Shard) > 1,
-            Wrapped::Local => way.size(Axis::Data) > 1,
-            Wrapped::Reducer | Wrapped::Halves(_) => true,
+        let replicas = way.size(Axis::Data) * way.size(Axis::Shard);
+        let idles = [Loop::Idle, Loop::NoBatches].contains(&self.taken);
+        // A replica that idles is a rank.
+        let is_told = self.wrapper != Wrapper::Differing || !idles || way.size(Axis::Shard) == 1;
+        is_told
+            && (!self.is_local() || way.size(Axis::Data) > 1)
+            && (!idles && self.wrapper != Wrapper::Balanced || replicas > 1)
+            && (!self.elastic || way.axes.iter().map(|(_, size)| size).product::<usize>() > 2)
+    }
+
+    /// The features of the way with this.
+    fn features(self, way: &Way) -> Features {
+        features(way, self.readers(way)).union(self.own_features())
+    }
+
+    /// The micro-batches of a step: of a replica, or of all together where they are shared out.
+    fn batches(self, way: &Way) -> usize {
+        match self.wrapper {
+            Wrapper::Balanced => way.examples / way.stages.map_or(1, |stages| stages.micros),
+            _ => way.accumulation,
         }
     }
 
-    /// The features of the way and of the wrapper.
-    fn features(self, way: &Way) -> Features {
-        let ZeroOptions { stage, unused, reduce_once, .. } = way.zero;
-        let counted = matches!(way.kind, Kind::Mixture(_)) && self.readers(way) > 1;
-        let each_pass = [ZeroStage::Gradients, ZeroStage::Parameters].contains(&stage) && !reduce_once;
-        features(way)
-            .and(self.feature())
-            .and_if(counted, Feature::CountedTokens)
-            .and_if(each_pass, Feature::ReduceEachPass)
-            .and_if(stage.shards_parameters() && unused == Unused::Error, Feature::GatherAsRead)
+    fn step<'w>(self, way: &'w Way, mesh: &Mesh<Cpu>) -> Result<Training<'w>> {
+        Training::with(way, mesh, |builder| match self.exchange {
+            Exchange::Plain => builder,
+            Exchange::Reducer { state, each_pass } => builder.reducer(move |comm| {
+                let (inner, passes) = (AllReduce::new(comm, GradCompression::Own), each_pass.then(BTreeMap::new));
+                Ok(OwnReducer { inner, comm: comm.clone(), state, passes })
+            }),
+            Exchange::Narrowed | Exchange::PowerSgd => builder.buckets(way.buckets.clone()),
+        })
     }
 
-    fn run(self, way: &Way, mesh: &Mesh<Cpu>) -> Result<RunOutcome> {
-        let (runs, steps, batch) = (way.accumulation, 0..way.steps, mesh.batch());
-        let (own, all) = (batch.rank(), batch.size());
-        let mut outcome = RunOutcome::default();
-        let mut told = |metrics: TrainingMetrics<Cpu>| -> Result<()> {
-            outcome.losses.push(metrics.loss()?);
-            outcome.norms.extend(metrics.grad_norm()?);
-            Ok(())
-        };
-        outcome.pieces = match self {
-            Wrapped::Idle => {
-                let mut training = Training::new(way, mesh)?;
-                for k in steps {
-                    let (idle, place) = (k % all, own - usize::from(own > k % all));
-                    told(training.take_of(k, (runs, own == idle), |run| way.share(run, place, all - 1))?)?;
-                }
-                training.pieces()?
-            }
-            Wrapped::Balanced => {
-                let micros = way.stages.map_or(1, |stages| stages.micros);
-                let batches = way.examples / micros;
-                let examples = |batch: usize| {
-                    (batch * way.examples / batches..(batch + 1) * way.examples / batches).collect::<Vec<_>>()
-                };
+    fn run(self, way: &Way, mesh: &Mesh<Cpu>, place: Place<'_>) -> Result<RunOutcome> {
+        let own = mesh.batch().rank();
+        match self.wrapper {
+            Wrapper::None if self.taken == Loop::NoBatches => self.step(way, mesh)?.batches(self.unfreezes),
+            Wrapper::None => self.take(self.step(way, mesh)?, mesh, place, |step| step),
+            Wrapper::Balanced => {
+                let batches = self.batches(way);
                 let options = BalanceOptions {
                     policy: BalancePolicy::FollowSpeeds,
                     anchor: batches,
                     max_anchor: batches,
-                    speed_hint: Some((0, 2.0)).filter(|_| all > 1),
+                    speed_hint: Some((0, 2.0)).filter(|_| mesh.batch().size() > 1),
                     ..Default::default()
                 };
                 let mut now = 0;
@@ -120,69 +279,151 @@ impl Wrapped {
                     now += 1 + own as u64;
                     Duration::from_millis(now)
                 };
-                let training = Training::new(way, mesh)?;
-                let mut training = training.wrapped(|_, step| Balanced::with_clock(step, options, clock))?;
-                for k in steps {
-                    told(training.take_of(k, (batches, false), examples)?)?;
-                }
-                training.pieces_of(training.step.inner())?
+                let wrap = |step| Balanced::with_clock(step, options, clock);
+                self.take(self.step(way, mesh)?.wrapped(|_, step| wrap(step))?, mesh, place, Balanced::inner)
             }
-            Wrapped::Local => {
+            Wrapper::Local | Wrapper::Differing => {
                 let axes = [Axis::Pipe, Axis::Shard, Axis::Context, Axis::Tensor];
                 let sizes = axes.map(|axis| (axis, way.size(axis))).into_iter();
                 let sizes = sizes.chain([(Axis::Expert, self.expert_ranks(way))]);
                 let sizes = ParallelPlan::of(sizes.collect::<Vec<_>>())?;
                 let inner = Mesh::new(&mesh.group(&axes)?, sizes)?;
                 let options = LocalUpdates { every: Some(1), ..Default::default() };
-                let mut training = Training::new(way, &inner)?.wrapped(|model, step| {
-                    Ok(LocalSteps::new(mesh.axis(Axis::Data), model, step, LocalSgd, options)?.among(mesh.world()))
+                let alpha = if self.wrapper == Wrapper::Local { 1.0 } else { 0.3 };
+                let (data, rule) = (mesh.axis(Axis::Data), ElasticAveraging { alpha });
+                let training = self.step(way, &inner)?.wrapped(|model, step| {
+                    Ok(LocalSteps::new(data, model, step, rule, options)?.among(mesh.world()))
                 })?;
-                for k in steps {
-                    training.take_of(k, (runs, false), |run| way.share(run, own, all))?;
+                let outcome = self.take(training, mesh, place, LocalSteps::inner)?;
+                // Metrics are a replica's; so are weights that differ, of which the first replica's are compared.
+                let is_told = self.wrapper == Wrapper::Local || data.rank() == 0;
+                Ok(RunOutcome { pieces: if is_told { outcome.pieces } else { Vec::new() }, ..Default::default() })
+            }
+        }
+    }
+
+    fn take<S: Step<Cpu>>(
+        self,
+        mut training: Training<'_, S>,
+        mesh: &Mesh<Cpu>,
+        place: Place<'_>,
+        inner: impl Fn(&S) -> &TrainStep<Cpu>,
+    ) -> Result<RunOutcome> {
+        let (way, batch, mut outcome) = (training.way, mesh.batch(), RunOutcome::default());
+        let (runs, notes) = (self.batches(way), CheckpointNotes::new());
+        let Place { folder, mut world } = place;
+        if self.elastic {
+            training.step.properties().features.and(Feature::Elastic).check("Elastic")?;
+        }
+        if self.taken.is_trainer() {
+            let batch = way.examples / runs;
+            let training = training.looped(self.taken, batch, self.unfreezes, folder, world)?;
+            outcome.pieces = training.pieces_of(inner(&training.step))?;
+            return Ok(outcome);
+        }
+        let mut begun = 0;
+        if let Some(world) = &mut world {
+            begun = world.restore(&mut training.step)?.map_or(0, |restored| restored.step as usize);
+            if self.unfreezes && begun > 0 {
+                training.unfreeze();
+            }
+            world.commit(begun as u64, &training.step, &notes)?;
+        }
+        for k in begun..way.steps {
+            let (own, all) = (batch.rank(), batch.size());
+            let idle = Some(k % all).filter(|_| self.taken == Loop::Idle && all > 1);
+            // Replicas without the idle one.
+            let (place, places) = idle.map_or((own, all), |idle| (own - usize::from(own > idle), all - 1));
+            let examples = |run| match self.wrapper {
+                Wrapper::Balanced => (run * way.examples / runs..(run + 1) * way.examples / runs).collect::<Vec<_>>(),
+                // The examples of a replica, shared out among its ranks.
+                Wrapper::Differing if idle.is_none() => {
+                    let (all, own) = (mesh.axis(Axis::Data), mesh.axis(Axis::Shard));
+                    let of_replica = way.share(run, all.rank(), all.size());
+                    of_replica.into_iter().skip(own.rank()).step_by(own.size()).collect()
                 }
-                training.pieces_of(training.step.inner())?
+                _ => way.share(run, place, places),
+            };
+            if k + 1 == way.steps {
+                world.as_deref().map_or(Ok(()), is_lost)?;
             }
-            Wrapped::Reducer => {
-                let reducer = |comm: &Comm<Cpu>| Ok(AllReduce::new(comm, GradCompression::Own));
-                return Training::with(way, mesh, |builder| builder.reducer(reducer))?.run();
+            let metrics = training.take_of(k, (runs, idle == Some(own)), examples)?;
+            outcome.losses.push(metrics.loss()?);
+            outcome.norms.extend(metrics.grad_norm()?);
+            if self.unfreezes {
+                training.unfreeze();
             }
-            Wrapped::Halves(_) => return Training::new(way, mesh)?.run(),
-        };
+            if let Some(world) = &mut world {
+                world.commit(k as u64 + 1, &training.step, &notes)?;
+            }
+        }
+        outcome.pieces = training.pieces_of(inner(&training.step))?;
         Ok(outcome)
     }
 
-    /// The comparable part of an outcome. Metrics of local updates are a replica's, and AdamW amplifies rounding errors.
-    fn compared(self, outcome: RunOutcome) -> RunOutcome {
-        let RunOutcome { mut losses, mut norms, pieces } = outcome;
-        match self {
-            Wrapped::Local => RunOutcome { pieces, ..Default::default() },
-            Wrapped::Halves(_) => {
-                losses.truncate(1);
-                norms.truncate(1);
-                RunOutcome { losses, norms, ..Default::default() }
-            }
-            _ => RunOutcome { losses, norms, pieces },
+    /// What ranks are compared with: one rank, or replicas of whole models whose weights differ.
+    fn reference(self, way: &Way) -> (Self, Way) {
+        let is_kept = self.taken.is_trainer() || self.wrapper == Wrapper::Differing;
+        let taken = if is_kept { self.taken } else { Loop::Steps };
+        let (one, whole) = (way.reference(), Wrapped { unfreezes: self.unfreezes, taken, ..Wrapped::PLAIN });
+        if self.wrapper != Wrapper::Differing {
+            return (whole, one);
         }
+        let replicas = one.over(&[(Axis::Data, way.size(Axis::Data))]);
+        (Wrapped { wrapper: self.wrapper, ..whole }, replicas)
+    }
+
+    fn outcome(self, way: &Way) -> Result<RunOutcome> {
+        let folder = &Scratch::new("wrapped");
+        if !self.elastic {
+            return Ok(assembled(way.ranks(|mesh| self.run(way, mesh, Place { folder, world: None }))?));
+        }
+        let plan = ParallelPlan::of(way.axes.clone())?;
+        let outcomes = elastic(plan.world(), 2, |world| {
+            let comm = world.comm()?;
+            // Ranks that are left go on with whole models.
+            let left = way.reference().over(&[(Axis::Data, comm.size())]);
+            let way = if comm.size() == plan.world() { way } else { &left };
+            let mesh = Mesh::new(&comm, ParallelPlan::of(way.axes.clone())?)?;
+            let outcome = self.run(way, &mesh, Place { folder, world: Some(world) })?;
+            Ok((comm.size(), outcome))
+        });
+        let (done, failed): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(|outcome| outcome.is_ok());
+        if done.len() + 1 != plan.world() {
+            let errors: Vec<_> = failed.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
+            return Err(Error::argument("elastic", errors.join("; ")));
+        }
+        Ok(assembled(done.into_iter().map(|outcome| outcome.expect("an outcome").1).collect()))
+    }
+
+    /// The comparable part of an outcome.
+    fn compared(self, mut outcome: RunOutcome) -> RunOutcome {
+        // Metrics of local updates are a replica's; an elastic world has those of its last steps.
+        if self.is_local() || self.elastic {
+            (outcome.losses, outcome.norms) = (Vec::new(), Vec::new());
+        }
+        outcome
     }
 
     /// The distance between many ranks and one.
     fn off(self, way: &Way) -> Result<f64> {
-        let many = assembled(way.ranks(|mesh| self.run(way, mesh))?);
-        Ok(distance(&self.compared(many), &self.compared(way.alone())))
+        let many = self.outcome(way)?;
+        let (reference, one) = self.reference(way);
+        Ok(distance(&self.compared(many), &self.compared(reference.outcome(&one).unwrap())))
     }
 
-    /// Sums in another order, rounded to the precision of the parameters.
+    /// Sums in another order, rounded to the precision of the parameters or of gradients.
     fn close(self) -> f64 {
-        match self {
-            Wrapped::Halves(DType::BF16) => 0.05,
-            Wrapped::Halves(_) => 0.01,
+        match (self.half, self.exchange) {
+            (Some(_), _) | (_, Exchange::Narrowed) => 0.05,
+            (_, Exchange::PowerSgd) => 1e-4,
             _ => CLOSE,
         }
     }
 
     /// The number of ranks of one step that read different tokens.
     fn readers(self, way: &Way) -> usize {
-        let data = if self == Wrapped::Local { 1 } else { way.size(Axis::Data) };
+        let data = if self.is_local() { 1 } else { way.size(Axis::Data) };
         data * way.size(Axis::Shard) * way.size(Axis::Context)
     }
 
@@ -192,40 +433,62 @@ impl Wrapped {
         if self.readers(way).is_multiple_of(experts) { experts } else { 1 }
     }
 
-    /// Tells whether a row of the table refuses this way. The builder takes experts as shared out; wrappers know.
+    /// Tells whether a row of the table refuses this way. The builder takes experts as shared out, but for these.
     fn refuses(self, row: &Refused, way: &Way) -> bool {
-        let features = self.features(way);
-        let shared = way.stages.is_some() || self == Wrapped::Reducer || self.expert_ranks(way) > 1;
+        use Feature::{Idle, Local, NoBatches, PowerSgd, Uneven};
+        const LATER: [Feature; 5] = [PowerSgd, Idle, NoBatches, Uneven, Local];
+        let (features, is_shared) = (self.features(way), self.expert_ranks(way) > 1);
         let has = |feature: Feature| row.features.contains(&feature);
         row.features.iter().all(|feature| features.has(*feature))
-            && (shared || !has(Feature::Experts) || !has(self.feature()))
+            && (is_shared || !has(Feature::Experts) || !LATER.into_iter().any(has))
     }
+
+    /// The rows of the table that refuse this way.
+    fn rows(self, way: &Way) -> Vec<&'static Refused> {
+        COMBINATIONS.iter().filter(|row| self.refuses(row, way)).collect()
+    }
+}
+
+/// The number of times that each way is drawn.
+const EACH: usize = 24;
+
+/// All ways, each with options, wrappers and loops; of those that the table refuses, some.
+fn drawn() -> impl Iterator<Item = (Wrapped, Way)> {
+    let each = ways().into_iter().flat_map(|way| std::iter::repeat_n(way, EACH)).zip(0..);
+    let each = each.map(|(way, k)| (Wrapped::draw(k), way)).filter(|(wrapped, way)| wrapped.has_replicas(way));
+    let each = each.map(|(wrapped, way)| (wrapped, wrapped.of(way))).zip(0..);
+    each.filter(|((wrapped, way), k)| k % 8 == 0 || wrapped.rows(way).is_empty()).map(|(each, _)| each)
+}
+
+/// The features of each drawn way that works.
+pub fn worked() -> Vec<Features> {
+    drawn().filter(|(wrapped, way)| wrapped.rows(way).is_empty()).map(|(wrapped, way)| wrapped.features(&way)).collect()
 }
 
 #[test]
 fn every_way_in_a_wrapper_is_one_rank_or_refused_by_the_table() {
-    let (mut turns, mut wrong, mut met) = (Turns::one_of(5), Vec::new(), BTreeMap::new());
-    // Each with every stage of ZeRO, which ways have in turn.
-    let drawn = ways().into_iter().zip(0..).map(|(way, k)| (ALL[(k + k / STAGES.len()) % ALL.len()], way));
-    for (wrapped, way) in drawn.filter(|(wrapped, way)| wrapped.has_replicas(way) && turns.come()) {
-        let way = wrapped.of(way);
-        let rows: Vec<_> = COMBINATIONS.iter().filter(|row| wrapped.refuses(row, &way)).collect();
-        let count: &mut [usize; 2] = met.entry(wrapped.feature()).or_default();
-        count[usize::from(rows.is_empty())] += 1;
+    let (mut turns, mut wrong, mut met) = (Turns::one_of(2 * EACH - 1), Vec::new(), BTreeMap::new());
+    for (wrapped, way) in drawn().filter(|_| turns.come()) {
+        let rows = wrapped.rows(&way);
+        for feature in wrapped.own_features().iter() {
+            let count: &mut [usize; 2] = met.entry(feature).or_default();
+            count[usize::from(rows.is_empty())] += 1;
+        }
         match wrapped.off(&way) {
             Ok(off) if rows.is_empty() && off <= wrapped.close() => {}
             Err(error) if rows.iter().any(|row| error.to_string().contains(row.why)) => {}
             outcome => wrong.push(format!("{wrapped:?} {way:?}: {outcome:?}, rows {rows:?}")),
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(met.len() == 5 && met.values().all(|[_, worked]| *worked > 0), "refused and worked: {met:?}");
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(met.len() == 16 && met.values().all(|[_, worked]| *worked > 0), "refused and worked: {met:?}");
 }
 
 /// Each rank has all experts, and a plan names them: a rank without a pass would be waited for.
 #[test]
 fn mixtures_that_count_tokens_together_pass_together() {
-    for wrapped in [Wrapped::Idle, Wrapped::Balanced] {
+    for (wrapper, taken) in [(Wrapper::None, Loop::Idle), (Wrapper::Balanced, Loop::Steps)] {
+        let wrapped = Wrapped { wrapper, taken, ..Wrapped::PLAIN };
         let way = wrapped.of(Way::mixture(4).over(&[(Axis::Data, 2)]));
         let error = wrapped.off(&way).unwrap_err().to_string();
         assert!(error.contains("tokens counted over ranks exclude each other"), "{error}");

@@ -188,3 +188,22 @@ fn seeded_faults_of_the_communicator_never_hang() {
         }
     }
 }
+
+/// Stages that share a matrix, and mixtures whose experts are shared out: the stages alone.
+#[test]
+fn ties_beside_experts() {
+    for (kind, v) in [(ScheduleKind::OneFOneB, 1), (ScheduleKind::Interleaved, 2)] {
+        let mut way = Way::mixture(4).staged(kind, v);
+        way.tied = &["wte.weight", "head.weight"];
+        let alone = way.clone().over(&[(Axis::Pipe, 2)]).outcome();
+        for axes in
+            [&[(Axis::Data, 2), (Axis::Expert, 2)][..], &[(Axis::Shard, 2), (Axis::Expert, 2)], &[(Axis::Context, 2)]]
+        {
+            let zero = if axes[0].0 == Axis::Shard { ZeroStage::Gradients } else { ZeroStage::None };
+            way.clone().zero(zero).over(&[&[(Axis::Pipe, 2)], axes].concat()).same_as(&alone);
+        }
+        let [wte, head] = ["wte.weight", "head.weight"]
+            .map(|name| &alone.pieces.iter().find(|(own, ..)| own == name).expect("weights").3);
+        assert_eq!(wte, head);
+    }
+}

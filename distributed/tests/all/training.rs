@@ -1,6 +1,7 @@
 //! A rank's training by some way: steps, checkpoints, and what it has of the weights.
 
 use distributed::train::{Step, StepInput, StepWork};
+use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, Monitor, Run, Trainer, WeightAveraging};
 
 use crate::{
     mixture::{Loads, Mixture},
@@ -24,6 +25,60 @@ impl Module<Cpu> for Model {
             Model::Layers(model) => model.visit(name, visitor),
             Model::Staged => {}
         }
+    }
+}
+
+/// A loop over steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loop {
+    Steps,
+    /// A replica without examples, another one in each step.
+    Idle,
+    /// The last replica has no batch at all.
+    NoBatches,
+    /// A trainer that ends with the weights of the worst step, as if it were the best.
+    RestoreBest,
+    /// A trainer that ends with averages of weights.
+    UseAtEnd,
+}
+
+impl Loop {
+    /// Tells whether a trainer takes the steps.
+    pub fn is_trainer(self) -> bool {
+        [Loop::RestoreBest, Loop::UseAtEnd].contains(&self)
+    }
+}
+
+/// Trains all parameters from the second step on.
+struct Unfreeze(Vec<Param<Cpu>>);
+
+/// Loses a rank at a step, if it is this one.
+struct Lose(Option<u64>);
+
+/// An error on the last rank of the first world.
+pub fn is_lost(world: &ElasticWorld<Cpu>) -> Result<()> {
+    let comm = world.comm()?;
+    match world.generation() == 0 && comm.rank() + 1 == comm.size() {
+        true => Err(Error::argument("the machine", "is gone")),
+        false => Ok(()),
+    }
+}
+
+impl<M, B> Callback<Cpu, M, B> for Lose {
+    fn on(&mut self, event: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, M, B>) -> Result<()> {
+        match event {
+            Event::StepBegin if Some(run.progress().step) == self.0 => Err(Error::argument("the machine", "is gone")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<M, B> Callback<Cpu, M, B> for Unfreeze {
+    fn on(&mut self, _: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, M, B>) -> Result<()> {
+        if run.progress().step > 0 {
+            self.0.iter().for_each(|p| p.set_requires_grad(true));
+        }
+        Ok(())
     }
 }
 
@@ -143,6 +198,26 @@ impl<'w> Training<'w> {
         Ok(outcome)
     }
 
+    /// Takes the steps of batches, of which the last replica has none.
+    pub fn batches(mut self, unfreezes: bool) -> Result<RunOutcome> {
+        let (way, mut outcome) = (self.way, RunOutcome::default());
+        let Self { mesh, model, step, .. } = &mut self;
+        let (own, replicas) = (mesh.batch().rank(), mesh.batch().size() - 1);
+        let numbers = if own < replicas { 0..way.steps } else { 0..0 };
+        let batches = numbers.flat_map(|number| (0..way.accumulation).map(move |run| (number, run)));
+        let loss =
+            |&(number, run): &(usize, usize)| input_of(way, mesh, model, number, &way.share(run, own, replicas), false);
+        step.run(batches, loss, |metrics| {
+            outcome.losses.push(metrics.loss()?);
+            outcome.norms.extend(metrics.grad_norm()?);
+            if unfreezes {
+                model.unfreeze_where(|_| true);
+            }
+            Ok(())
+        })?;
+        Ok(RunOutcome { pieces: self.pieces()?, ..outcome })
+    }
+
     /// What layers make of rows.
     pub fn output(&self, x: &Var<Cpu>) -> Result<Var<Cpu>> {
         let Model::Layers(layers) = &self.model else { panic!("{:?} has no layers", self.way) };
@@ -166,6 +241,57 @@ impl<S: Step<Cpu>> Training<'_, S> {
         let Self { way, mesh, model, step, .. } = self;
         let mut input = |run| input_of(way, mesh, model, number, &examples(run), false);
         step.step(if idle { StepWork::idle(runs, &mut input) } else { StepWork::new(runs, &mut input) })
+    }
+
+    /// Trains every parameter from the next step on.
+    pub fn unfreeze(&self) {
+        self.parameters().iter().for_each(|p| p.set_requires_grad(true));
+    }
+
+    fn parameters(&self) -> Vec<Param<Cpu>> {
+        let modules = std::iter::once(&self.model as &dyn Module<Cpu>).chain(self.step.modules());
+        modules.flat_map(|module| module.parameters()).collect()
+    }
+
+    /// Takes the first step again and again in a trainer's loop, from batches of so many examples.
+    pub fn looped(
+        self,
+        taken: Loop,
+        batch: usize,
+        unfreezes: bool,
+        folder: &Scratch,
+        world: Option<&mut ElasticWorld<Cpu>>,
+    ) -> Result<Self> {
+        let all = self.parameters();
+        let Training { way, mesh, step, model, loads } = self;
+        // An epoch is a step. Evaluations have the examples of a step that is not taken, in the smallest batches.
+        let smallest = step.ranks().share.of * way.stages.map_or(1, |stages| stages.micros);
+        let loader = |number: usize, batch: usize| {
+            let all: Vec<usize> = (number * way.examples..(number + 1) * way.examples).collect();
+            Loader::new(InMemory::new(all)).batch(batch).workers(0)
+        };
+        let mut trainer = Trainer::new(&model, step, loader(0, batch)).until(Length::Steps(way.steps as u64));
+        if unfreezes {
+            trainer = trainer.with(Unfreeze(all));
+        }
+        if let Some(world) = world {
+            let lost = is_lost(world).is_err().then_some(way.steps as u64 - 1);
+            trainer = trainer.with(Lose(lost)).elastic(world, Interval::Steps(1));
+        }
+        let evaluate = Evaluate::on(loader(100, smallest)).every(Interval::Steps(1));
+        let trainer = match taken {
+            Loop::UseAtEnd => trainer.with(WeightAveraging::new(0.7).use_at_end()),
+            _ => {
+                let checkpoints = Checkpoints::in_folder(&folder.0).ignore_signals();
+                trainer.with(evaluate).with(checkpoints.best(Monitor::max("validation/loss")).restore_best())
+            }
+        };
+        let report = trainer.run(|model, batch| {
+            let rows: Vec<usize> = batch.data.iter().map(|row| row % way.examples).collect();
+            input_of(way, &mesh, model, batch.data[0] / way.examples, &rows, false)
+        })?;
+        let step = report.step;
+        Ok(Training { way, mesh, step, model, loads })
     }
 
     /// This rank's pieces of the weights, which `inner` has trained.

@@ -69,7 +69,7 @@ pub struct Way {
     pub stages: Option<Stages>,
     /// Whether the first replica has all examples, and what the others compute weighs nothing.
     pub first_has_all: bool,
-    /// Layers' parameters that are one.
+    /// Parameters of stages that are one, beside those that a GPT's configuration ties.
     pub tied: &'static [&'static str],
 }
 
@@ -305,10 +305,11 @@ impl Way {
             }
             Kind::Layers(_) => {
                 let stages = self.stages_of(mesh, &checked)?;
-                let ties = if self.tied.is_empty() { Vec::new() } else { vec![Tie::new(self.tied.iter().copied())] };
-                (PipelineModel::on(pipe.rank(), checked, stages).loss(squares).ties(ties), Vec::new())
+                (PipelineModel::on(pipe.rank(), checked, stages).loss(squares), Vec::new())
             }
         };
+        let ties = if self.tied.is_empty() { Vec::new() } else { vec![Tie::new(self.tied.iter().copied())] };
+        let model = if let Kind::Gpt = self.kind { model } else { model.ties(ties) };
         if let Kind::Layers(_) = self.kind {
             return Ok((model, loads));
         }

@@ -12,7 +12,7 @@ use super::weight_averaging;
 use crate::Run;
 
 /// An error if the run cannot end with the best weights.
-pub(super) fn check<R: Runtime, M: Module<R>, B>(run: &Run<'_, R, M, B>) -> Result<()> {
+pub(super) fn check<R: Runtime, M: Module<R>, B>(run: &mut Run<'_, R, M, B>) -> Result<()> {
     run.check_end(Feature::RestoreBest, "Checkpoints")
 }
 

@@ -31,6 +31,11 @@ impl Boundary {
         self.0.iter().filter(|part| part.grad).map(|part| part.spec).collect()
     }
 
+    /// Tells whether a value that may have a gradient has none.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.0.iter().any(|part| !part.grad && part.spec.dtype.is_float())
+    }
+
     fn shapes(&self) -> Vec<Shape> {
         self.0.iter().map(|part| part.spec.shape).collect()
     }

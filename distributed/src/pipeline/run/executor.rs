@@ -41,6 +41,15 @@ impl RunPlan {
         self.boundaries.fill(None);
         self.announced.fill(false);
     }
+
+    /// Forgets the boundaries with a value without gradient: stages before them may be unfrozen between runs.
+    pub(super) fn forget_frozen(&mut self) {
+        for (boundary, announced) in self.boundaries.iter_mut().zip(&mut self.announced) {
+            if boundary.as_ref().is_some_and(Boundary::is_frozen) {
+                (*boundary, *announced) = (None, false);
+            }
+        }
+    }
 }
 
 /// The inputs of a run.

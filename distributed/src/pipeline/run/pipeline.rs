@@ -202,6 +202,8 @@ impl<R: Runtime> Pipeline<R> {
         let plan = if evaluate { &mut self.evaluation } else { &mut self.plan };
         if evaluate || self.options.dynamic_shapes || plan.checked.is_forward_only() {
             plan.forget_shapes();
+        } else {
+            plan.forget_frozen();
         }
         // In a run of forwards alone, ranks of early stages are done before those of late ones begin.
         match plan.checked.is_forward_only() {
