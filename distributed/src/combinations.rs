@@ -71,8 +71,10 @@ features! {
     Canonical "canonical order",
     /// Parameters that may take no part in a loss.
     Unused "unused parameters",
-    /// An optimizer whose rule needs unsharded parameters, or that was built before the step.
+    /// An optimizer whose rule needs whole parameters, such as matrices or their norms.
     WholeParameters "a rule for whole parameters",
+    /// An optimizer that the program builds itself: before the step, or by a function.
+    BuiltBefore "an optimizer that the program builds",
     /// Trained parameters in half precision.
     HalfParameters "half-precision parameters",
     /// Local updates: ranks train independently, and synchronize their weights at intervals.
@@ -182,8 +184,7 @@ const fn refused(features: [Feature; 2], why: &'static str) -> Refused {
 const UNITS: &str = "a sharded step sums its units itself, as `ZeroOptions` say: leave one out";
 const OWN_WAY: &str = "a reducer sums in a format and an order of its own: leave one out";
 const WHOLE: &str = "no rank has whole parameters: take an elementwise rule";
-const SHARDS: &str =
-    "optimizers of shards are made of an elementwise rule: give its configuration, or `ParamGroups` of it";
+const SHARDS: &str = "optimizers of shards are made of a configuration: give that of a rule, or `ParamGroups` of it";
 const MATRICES: &str = "PowerSGD compresses whole matrices, of which a rank has pieces: leave it out";
 const STATE: &str = "checkpoints would have its state under one name from several ranks, which have pieces: take a reducer without a state";
 const EXPERTS: &str = "experts are summed in buckets of their own: leave it out";
@@ -212,9 +213,9 @@ pub static COMBINATIONS: &[Refused] = {
         refused([Reducer, Narrowed], OWN_WAY),
         refused([Reducer, PowerSgd], OWN_WAY),
         refused([Reducer, Canonical], OWN_WAY),
-        refused([WholeParameters, ZeroOptimizer], SHARDS),
-        refused([WholeParameters, ZeroGradients], SHARDS),
-        refused([WholeParameters, ZeroParameters], SHARDS),
+        refused([BuiltBefore, ZeroOptimizer], SHARDS),
+        refused([BuiltBefore, ZeroGradients], SHARDS),
+        refused([BuiltBefore, ZeroParameters], SHARDS),
         refused([WholeParameters, Tensor], WHOLE),
         refused([WholeParameters, Experts], WHOLE),
         refused([PowerSgd, Tensor], MATRICES),

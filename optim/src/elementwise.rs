@@ -1,14 +1,12 @@
 //! Elementwise optimizers: the update formula is one pointwise program, run over a flat buffer in one launch.
 
-use std::sync::Arc;
-
 use numcore::{
     DType, Error, Result, Runtime, Scalar,
     pointwise::{Expr, Program},
 };
 use smallvec::SmallVec;
 
-use crate::{Config, Shards, StateSpec, StepContext, UpdateMemory, UpdateRule};
+use crate::{Config, StateSpec, StepContext, UpdateMemory, UpdateRule};
 
 /// The run-time scalars of an update.
 pub type Scalars = SmallVec<[Scalar; 8]>;
@@ -80,7 +78,7 @@ impl UpdateForm {
 /// An optimizer that updates each element from the same element of parameter, gradient and state alone.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an elementwise rule",
-    note = "a rule that looks at whole matrices or at norms (Muon, LAMB, Adafactor) needs whole parameters: a training step with `zero` cannot use it, one without can"
+    note = "a rule that looks at whole matrices or at norms (Muon, LAMB, Adafactor) needs whole parameters"
 )]
 pub trait Elementwise: Config {
     /// The tensors kept for each parameter, of its shape.
@@ -114,10 +112,6 @@ impl<E: Elementwise> UpdateRule for E {
     type Kernel = Programs;
 
     const PER_PARAMETER: bool = false;
-
-    fn shards<R: Runtime>(&self) -> Option<Arc<dyn Shards<R>>> {
-        Some(Arc::new(self.clone()))
-    }
 
     fn tensors(&self) -> Vec<StateSpec> {
         self.states()

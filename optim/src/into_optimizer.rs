@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::Leaf;
 use numcore::{Error, Result, Runtime};
 
-use crate::{Combined, Elementwise, FlatOptimizer, Optimizer, ParamGroups, Shards, UpdateRule};
+use crate::{Combined, FlatOptimizer, Optimizer, ParamGroups, Shards, UpdateRule};
 
 /// A value that a training step can make its optimizers of: a configuration, [`ParamGroups`], an existing optimizer, or
 /// a function ([`OptimizerFn`]).
@@ -51,7 +51,7 @@ impl<R: Runtime> OptimizerSource<R> {
         (self.make)(leaves)
     }
 
-    /// The rule that updates shards. `None` for a rule that needs unsharded parameters, and for existing optimizers.
+    /// The rule that updates shards. `None` for existing optimizers, and for functions that make some.
     pub fn shards(&self) -> Option<&Arc<dyn Shards<R>>> {
         self.shards.as_ref()
     }
@@ -61,15 +61,15 @@ impl<R: Runtime> OptimizerSource<R> {
 /// parameters.
 impl<R: Runtime, C: UpdateRule + 'static> IntoOptimizer<R> for C {
     fn into_source(self) -> OptimizerSource<R> {
-        let shards = self.shards();
+        let shards: Arc<dyn Shards<R>> = Arc::new(self.clone());
         OptimizerSource {
-            shards,
+            shards: Some(shards),
             ..OptimizerSource::new(move |leaves| Ok(Box::new(FlatOptimizer::over(self.clone(), leaves)?)))
         }
     }
 }
 
-impl<R: Runtime, E: Elementwise + 'static> IntoOptimizer<R> for ParamGroups<E> {
+impl<R: Runtime, C: UpdateRule> IntoOptimizer<R> for ParamGroups<C> {
     fn into_source(self) -> OptimizerSource<R> {
         let shards: Arc<dyn Shards<R>> = Arc::new(self.clone());
         OptimizerSource {

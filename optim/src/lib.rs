@@ -40,6 +40,7 @@ mod memory;
 mod muon;
 mod nadam;
 pub mod norms;
+mod one_of;
 mod optimizer;
 mod own;
 mod param_groups;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{FlatLayout, Result, Runtime, Tensor, ops::Spec};
+use numcore::{Error, FlatLayout, Result, Runtime, Tensor, ops::Spec};
 
 use crate::{
-    AdamWConfig, Elementwise, FlatOptimizer, HyperParams, LrSchedule, Optimizer, ShardOptimizer, Shards, StatePlace,
-    UpdateRule,
+    AdamWConfig, FlatOptimizer, HyperParams, LrSchedule, Optimizer, ShardOptimizer, Shards, StatePlace, UpdateRule,
     flat_optimizer::SAMPLED,
     further_params::GroupsByName,
+    one_of::OneOf,
     shard::{Shard, replaced},
 };
 
@@ -22,17 +22,17 @@ use crate::{
 ///     .group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0);
 /// ```
 #[derive(Clone)]
-pub struct ParamGroups<E> {
-    configs: Vec<E>,
+pub struct ParamGroups<C> {
+    configs: Vec<C>,
     which: Vec<Select>,
     schedule: Option<Arc<dyn LrSchedule>>,
 }
 
 type Select = Arc<dyn Fn(&str, &Spec) -> bool + Send + Sync>;
 
-impl<E: Elementwise> ParamGroups<E> {
+impl<C: UpdateRule> ParamGroups<C> {
     /// Uses these hyper-parameters for all parameters, in one group.
-    pub fn new(defaults: E) -> Self {
+    pub fn new(defaults: C) -> Self {
         ParamGroups { configs: vec![defaults], which: Vec::new(), schedule: None }
     }
 
@@ -40,13 +40,41 @@ impl<E: Elementwise> ParamGroups<E> {
     pub fn group(
         mut self,
         which: impl Fn(&str, &Spec) -> bool + Send + Sync + 'static,
-        set: impl FnOnce(&mut E),
+        set: impl FnOnce(&mut C),
     ) -> Self {
         let mut config = self.configs[0].clone();
         set(&mut config);
         self.configs.push(config);
         self.which.push(Arc::new(which));
         self
+    }
+
+    /// Updates the parameters for which `which` is true by another rule, in groups of its own. There is one schedule:
+    /// that of these groups.
+    ///
+    /// ```
+    /// use optim::{AdamWConfig, MuonConfig, ParamGroups};
+    /// let groups = ParamGroups::new(MuonConfig { lr: 0.02, ..Default::default() }).others(
+    ///     |name, spec| spec.shape.rank() != 2 || name.starts_with("wte"),
+    ///     ParamGroups::decay_matrices(AdamWConfig { lr: 3e-4, ..Default::default() }),
+    /// );
+    /// ```
+    pub fn others<D: UpdateRule>(
+        self,
+        which: impl Fn(&str, &Spec) -> bool + Send + Sync + 'static,
+        groups: ParamGroups<D>,
+    ) -> ParamGroups<OneOf<C, D>> {
+        let which: Select = Arc::new(which);
+        let first = self.configs.into_iter().map(OneOf::First);
+        let narrowed = groups.which.into_iter().map(|own| {
+            let which = which.clone();
+            Arc::new(move |name: &str, spec: &Spec| which(name, spec) && own(name, spec)) as Select
+        });
+        ParamGroups {
+            configs: first.chain(groups.configs.into_iter().map(OneOf::Second)).collect(),
+            which: self.which.into_iter().chain([which.clone()]).chain(narrowed).collect(),
+            schedule: self.schedule,
+        }
     }
 
     /// Adds a learning-rate schedule.
@@ -57,7 +85,7 @@ impl<E: Elementwise> ParamGroups<E> {
 
     /// Makes an optimizer of these parameters, each in the group that selects it. Groups without parameters are
     /// omitted, except one, which has the learning rate.
-    pub(crate) fn optimizer<R: Runtime>(&self, leaves: Vec<Arc<Leaf<R>>>) -> Result<FlatOptimizer<R, E>> {
+    pub(crate) fn optimizer<R: Runtime>(&self, leaves: Vec<Arc<Leaf<R>>>) -> Result<FlatOptimizer<R, C>> {
         let mut groups = vec![Vec::new(); self.configs.len()];
         for leaf in leaves {
             groups[self.group_of(&leaf.name(), &leaf.spec())].push(leaf);
@@ -93,7 +121,7 @@ impl ParamGroups<AdamWConfig> {
     }
 }
 
-impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
+impl<R: Runtime, C: UpdateRule> Shards<R> for ParamGroups<C> {
     fn group(&self, name: &str, spec: &Spec) -> usize {
         self.group_of(name, spec)
     }
@@ -109,7 +137,7 @@ impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
     fn describe(&self) -> String {
         let rates = SAMPLED.map(|step| <Self as Shards<R>>::lrs(self, step));
         let groups: Vec<String> = self.configs.iter().map(crate::config::described).collect();
-        format!("{} {groups:?}, rates {rates:?}", E::NAME)
+        format!("{} {groups:?}, rates {rates:?}", C::NAME)
     }
 
     fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
@@ -118,6 +146,13 @@ impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
 
     fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>> {
         Ok(Arc::new(ParamGroups { configs: replaced(&self.configs, groups)?, ..self.clone() }))
+    }
+
+    fn may_cut(&self, name: &str, spec: &Spec) -> Result<bool> {
+        match self.configs[self.group_of(name, spec)].refuses(spec) {
+            Some(why) => Err(Error::unsupported(C::NAME, format!("`{name}` {why}"))),
+            None => Ok(!C::PER_PARAMETER),
+        }
     }
 
     fn shard(
@@ -135,8 +170,8 @@ impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
     }
 }
 
-/// An elementwise rule by itself puts all parameters in one group.
-impl<R: Runtime, E: Elementwise> Shards<R> for E {
+/// A rule by itself puts all parameters in one group.
+impl<R: Runtime, C: UpdateRule> Shards<R> for C {
     fn group(&self, _: &str, _: &Spec) -> usize {
         0
     }
@@ -155,6 +190,10 @@ impl<R: Runtime, E: Elementwise> Shards<R> for E {
 
     fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>> {
         ParamGroups::new(self.clone()).with_hyper_parameters(groups)
+    }
+
+    fn may_cut(&self, name: &str, spec: &Spec) -> Result<bool> {
+        Shards::<R>::may_cut(&ParamGroups::new(self.clone()), name, spec)
     }
 
     fn shard(

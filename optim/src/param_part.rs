@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{ErrorKind, Flat, Result, Runtime, Tensor};
+use numcore::{ErrorKind, Flat, Result, Runtime, Tensor, ops::ViewOps};
 
 use crate::{
     FlatParams, StepContext, UpdateMemory, UpdateRule,
     captured::DeviceNumbers,
+    memory::Values,
     params::{one_of, require_sole},
     runs::next_run,
 };
@@ -81,10 +82,18 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
         while let Some(ranges) = self.next_run(at, grads) {
             at = ranges.end;
             let now = StepContext { lr, step: self.steps[ranges.start] + 1 };
-            let (params, states) = (&mut self.params, &mut self.states[..]);
-            if !grads.layout().span(ranges.clone()).is_empty() {
-                let numbers = in_memory.then_some(&mut self.numbers);
-                let mut memory = UpdateMemory { params, states, grads, scale, ranges: ranges.clone(), numbers };
+            let (layout, at) = (self.params.layout().clone(), grads.layout().span(ranges.clone()));
+            if !at.is_empty() {
+                let mut memory = UpdateMemory {
+                    values: Values::Flat(&mut self.params.values),
+                    layout: &layout,
+                    states: &mut self.states,
+                    master: self.params.master.as_mut(),
+                    grad: grads.whole()?.narrow(0, at.start, at.len())?,
+                    scale,
+                    ranges: ranges.clone(),
+                    numbers: in_memory.then_some(&mut self.numbers),
+                };
                 config.update(&self.kernel, now, &mut memory)?;
             }
             // A captured update has not happened yet.

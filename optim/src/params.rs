@@ -4,12 +4,12 @@ use std::sync::{Arc, LazyLock};
 
 use autograd::Leaf;
 use numcore::{
-    DType, Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Scalar, Tensor,
-    ops::{Op, Pointwise, update},
+    DType, Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Scalar, Shape, Tensor,
+    ops::update,
     pointwise::{Program, standard::FILL},
 };
 
-use crate::{StateSpec, memory::lending};
+use crate::{StateSpec, memory::lending, runs::next_run};
 
 /// Parameters of one dtype in one buffer, in the given order, with an `f32` master copy if they are f16 or bf16.
 ///
@@ -92,7 +92,7 @@ impl<R: Runtime> FlatParams<R> {
 
     /// The dtype in which updates are computed: `f32` for half-precision parameters, the parameters' own otherwise.
     pub fn working(&self) -> DType {
-        self.half().map_or(self.layout().dtype(), |_| DType::F32)
+        working(self.layout().dtype())
     }
 
     /// Returns all values as updates see them, gaps included, in one row: the master copy of half-precision parameters.
@@ -105,17 +105,7 @@ impl<R: Runtime> FlatParams<R> {
     /// Creates a state tensor for each parameter, in the dtype of updates. States of the parameters' shapes have the
     /// parameters' offsets.
     pub(crate) fn state(&self, state: &StateSpec) -> Result<Flat<R>> {
-        let shapes = self.leaves.iter().map(|l| (state.shape)(&l.spec().shape));
-        let layout = match shapes.clone().eq(self.leaves.iter().map(|l| l.spec().shape)) {
-            true => self.layout().with_dtype(self.working()),
-            false => FlatLayout::new(self.working(), self.leaves.iter().map(|l| l.name().to_string()).zip(shapes)),
-        };
-        let mut flat = Flat::zeros_for(self.runtime(), MemoryCategory::Optimizer, layout)?;
-        if state.init != 0.0 {
-            let value = [Scalar::F64(state.init)];
-            lending(&mut [&mut flat], Flat::lend_whole, |outs| update(&FILL, &[], &value, outs))?;
-        }
-        Ok(flat)
+        state_of(self.runtime(), self.layout(), |_| Some(*state))
     }
 
     /// Copies values that were replaced in leaves into the buffer. If it fails, leaves keep their values.
@@ -170,13 +160,6 @@ impl<R: Runtime> FlatParams<R> {
         let (Some(half), Some(master)) = (self.half(), &mut self.master) else { return Ok(()) };
         lending(&mut [master], |f| f.lend(i), |outs| update(keep(half), &[value], &[], outs))
     }
-
-    /// Rounds master copy `i` to the parameter; does nothing without one.
-    pub(crate) fn round(&mut self, i: usize) -> Result<()> {
-        let (Some(half), Some(master)) = (self.half(), &self.master) else { return Ok(()) };
-        let rounding = Pointwise::new(&ROUND[usize::from(half == DType::BF16)], &[]).into();
-        compute_into(&mut self.values, i, &rounding, &master.tensor(i)?)
-    }
 }
 
 /// The half-precision dtypes, `f16` and `bf16`.
@@ -199,6 +182,47 @@ pub(crate) fn keep(half: DType) -> &'static Program {
 
 static ROUND: LazyLock<[Program; 2]> =
     LazyLock::new(|| HALVES.map(|half| Program::new("round_master", |[master], []| [master.cast(half)])));
+
+/// The program that rounds a master copy to a parameter of dtype `half`.
+pub(crate) fn rounding(half: DType) -> &'static Program {
+    &ROUND[usize::from(half == DType::BF16)]
+}
+
+/// Creates the state tensor that `state` names of each parameter of a layout, in the dtype of updates; without elements
+/// if it names none. State of a parameter's shape spans as many elements as the parameter.
+pub(crate) fn state_of<R: Runtime>(
+    rt: &R,
+    layout: &FlatLayout,
+    state: impl Fn(usize) -> Option<StateSpec>,
+) -> Result<Flat<R>> {
+    let specs: Vec<Option<StateSpec>> = (0..layout.len()).map(state).collect();
+    let shapes = || (0..layout.len()).map(|i| *layout.range(i).shape());
+    let of = |(spec, shape): (&Option<StateSpec>, Shape)| spec.map_or(Shape::from([0]), |own| (own.shape)(&shape));
+    let states: Vec<Shape> = specs.iter().zip(shapes()).map(of).collect();
+    // Laid out as parameters are: a wider dtype keeps the places.
+    let own = match shapes().eq(states.iter().copied()) {
+        true => layout.clone(),
+        false => FlatLayout::new(layout.dtype(), (0..layout.len()).map(|i| layout.name(i).to_string()).zip(states)),
+    };
+    let own = own.with_dtype(working(layout.dtype()));
+    let mut flat = Flat::zeros_for(rt, MemoryCategory::Optimizer, own)?;
+    let init = |i: usize| specs.get(i).copied().flatten().map_or(0.0, |spec| spec.init);
+    // One launch for a run of equal values, gaps included.
+    let mut at = 0;
+    while let Some(run) = next_run(specs.len(), at, |i| Some(init(i).to_bits())) {
+        at = run.end;
+        if init(run.start) != 0.0 {
+            let value = [Scalar::F64(init(run.start))];
+            lending(&mut [&mut flat], |f| f.lend_span(run.clone()), |outs| update(&FILL, &[], &value, outs))?;
+        }
+    }
+    Ok(flat)
+}
+
+/// The dtype in which parameters of `dtype` are updated.
+pub(crate) fn working(dtype: DType) -> DType {
+    if is_half(dtype) { DType::F32 } else { dtype }
+}
 
 fn is_half(dtype: DType) -> bool {
     HALVES.contains(&dtype)
@@ -229,17 +253,6 @@ fn is_range<R: Runtime>(value: &Tensor<R>, flat: &Flat<R>, i: usize) -> bool {
 pub(crate) fn require_sole<R: Runtime>(flat: &mut Flat<R>) -> Result<()> {
     let whole = flat.lend_whole()?;
     flat.restore(whole)
-}
-
-fn compute_into<R: Runtime>(flat: &mut Flat<R>, i: usize, op: &Op, x: &Tensor<R>) -> Result<()> {
-    lending(
-        &mut [flat],
-        |f| f.lend(i),
-        |outs| {
-            outs[0].reset();
-            outs[0].accumulate(op, &[x])
-        },
-    )
 }
 
 /// Formats "parameter `a`", or "one of the parameters `a`, `b` …" with at most 16 names.

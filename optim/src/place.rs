@@ -1,7 +1,8 @@
 //! The place of optimizer state and of other shards between uses: the device, or host memory.
 
 use numcore::{
-    DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::ViewOps,
+    DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{Spec, ViewOps},
 };
 
 use crate::params::require_sole;
@@ -87,109 +88,88 @@ impl<R: Runtime> From<Tensor<R>> for StateRow<R> {
 pub(crate) struct States<R: Runtime> {
     rt: R,
     place: StatePlace,
-    buffers: Vec<(&'static str, StateBuffer<R>)>,
-}
-
-enum StateBuffer<R: Runtime> {
-    Device(Flat<R>),
-    /// The bytes of the buffer in host memory, gaps included.
-    Host(FlatLayout, Vec<u8>),
+    names: Vec<&'static str>,
+    /// The buffers, if they are on the device.
+    device: Vec<Flat<R>>,
+    /// The bytes of the buffers, gaps included, if they are in host memory.
+    host: Vec<(FlatLayout, Vec<u8>)>,
 }
 
 impl<R: Runtime> States<R> {
     pub(crate) fn new(rt: &R, place: StatePlace) -> Self {
-        States { rt: rt.clone(), place, buffers: Vec::new() }
+        States { rt: rt.clone(), place, names: Vec::new(), device: Vec::new(), host: Vec::new() }
     }
 
     /// Adds a buffer and takes ownership of it.
     pub(crate) fn add(&mut self, name: &'static str, flat: Flat<R>) -> Result<()> {
-        self.buffers.push((name, self.put(flat)?));
+        match self.place {
+            StatePlace::Device => self.device.push(flat),
+            StatePlace::Host => self.host.push((flat.layout().clone(), flat.whole()?.to_bytes()?)),
+        }
+        self.names.push(name);
         Ok(())
     }
 
-    /// The names and dtypes of the buffers.
-    pub(crate) fn names(&self) -> Vec<(&'static str, DType)> {
-        self.buffers.iter().map(|(name, buffer)| (*name, buffer.layout().dtype())).collect()
+    fn layout(&self, k: usize) -> &FlatLayout {
+        self.device.get(k).map_or_else(|| &self.host[k].0, Flat::layout)
     }
 
-    /// Range `i` of buffer `k`.
+    /// The name, shape and dtype of range `i` of each buffer.
+    pub(crate) fn specs(&self, i: usize) -> Vec<(&'static str, Spec)> {
+        let spec = |layout: &FlatLayout| Spec { shape: *layout.range(i).shape(), dtype: layout.dtype() };
+        self.names.iter().enumerate().map(|(k, name)| (*name, spec(self.layout(k)))).collect()
+    }
+
+    /// Range `i` of buffer `k`, in one row.
     pub(crate) fn row(&self, k: usize, i: usize) -> Result<StateRow<R>> {
-        match &self.buffers[k].1 {
-            StateBuffer::Device(flat) => flat.tensor(i).map(StateRow::Device),
-            StateBuffer::Host(layout, bytes) => Ok(StateRow::Host(layout.dtype(), bytes[span(layout, i)].to_vec())),
+        if let Some(flat) = self.device.get(k) {
+            return flat.tensor(i)?.reshape([flat.layout().range(i).numel()]).map(StateRow::Device);
         }
+        let (layout, bytes) = &self.host[k];
+        Ok(StateRow::Host(layout.dtype(), bytes[span(layout, i)].to_vec()))
     }
 
     /// Replaces entry `i` of buffer `k` by `value`.
     pub(crate) fn set(&mut self, k: usize, i: usize, value: &Tensor<R>) -> Result<()> {
-        let (name, buffer) = &mut self.buffers[k];
-        let (dtype, value) = (buffer.layout().dtype(), value.reshape(*buffer.layout().range(i).shape())?);
+        let (dtype, value) = (self.layout(k).dtype(), value.reshape(*self.layout(k).range(i).shape())?);
         if value.dtype() != dtype {
-            return Err(Error::state(*name, format!("is {dtype}, and was given {}", value.dtype())));
+            return Err(Error::state(self.names[k], format!("is {dtype}, and was given {}", value.dtype())));
         }
-        match buffer {
-            StateBuffer::Host(layout, bytes) => bytes[span(layout, i)].copy_from_slice(&value.to_bytes()?),
-            StateBuffer::Device(flat) => flat.overwrite(i, &value)?,
+        if let Some(flat) = self.device.get_mut(k) {
+            return flat.overwrite(i, &value);
         }
+        let (layout, bytes) = &mut self.host[k];
+        bytes[span(layout, i)].copy_from_slice(&value.to_bytes()?);
         Ok(())
     }
 
     /// Tells whether no buffer has another holder; buffers in host memory never have one.
     pub(crate) fn is_sole(&mut self) -> bool {
-        self.buffers.iter_mut().all(|(_, buffer)| match buffer {
-            StateBuffer::Device(flat) => require_sole(flat).is_ok(),
-            StateBuffer::Host(..) => true,
-        })
+        self.device.iter_mut().all(|flat| require_sole(flat).is_ok())
     }
 
     /// Checks that the device has memory for all buffers at once. The memory is released again; an update allocates it
     /// soon after.
     pub(crate) fn require_memory(&self) -> Result<()> {
         let rt = self.rt.with_category(MemoryCategory::Optimizer);
-        let memory = |(_, buffer): &(&str, StateBuffer<R>)| match buffer {
-            StateBuffer::Device(_) => None,
-            StateBuffer::Host(layout, _) => {
-                Some(Shape::new(&[layout.numel()]).and_then(|shape| TensorMut::alloc(&rt, shape, layout.dtype())))
-            }
-        };
-        self.buffers.iter().filter_map(memory).collect::<Result<Vec<_>>>().map(|_| ())
+        let memory =
+            |(layout, _): &(FlatLayout, Vec<u8>)| TensorMut::alloc(&rt, Shape::new(&[layout.numel()])?, layout.dtype());
+        self.host.iter().map(memory).collect::<Result<Vec<_>>>().map(|_| ())
     }
 
     /// Runs `f` over all buffers on the device, and keeps the state that it leaves, even if it fails.
-    pub(crate) fn update(&mut self, f: impl FnOnce(&mut [&mut Flat<R>]) -> Result<()>) -> Result<()> {
-        let rt = &self.rt;
-        let bring = |(_, buffer): &(&str, StateBuffer<R>)| match buffer {
-            StateBuffer::Device(_) => None,
-            StateBuffer::Host(layout, bytes) => {
-                Some(Flat::from_bytes(rt, MemoryCategory::Optimizer, layout.clone(), bytes))
-            }
+    pub(crate) fn update(&mut self, f: impl FnOnce(&mut [Flat<R>]) -> Result<()>) -> Result<()> {
+        if self.place == StatePlace::Device {
+            return f(&mut self.device);
+        }
+        let bring = |(layout, bytes): &(FlatLayout, Vec<u8>)| {
+            Flat::from_bytes(&self.rt, MemoryCategory::Optimizer, layout.clone(), bytes)
         };
-        let mut brought = self.buffers.iter().filter_map(bring).collect::<Result<Vec<_>>>()?;
-        let own = self.buffers.iter_mut().filter_map(|(_, buffer)| match buffer {
-            StateBuffer::Device(flat) => Some(flat),
-            StateBuffer::Host(..) => None,
-        });
-        // All buffers are in one place, so their order is kept.
-        let done = f(&mut own.chain(&mut brought).collect::<Vec<_>>());
-        let back = brought.into_iter().map(|flat| self.put(flat)).collect::<Result<Vec<_>>>();
-        let back = back.map(|all| self.buffers.iter_mut().zip(all).for_each(|((_, buffer), new)| *buffer = new));
+        let mut brought = self.host.iter().map(bring).collect::<Result<Vec<_>>>()?;
+        let done = f(&mut brought);
+        let back = brought.iter().map(|flat| flat.whole()?.to_bytes()).collect::<Result<Vec<_>>>();
+        let back = back.map(|all| self.host.iter_mut().zip(all).for_each(|((_, bytes), new)| *bytes = new));
         done.and(back)
-    }
-
-    fn put(&self, flat: Flat<R>) -> Result<StateBuffer<R>> {
-        match self.place {
-            StatePlace::Device => Ok(StateBuffer::Device(flat)),
-            StatePlace::Host => Ok(StateBuffer::Host(flat.layout().clone(), flat.whole()?.to_bytes()?)),
-        }
-    }
-}
-
-impl<R: Runtime> StateBuffer<R> {
-    fn layout(&self) -> &FlatLayout {
-        match self {
-            StateBuffer::Device(flat) => flat.layout(),
-            StateBuffer::Host(layout, _) => layout,
-        }
     }
 }
 

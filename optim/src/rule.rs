@@ -1,10 +1,8 @@
 //! The parts of an optimizer: hyper-parameters, the tensors it keeps for each parameter, and its update.
 
-use std::sync::Arc;
-
 use numcore::{DType, Result, Runtime, Shape, ops::Spec};
 
-use crate::{Config, Scalars, Shards, UpdateMemory};
+use crate::{Config, Scalars, UpdateMemory};
 
 /// The point in training at which an update happens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,11 +74,6 @@ pub trait UpdateRule: Config {
     /// The reason that the rule cannot update a parameter of this shape and dtype; `None` if it can.
     fn refuses(&self, spec: &Spec) -> Option<String> {
         let _ = spec;
-        None
-    }
-
-    /// The rule as one that updates shards; `None` if the update of an element depends on other elements.
-    fn shards<R: Runtime>(&self) -> Option<Arc<dyn Shards<R>>> {
         None
     }
 

@@ -1,25 +1,31 @@
-//! Sharded optimizers: elementwise rules over fragments of parameters in memory of the caller.
+//! Sharded optimizers: rules over fragments of parameters in memory of the caller. Fragments of a rule that needs whole
+//! parameters are whole parameters.
 
 use std::{ops::Range, sync::Arc};
 
 use numcore::{
     DType, Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Tensor, TensorMut,
-    ops::{Input, PointwiseOps, Spec, ViewOps, compute, update},
-    pointwise::{Program, standard::FILL},
+    ops::{Input, PointwiseOps, Spec, ViewOps, compute},
+    pointwise::Program,
 };
-use smallvec::SmallVec;
 
 use crate::{
-    Elementwise, HyperParams, Programs, StatePlace, StateRow, StateSpec, StepContext, UpdateRule,
-    flat_optimizer::SAMPLED, hyper::require_groups, memory::lending, params::one_of, place::States, runs::next_run,
-    schedule::require_rates, state::MASTER,
+    HyperParams, StatePlace, StateRow, StepContext, UpdateMemory, UpdateRule,
+    flat_optimizer::SAMPLED,
+    hyper::require_groups,
+    memory::{Values, read_row},
+    params::{one_of, state_of},
+    place::States,
+    runs::next_run,
+    schedule::require_rates,
+    state::MASTER,
 };
 
 /// A builder of sharded optimizers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot update shards of parameters",
-    label = "give an elementwise rule, `AdamWConfig` for one, or `ParamGroups::new(...)` of it",
-    note = "a cut goes through matrices: an optimizer that looks at whole ones or at norms (Muon, LAMB, Adafactor) trains without `zero`"
+    label = "give the configuration of a rule, `AdamWConfig` for one, or `ParamGroups::new(...)` of it",
+    note = "an optimizer that was built already has its parameters, which are whole: it trains without `zero`"
 )]
 pub trait Shards<R: Runtime>: Send + Sync {
     /// The index of the group that a parameter belongs to.
@@ -45,6 +51,14 @@ pub trait Shards<R: Runtime>: Send + Sync {
     /// An error for another number of groups, for a hyper-parameter that is unknown, missing or out of range, and if
     /// other state would be needed.
     fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>>;
+    /// Tells whether a parameter may be cut into several fragments: not if the update of an element depends on others.
+    ///
+    /// # Errors
+    /// An error if the rule cannot update this parameter.
+    fn may_cut(&self, name: &str, spec: &Spec) -> Result<bool> {
+        let _ = (name, spec);
+        Ok(true)
+    }
     /// Makes an optimizer of fragments with the given layout, each in its group. Half-precision parameters have an
     /// `f32` master copy, initialized from `values` (one row).
     fn shard(
@@ -81,16 +95,17 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     /// # Errors
     /// Errors of the builder; nothing changes then.
     fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()>;
-    /// The names and dtypes of the state kept for each fragment, the master copy included.
-    fn state(&self) -> Vec<(&'static str, DType)>;
-    /// State `k` of a fragment.
+    /// The names, shapes and dtypes of the state kept for a fragment, the master copy included. State that only other
+    /// fragments have is without elements.
+    fn state(&self, piece: usize) -> Vec<(&'static str, Spec)>;
+    /// State `k` of a fragment, in one row.
     fn row(&self, k: usize, piece: usize) -> Result<StateRow<R>>;
     /// Replaces state `k` of a fragment by a value of the fragment's shape.
     fn set_row(&mut self, k: usize, piece: usize, value: &Tensor<R>) -> Result<()>;
     /// Adopts a value of a fragment that the caller has replaced: the master copy of a half-precision parameter
     /// follows, unless it already rounds to the value.
     fn adopt(&mut self, piece: usize, value: &Tensor<R>) -> Result<()> {
-        let Some(k) = self.state().iter().position(|(name, _)| *name == MASTER) else { return Ok(()) };
+        let Some(k) = self.state(piece).iter().position(|(name, _)| *name == MASTER) else { return Ok(()) };
         let own = self.row(k, piece)?.on(value.runtime())?;
         let kept = own.apply_program(crate::params::keep(value.dtype()), &[&value.reshape(*own.shape())?], &[])?;
         // State can only be written while it has no other holder.
@@ -104,22 +119,24 @@ pub trait ShardOptimizer<R: Runtime>: Send {
 }
 
 /// An optimizer of one shard, with the rule of each fragment's group.
-pub(crate) struct Shard<R: Runtime, E> {
-    rules: Rules<E>,
+pub(crate) struct Shard<R: Runtime, C: UpdateRule> {
+    rules: Rules<C>,
     states: States<R>,
     steps: Vec<u64>,
 }
 
 /// The rules that update fragments, and the layout of the fragments.
-struct Rules<E> {
-    configs: Vec<(E, Programs)>,
+struct Rules<C: UpdateRule> {
+    configs: Vec<(C, C::Kernel)>,
+    /// The states that each group keeps. Groups whose states have equal names share them.
+    kept: Vec<Range<usize>>,
     groups: Vec<usize>,
     layout: FlatLayout,
 }
 
-impl<R: Runtime, E: Elementwise> Shard<R, E> {
+impl<R: Runtime, C: UpdateRule> Shard<R, C> {
     pub(crate) fn new(
-        configs: &[E],
+        configs: &[C],
         layout: &FlatLayout,
         groups: Vec<usize>,
         values: &Tensor<R>,
@@ -127,59 +144,71 @@ impl<R: Runtime, E: Elementwise> Shard<R, E> {
     ) -> Result<Self> {
         let rt = values.runtime();
         let half = Some(layout.dtype()).filter(|d| d.is_half());
-        let working = layout.with_dtype(half.map_or(layout.dtype(), |_| DType::F32));
-        let tensors = configs[0].tensors();
-        if configs.iter().any(|c| c.tensors().len() != tensors.len()) {
-            return Err(Error::config(
-                E::NAME,
-                "hyper_parameters",
-                "all groups of a sharded optimizer keep the same state",
-            ));
+        let (mut states, mut kept) = (States::new(rt, place), Vec::<(Vec<&str>, Range<usize>)>::new());
+        for config in configs {
+            let names = state_names(config);
+            if kept.iter().all(|(known, _)| *known != names) {
+                let start = kept.last().map_or(0, |(_, last)| last.end);
+                kept.push((names, start..start + config.tensors().len()));
+            }
         }
-        let mut states = States::new(rt, place);
-        for state in &tensors {
-            states.add(state.name, filled(rt, &working, state)?)?;
+        for (names, range) in &kept {
+            // The padding has the state of the last fragment.
+            let group = |i: usize| groups.get(i).or(groups.last()).map_or(&configs[0], |&group| &configs[group]);
+            for k in 0..range.len() {
+                let state = |i: usize| (state_names(group(i)) == *names).then(|| group(i).tensors()[k]);
+                states.add(names[k], state_of(rt, layout, state)?)?;
+            }
         }
         if half.is_some() {
-            states.add(MASTER, master(rt, &working, values)?)?;
+            states.add(MASTER, master(rt, &layout.with_dtype(DType::F32), values)?)?;
         }
-        let configs = with_programs(configs, half)?;
-        let steps = vec![0; groups.len()];
-        Ok(Shard { rules: Rules { configs, groups, layout: layout.clone() }, states, steps })
+        let of = |config: &C| kept.iter().find(|(names, _)| *names == state_names(config)).map(|(_, own)| own.clone());
+        let kept = configs.iter().map(|config| of(config).unwrap_or_default()).collect();
+        let (configs, steps) = (with_kernels(configs, half)?, vec![0; groups.len()]);
+        Ok(Shard { rules: Rules { configs, kept, groups, layout: layout.clone() }, states, steps })
     }
 }
 
-impl<E: Elementwise> Rules<E> {
-    /// Updates adjacent fragments of one group, all at update `now.step`, in one launch.
+impl<C: UpdateRule> Rules<C> {
+    /// Updates adjacent fragments of one group, all at update `now.step`, or one fragment.
     fn launch<R: Runtime>(
         &self,
         run: Range<usize>,
         now: StepContext,
         value: &mut TensorMut<R>,
-        states: &mut [&mut Flat<R>],
+        states: &mut [Flat<R>],
         [grads, scale]: [&Tensor<R>; 2],
     ) -> Result<()> {
         let at = self.layout.span(run.clone());
         if at.is_empty() {
             return Ok(());
         }
-        let (config, programs) = &self.configs[self.groups[run.start]];
-        let grad = grads.narrow(0, at.start, at.len())?;
-        let span = |flat: &mut Flat<R>| flat.lend_span(run.clone());
-        lending(states, span, |lent| {
-            let mut outs: SmallVec<[&mut TensorMut<R>; 5]> = SmallVec::new();
-            outs.push(value);
-            outs.extend(lent.iter_mut().map(|part| &mut **part));
-            update(programs.get(true), &[&grad, scale], &config.scalars(now), &mut outs)
-        })
+        let group = self.groups[run.start];
+        let (config, kernel) = &self.configs[group];
+        let all = self.kept.iter().map(|own| own.end).max().unwrap_or(0);
+        let (states, master) = states.split_at_mut(all);
+        let reads = C::PER_PARAMETER && master.is_empty();
+        let read = reads.then(|| read_row(value, *self.layout.range(run.start).shape())).transpose()?;
+        let mut memory = UpdateMemory {
+            values: Values::Row(value, read),
+            layout: &self.layout,
+            states: &mut states[self.kept[group].clone()],
+            master: master.first_mut(),
+            grad: grads.narrow(0, at.start, at.len())?,
+            scale: Some(scale),
+            ranges: run,
+            numbers: None,
+        };
+        config.update(kernel, now, &mut memory)
     }
 
     /// Checks that there is a rate for every group, and that each is finite.
     fn check_rates(&self, lrs: &[f64]) -> Result<()> {
         if lrs.len() != self.configs.len() {
-            return Err(Error::range(E::NAME, "number of learning rates", lrs.len(), self.configs.len()));
+            return Err(Error::range(C::NAME, "number of learning rates", lrs.len(), self.configs.len()));
         }
-        require_rates(E::NAME, lrs)
+        require_rates(C::NAME, lrs)
     }
 
     /// Names the parameters whose state or value may have another holder.
@@ -188,7 +217,7 @@ impl<E: Elementwise> Rules<E> {
     }
 }
 
-impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
+impl<R: Runtime, C: UpdateRule> ShardOptimizer<R> for Shard<R, C> {
     fn check(&mut self, lrs: &[f64]) -> Result<()> {
         self.rules.check_rates(lrs)?;
         self.check_sole()?;
@@ -199,7 +228,7 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         if self.states.is_sole() {
             return Ok(());
         }
-        Err(ErrorKind::Shared { op: E::NAME, what: self.rules.one_of("state tensor") }.into())
+        Err(ErrorKind::Shared { op: C::NAME, what: self.rules.one_of("state tensor") }.into())
     }
 
     fn update(
@@ -213,9 +242,8 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         self.rules.check_rates(lrs)?;
         let Shard { rules, states, steps } = self;
         let mut runs: Vec<Range<usize>> = Vec::new();
-        while let Some(run) =
-            next_run(steps.len(), runs.last().map_or(0, |r| r.end), |i| used(i).then(|| (rules.groups[i], steps[i])))
-        {
+        let key = |i: usize| (rules.groups[i], steps[i], if C::PER_PARAMETER { i } else { 0 });
+        while let Some(run) = next_run(steps.len(), runs.last().map_or(0, |r| r.end), |i| used(i).then(|| key(i))) {
             runs.push(run);
         }
         if runs.is_empty() {
@@ -241,14 +269,14 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         TensorMut::join(parts)
     }
 
-    fn state(&self) -> Vec<(&'static str, DType)> {
-        self.states.names()
+    fn state(&self, piece: usize) -> Vec<(&'static str, Spec)> {
+        self.states.specs(piece)
     }
 
     fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
-        let old: Vec<E> = self.rules.configs.iter().map(|(config, _)| config.clone()).collect();
+        let old: Vec<C> = self.rules.configs.iter().map(|(config, _)| config.clone()).collect();
         let half = Some(self.rules.layout.dtype()).filter(|d| d.is_half());
-        self.rules.configs = with_programs(&replaced(&old, groups)?, half)?;
+        self.rules.configs = with_kernels(&replaced(&old, groups)?, half)?;
         Ok(())
     }
 
@@ -270,37 +298,27 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
 }
 
 /// Checks rules with other hyper-parameters, which must need the same state as the old ones, and returns them.
-pub(crate) fn replaced<E: Elementwise>(configs: &[E], groups: &[HyperParams]) -> Result<Vec<E>> {
-    require_groups(E::NAME, groups.len(), configs.len())?;
-    let one = |(k, (config, group)): (usize, (&E, &HyperParams))| {
+pub(crate) fn replaced<C: UpdateRule>(configs: &[C], groups: &[HyperParams]) -> Result<Vec<C>> {
+    require_groups(C::NAME, groups.len(), configs.len())?;
+    let one = |(k, (config, group)): (usize, (&C, &HyperParams))| {
         let new = group.applied(config)?;
         new.validate()?;
-        let names = |c: &E| c.tensors().iter().map(|state| state.name).collect::<Vec<_>>();
-        if names(config) != names(&new) {
-            let why = format!(
-                "group {k} keeps {:?}, with these hyper-parameters {:?}: configure it so",
-                names(config),
-                names(&new)
-            );
-            return Err(Error::config(E::NAME, "hyper_parameters", why));
+        let (old, names) = (state_names(config), state_names(&new));
+        if old != names {
+            let why = format!("group {k} keeps {old:?}, with these hyper-parameters {names:?}: configure it so");
+            return Err(Error::config(C::NAME, "hyper_parameters", why));
         }
         Ok(new)
     };
     configs.iter().zip(groups).enumerate().map(one).collect()
 }
 
-fn with_programs<E: Elementwise>(configs: &[E], half: Option<DType>) -> Result<Vec<(E, Programs)>> {
-    configs.iter().map(|c| Ok((c.clone(), c.kernel(half)?))).collect()
+fn state_names<C: UpdateRule>(config: &C) -> Vec<&'static str> {
+    config.tensors().iter().map(|state| state.name).collect()
 }
 
-fn filled<R: Runtime>(rt: &R, layout: &FlatLayout, state: &StateSpec) -> Result<Flat<R>> {
-    let mut flat = Flat::zeros_for(rt, MemoryCategory::Optimizer, layout.clone())?;
-    if state.init != 0.0 {
-        let mut whole = flat.lend_whole()?;
-        update(&FILL, &[], &[state.init.into()], &mut [&mut whole])?;
-        flat.restore(whole)?;
-    }
-    Ok(flat)
+fn with_kernels<C: UpdateRule>(configs: &[C], half: Option<DType>) -> Result<Vec<(C, C::Kernel)>> {
+    configs.iter().map(|c| Ok((c.clone(), c.kernel(half)?))).collect()
 }
 
 fn master<R: Runtime>(rt: &R, layout: &FlatLayout, values: &Tensor<R>) -> Result<Flat<R>> {

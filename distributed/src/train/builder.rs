@@ -20,7 +20,7 @@ use crate::{
     pipeline::{Pipeline, PipelineGroups, PipelineModel, Stage},
     plan::Axis,
     strategy::{BatchShare, SetKind, StepRanks, Strategy, StrategyPart, StrategySet, Tie, Tied},
-    zero::{Sharded, UnitOf, ZeroOptions, ZeroStage},
+    zero::{Sharded, ZeroOptions, ZeroStage},
 };
 
 /// The builder of a training step: see [`TrainStep::builder`].
@@ -255,7 +255,7 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
 
     /// The requested features: two that exclude each other are refused before anything is made.
     fn features(&self) -> Features {
-        let whole = self.optimizer.as_ref().is_some_and(|optimizer| optimizer.shards().is_none());
+        let built = self.optimizer.as_ref().is_some_and(|optimizer| optimizer.shards().is_none());
         let mut buckets = self.buckets.clone().unwrap_or_default();
         if self.mesh.plan().size(Axis::Expert) == 1 && self.experts {
             // Each rank has all experts, whose matrices are unsharded.
@@ -270,7 +270,7 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
             .and_if(self.experts, Feature::Experts)
             .and_if(matches!(self.model, StepModel::Stages(_)), Feature::Pipeline)
             .and_if(is_tied, Feature::Tied)
-            .and_if(whole && self.zero.stage != ZeroStage::None, Feature::WholeParameters)
+            .and_if(built, Feature::BuiltBefore)
     }
 
     fn check(&self) -> Result<()> {
@@ -359,7 +359,7 @@ fn of_stages<R: Runtime>(
         let all = mesh.axis(Axis::Pipe).exchange_equal([u8::from(here)])?;
         require_experts(mesh, all.iter().any(|[any]| *any == 1))?;
     }
-    make.zero.units = with_own_units(&model.ties, make.zero.units);
+    make.zero.units = make.zero.units.with_tied(model.ties.iter().flat_map(Tie::names).cloned());
     let groups = PipelineGroups::new(mesh, model.checked.schedule().placement().ranks())?;
     let (ties, replicas) = (model.ties.clone(), groups.stage_mesh(mesh));
     let features = Features::of([Feature::Pipeline])
@@ -391,10 +391,4 @@ fn ranks_of<R: Runtime>(groups: &PipelineGroups<R>) -> StepRanks<R> {
         context_ranks: groups.context_ranks,
         random_stream: groups.random_stream,
     }
-}
-
-/// Makes each tied parameter a unit of its own, so that it is cut alike in all stages.
-fn with_own_units(ties: &[Tie], units: UnitOf) -> UnitOf {
-    let tied: Vec<String> = ties.iter().flat_map(Tie::names).cloned().collect();
-    UnitOf::new(move |name| if tied.iter().any(|own| own == name) { name.into() } else { units.of(name) })
 }

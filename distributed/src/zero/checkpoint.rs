@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use numcore::{
     Error, Result, Runtime, Tensor, TensorMut,
-    ops::{Op, ViewOps},
+    ops::{Op, Spec, ViewOps},
 };
 
-use super::{gradients::ShardState, sharded::Sharded, unit::Unit, values::overwrite};
+use super::{Piece, gradients::ShardState, sharded::Sharded, unit::Unit, values::overwrite};
 use crate::{
     checkpoint::{CheckpointPart, Checkpointed, Wanted, names},
     comm::Communicator,
@@ -97,16 +97,11 @@ impl<R: Runtime> Unit<R> {
             if !tensor.counts(leaf) {
                 continue;
             }
-            let (name, placement, start) = (leaf.name(), tensor.placement(leaf), piece.elements.start);
             parts.push(self.parameter_part(tensor, k, at + layout.range(k).offset())?);
             if let Some(own) = self.own_of(piece.parameter) {
-                for (s, (state, _)) in own.optimizer.state().into_iter().enumerate() {
-                    parts.push(CheckpointPart {
-                        name: names::state(state, &name),
-                        placement: placement.clone(),
-                        start,
-                        row: own.optimizer.row(s, k)?,
-                    });
+                for (s, wanted) in self.wanted_state(tensor, own, k) {
+                    let (name, placement, start) = (wanted.name, wanted.placement, wanted.elements.start);
+                    parts.push(CheckpointPart { name, placement, start, row: own.optimizer.row(s, k)? });
                 }
             }
         }
@@ -192,17 +187,38 @@ impl<R: Runtime> Unit<R> {
             true => Vec::new(),
             false => self.saved().map(whole).collect(),
         };
-        for piece in &self.pieces {
+        for (k, piece) in self.pieces.iter().enumerate() {
             let (i, elements) = (piece.parameter, piece.elements.clone());
             let name = self.leaves[i].name();
             if self.is_sharded() {
-                wanted.push(of(names::parameter(&name), i, dtype, elements.clone()));
+                wanted.push(of(names::parameter(&name), i, dtype, elements));
             }
-            for (state, dtype) in self.own_of(i).iter().flat_map(|own| own.optimizer.state()) {
-                wanted.push(of(names::state(state, &name), i, dtype, elements.clone()));
+            if let Some(own) = self.own_of(i) {
+                wanted.extend(self.wanted_state(tensor, own, k).into_iter().map(|(_, wanted)| wanted));
             }
         }
         wanted
+    }
+
+    /// The state of piece `k` in checkpoints, with the number of each: elements as of the parameter, or a tensor of
+    /// another shape.
+    fn wanted_state(&self, tensor: &TensorAxis<R>, own: &ShardState<R>, k: usize) -> Vec<(usize, Wanted)> {
+        let Piece { parameter, elements } = &self.pieces[k];
+        let leaf = &self.leaves[*parameter];
+        let wanted = |(s, (state, spec)): (usize, (&'static str, Spec))| {
+            let (name, dtype) = (names::state(state, &leaf.name()), spec.dtype);
+            if !self.layout.cuts() && spec.shape != leaf.spec().shape {
+                return (s, Wanted::whole(name, spec.shape, dtype));
+            }
+            (s, Wanted { name, placement: tensor.placement(leaf), dtype, elements: elements.clone() })
+        };
+        own.optimizer
+            .state(k)
+            .into_iter()
+            .enumerate()
+            .filter(|(_, (_, spec))| spec.shape.numel() > 0)
+            .map(wanted)
+            .collect()
     }
 
     fn restore(&mut self, tensor: &TensorAxis<R>, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
@@ -235,7 +251,9 @@ impl<R: Runtime> Unit<R> {
             let leaf = &self.leaves[piece.parameter];
             let Some(own) = &mut self.own else { continue };
             if leaf.requires_grad() {
-                (0..own.optimizer.state().len()).try_for_each(|s| own.optimizer.set_row(s, k, &next()?))?;
+                let states = own.optimizer.state(k).into_iter().enumerate();
+                let some = states.filter(|(_, (_, spec))| spec.shape.numel() > 0).map(|(s, _)| s).collect::<Vec<_>>();
+                some.into_iter().try_for_each(|s| own.optimizer.set_row(s, k, &next()?))?;
                 own.optimizer.steps_mut()[k] = numbers.get(&names::updates(&leaf.name())).copied().unwrap_or(0);
             } else {
                 // Checkpoints have no state of a frozen parameter; its master copy follows the value.

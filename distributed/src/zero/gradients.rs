@@ -129,7 +129,7 @@ impl<R: Runtime> Unit<R> {
         let Some(own) = &mut self.own else { return Ok(()) };
         let (shard, summed) = (&self.groups.shard, taken.as_ref().is_some_and(|(_, summed)| *summed));
         let sums = match taken {
-            None if sent == kept => {
+            None if sent == kept && self.layout.cuts() => {
                 let grads = own.grads.brought()?;
                 zero_unwritten(grads)?;
                 shard.reduce_scatter_in_place(grads.lend_whole()?, ReduceOp::Sum)?
@@ -150,11 +150,11 @@ impl<R: Runtime> Unit<R> {
                     true => own.grads.brought()?.lend_whole()?,
                     // Arriving sums are converted, added to the sums of earlier passes, or copied to the host.
                     false => {
-                        let shape = Shape::new(&[self.layout.shard()])?;
+                        let shape = Shape::new(&[self.layout.shards()[shard.rank()]])?;
                         TensorMut::alloc_for(whole.runtime(), MemoryCategory::Communication, shape, sent)?
                     }
                 };
-                shard.reduce_scatter(&whole.to_dtype(sent)?, out, ReduceOp::Sum)?
+                shard.reduce_scatter_parts(&whole.to_dtype(sent)?, self.layout.shards(), out, ReduceOp::Sum)?
             }
         };
         self.gradients = UnitGradients::Reducing { sums, summed };
@@ -177,11 +177,12 @@ impl<R: Runtime> Unit<R> {
             lent.give(own);
             sums = TensorMut::join(lent.into_pieces())?;
         }
+        let shards = self.options.stage.shards_gradients();
+        let in_place = self.options.sent == self.options.kept && (shards || self.layout.cuts());
         match own.grads.is_on_host() {
             true if !summed => own.grads.store(&sums.freeze()?.to_dtype(self.options.kept)?)?,
-            false if !summed && self.options.sent == self.options.kept => own.grads.brought()?.restore(sums)?,
+            false if !summed && in_place => own.grads.brought()?.restore(sums)?,
             _ => {
-                let shards = self.options.stage.shards_gradients();
                 let start = if shards { 0 } else { self.layout.span(self.groups.shard.rank()).start };
                 let sums = sums.freeze()?;
                 own.grads.write(|grads| add_sums(grads, start, &sums, summed))?;
@@ -230,7 +231,7 @@ impl<R: Runtime> Unit<R> {
     pub(super) fn gradient(&self) -> Result<Option<Tensor<R>>> {
         let Some(own) = self.own.as_ref().filter(|_| !self.pieces.is_empty()) else { return Ok(None) };
         let start = self.start(self.options.stage.shards_gradients());
-        own.grads.whole()?.narrow(0, start, self.layout.shard()).map(Some)
+        own.grads.whole()?.narrow(0, start, self.layout.shards()[self.rank()]).map(Some)
     }
 
     /// Updates this rank's shard, which was [claimed](Unit::claim). Values on other ranks are stale then, and gathered
@@ -252,7 +253,7 @@ impl<R: Runtime> Unit<R> {
 
     fn update_shard(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
         let grads = self.gradient()?;
-        let (start, n) = (self.own_start(), self.layout.shard());
+        let (start, n) = (self.own_start(), self.layout.shards()[self.rank()]);
         let whole = self.values.brought()?.lend_whole()?;
         let numel = whole.shape().numel();
         let mut parts = whole.split(&[start, n, numel - start - n])?;
@@ -295,7 +296,7 @@ fn zero_unwritten<R: Runtime>(flat: &mut Flat<R>) -> Result<()> {
 
 /// Lends the shard of `rank` from memory of a shard alone, or of a whole unit.
 fn lend_shard<R: Runtime>(layout: &UnitLayout, rank: usize, memory: TensorMut<R>) -> Result<GradLoan<R>> {
-    let (n, numel) = (layout.shard(), memory.shape().numel());
+    let (n, numel) = (layout.shards()[rank], memory.shape().numel());
     let start = if numel == n { 0 } else { layout.span(rank).start };
     Ok(GradLoan::new(memory.split(&[start, n, numel - start - n])?, 1))
 }

@@ -1,8 +1,9 @@
-//! ZeRO: parameters, gradients and optimizer state, each either on every rank or cut into equal shards.
+//! ZeRO: parameters, gradients and optimizer state, each either on every rank or cut into shards.
 //!
 //! A unit (a layer) is a buffer of parameters that are gathered, reduced and updated together. One engine has three
 //! switches. Stage 1 shards the state, stage 2 reduces gradients to shards, and stage 3 gathers parameters before use
 //! and releases them afterwards. Cuts go through parameters; optimizers see rows, of a shard as of an unsharded buffer.
+//! A rule that needs whole parameters (Muon, LAMB, Adafactor) has each of them in one shard.
 //!
 //! Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, 2020; Zhao et al.,
 //! *PyTorch FSDP*, 2023.

@@ -50,14 +50,18 @@ impl ZeroStage {
 
 /// The division of a model into units, by the names of its parameters.
 #[derive(Clone)]
-pub struct UnitOf(Arc<dyn Fn(&str) -> String + Send + Sync>);
+pub struct UnitOf {
+    of: Arc<dyn Fn(&str) -> String + Send + Sync>,
+    /// Parameters of which several pipeline stages have a copy.
+    tied: Arc<[String]>,
+}
 
 impl UnitOf {
     /// Makes a division from a function of a parameter's name to its unit's name. Parameters of one unit name are a
     /// unit. The empty name is the root, which stays gathered from its first use in a step to the end of its backward
     /// pass.
     pub fn new(of: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
-        UnitOf(Arc::new(of))
+        UnitOf { of: Arc::new(of), tied: Arc::new([]) }
     }
 
     /// Makes each element of a list of layers a unit (`blocks.3.attn.weight` belongs to `blocks.3`), and all else the
@@ -80,8 +84,18 @@ impl UnitOf {
         Self::new(|_| String::new())
     }
 
+    /// Makes each tied parameter a unit of its own, so that it is cut alike in all stages.
+    pub(crate) fn with_tied(self, names: impl IntoIterator<Item = String>) -> Self {
+        UnitOf { tied: names.into_iter().collect(), ..self }
+    }
+
+    /// Tells whether a unit is a tied parameter.
+    pub(super) fn is_tied(&self, unit: &str) -> bool {
+        self.tied.iter().any(|own| own == unit)
+    }
+
     pub(crate) fn of(&self, name: &str) -> String {
-        (self.0)(name)
+        if self.is_tied(name) { name.into() } else { (self.of)(name) }
     }
 }
 

@@ -13,11 +13,12 @@ use optim::{HyperParams, LrSchedule, Shards};
 use parking_lot::Mutex;
 
 use super::{
-    Piece, ZeroOptions, engine::ZeroEngine, options::ShardGroups, rates::Rates, residency::ZeroResidency, unit::Unit,
+    Piece, ZeroOptions, engine::ZeroEngine, layout::owners, options::ShardGroups, rates::Rates,
+    residency::ZeroResidency, unit::Unit,
 };
 use crate::{
     checkpoint::names::Buffers,
-    combinations::Features,
+    combinations::{Feature, Features},
     comm::{Collectives, Communicator, Partial, ReduceOp},
     ddp::by_hand::Ddp,
     mesh::{AsMesh, Mesh},
@@ -28,8 +29,10 @@ use crate::{
     sums,
 };
 
-/// The strategy of a model whose state, gradients and parameters are sharded, as [`ZeroOptions`] set, for any
-/// elementwise optimizer. Optimizers that need whole matrices or norms (Muon, LAMB, Adafactor) train without sharding.
+/// The strategy of a model whose state, gradients and parameters are sharded, as [`ZeroOptions`] set.
+///
+/// A shard ends anywhere in a parameter if the optimizer's rule is elementwise. A rule that needs whole matrices or
+/// norms (Muon, LAMB, Adafactor) has shards of whole parameters: a unit with few of them is on few ranks.
 ///
 /// After a drop, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: save a checkpoint, or
 /// copy them within [`gather_full_params`](Strategy::gather_full_params).
@@ -97,8 +100,14 @@ impl<R: Runtime> Sharded<R> {
         let all = format!("{label:?} {rules}{}", described(&named, &[]));
         comm.agree("the sharding of the model", all.as_bytes())?;
         tensor.agree("the sharding of the model", &rules)?;
+        let features = options.features().union(tensor.features(mesh));
+        let refused = || {
+            let trained = named.iter().map(|(_, leaf)| leaf).filter(|leaf| leaf.requires_grad());
+            trained.clone().try_for_each(|leaf| optimizer.may_cut(&leaf.name(), &leaf.spec()).map(|_| ()))?;
+            features.and_if(!may_cut(&*optimizer, trained), Feature::WholeParameters).check("TrainStep::builder")
+        };
         // All ranks have the same options by now, and refuse them alike.
-        options.check().map_err(|error| error.on_rank(comm.world_rank()))?;
+        options.check().and_then(|()| refused()).map_err(|error| error.on_rank(comm.world_rank()))?;
         ddp.sync_buffers()?;
         let buffers = Buffers(model.named_buffers());
         // Values of the first rank along tensor before those of the first along the other axes, which are taken below.
@@ -109,7 +118,7 @@ impl<R: Runtime> Sharded<R> {
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
             leaf.set_residency(Arc::new(ZeroResidency(Arc::downgrade(&engine))));
         }
-        let (ranks, features) = (tensor.step_ranks(mesh, &groups.all), options.features().union(tensor.features(mesh)));
+        let ranks = tensor.step_ranks(mesh, &groups.all);
         Ok(Sharded { ranks, features, groups, options, rates, engine, buffers, tensor, steps: 0, order })
     }
 
@@ -189,12 +198,28 @@ fn build<R: Runtime>(
         let here: usize = leaves.iter().map(|leaf| leaf.spec().shape.numel()).sum();
         *elements.entry(name.clone()).or_default() += here;
     }
+    let mut loads = vec![0; groups.shard.size()];
     let unit = |((name, dtype, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
         leaves.sort_by_key(|l| optimizer.group(&l.name(), &l.spec()));
+        let owners = (!may_cut(optimizer, &leaves)).then(|| {
+            let sizes: Vec<usize> = leaves.iter().map(|l| l.spec().shape.numel()).collect();
+            // Other parameters are not the same in the stages that have a copy.
+            let of_unit = if options.units.is_tied(&name) { &mut vec![0; loads.len()] } else { &mut loads };
+            let mut owned: Vec<_> = owners(&sizes, of_unit).into_iter().zip(std::mem::take(&mut leaves)).collect();
+            owned.sort_by_key(|(owner, _)| *owner);
+            let owners: Vec<usize>;
+            (owners, leaves) = owned.into_iter().unzip();
+            owners
+        });
         let how = options.of_unit(dtype, elements[&name]);
-        Unit::new(groups, how, name, leaves, trained.then_some((optimizer, options.state)))
+        Unit::new(groups, how, name, leaves, owners, trained.then_some((optimizer, options.state)))
     };
     parts.into_iter().map(unit).collect()
+}
+
+/// Tells whether the optimizer allows a cut through each of these parameters; it refuses some only if they are trained.
+fn may_cut<'l, R: Runtime>(optimizer: &dyn Shards<R>, leaves: impl IntoIterator<Item = &'l Arc<Leaf<R>>>) -> bool {
+    leaves.into_iter().all(|leaf| optimizer.may_cut(&leaf.name(), &leaf.spec()).unwrap_or(false))
 }
 
 impl<R: Runtime> Strategy<R> for Sharded<R> {

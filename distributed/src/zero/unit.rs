@@ -41,12 +41,14 @@ pub(super) struct Unit<R: Runtime> {
 }
 
 impl<R: Runtime> Unit<R> {
-    /// Takes the values of `leaves`, one at a time, so that at most one is in memory beside this rank's values.
+    /// Takes the values of `leaves`, one at a time, so that at most one is in memory beside this rank's values. Leaves
+    /// that may not be cut have `owners`, in ascending order.
     pub(super) fn new(
         unnamed: &ShardGroups<R>,
         options: UnitOptions,
         name: String,
         leaves: Vec<Arc<Leaf<R>>>,
+        owners: Option<Vec<usize>>,
         optimizer: Option<(&dyn Shards<R>, StatePlace)>,
     ) -> Result<Self> {
         let groups = unnamed.of(&name, "");
@@ -54,7 +56,13 @@ impl<R: Runtime> Unit<R> {
         let rt = comm.runtime().with_category(MemoryCategory::Activations);
         let (dtype, rank) = (leaves[0].spec().dtype, comm.rank());
         let parameters = leaves.iter().map(|l| (l.name().to_string(), l.spec().shape));
-        let layout = UnitLayout::new(dtype, parameters, comm.size());
+        let layout = match owners {
+            None => UnitLayout::new(dtype, parameters, comm.size()),
+            Some(owners) => {
+                let owned = owners.into_iter().zip(parameters).map(|(owner, (name, shape))| (owner, name, shape));
+                UnitLayout::uncut(dtype, owned, comm.size())
+            }
+        };
         let stage = options.stage;
         let pieces = layout.pieces(rank);
         let kept = if stage.shards_parameters() { layout.shard_layout(rank)? } else { layout.full().clone() };
@@ -87,7 +95,11 @@ impl<R: Runtime> Unit<R> {
     }
 
     /// Trains the parameters from now on, starting from their current values.
+    ///
+    /// # Errors
+    /// On every rank, if the rule cannot update one of the parameters.
     pub(super) fn optimize(&mut self, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
+        self.leaves.iter().try_for_each(|leaf| optimizer.may_cut(&leaf.name(), &leaf.spec()).map(|_| ()))?;
         self.take_values()?;
         let made = self.shard_state(optimizer, place);
         // Values have moved, and are what they were: a graph that has read them stays valid.

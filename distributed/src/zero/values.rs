@@ -130,7 +130,13 @@ impl<R: Runtime> Unit<R> {
                     Shape::new(&[full.numel()])?,
                     full.dtype(),
                 )?;
-                self.groups.shard.all_gather(&self.values.whole()?, out)?
+                self.groups.shard.all_gather_parts(&self.values.whole()?, self.layout.shards(), out)?
+            }
+            false if !self.layout.cuts() => {
+                let span = self.layout.span(self.rank());
+                let own = self.values.whole()?.narrow(0, span.start, span.len())?.copy()?;
+                let out = self.values.brought()?.lend_whole()?;
+                self.groups.shard.all_gather_parts(&own, self.layout.shards(), out)?
             }
             false => self.groups.shard.all_gather_in_place(self.values.brought()?.lend_whole()?)?,
         });

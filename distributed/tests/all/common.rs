@@ -101,6 +101,14 @@ pub fn adamw() -> ParamGroups<AdamWConfig> {
     ParamGroups::decay_matrices(AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() })
 }
 
+/// Muon for the matrices between the tables, AdamW for all else.
+pub fn muon() -> ParamGroups<impl UpdateRule> {
+    let others = |name: &str, spec: &numcore::ops::Spec| {
+        spec.shape.rank() != 2 || ["wte", "wpe", "head"].iter().any(|t| name.contains(t))
+    };
+    ParamGroups::new(MuonConfig { lr: 1e-2, ..Default::default() }).others(others, adamw())
+}
+
 pub fn config() -> TrainingConfig {
     TrainingConfig { max_norm: Some(0.5), ..Default::default() }
 }

@@ -111,4 +111,5 @@ mod zero_order;
 mod zero_overlap;
 mod zero_rules;
 mod zero_stages;
+mod zero_whole_rules;
 mod zero_whole_units;

@@ -98,6 +98,13 @@ fn draw(axes: [usize; 5], stage: ZeroStage, k: u64) -> Way {
         let micros = way.accumulation * way.stages.map_or(1, |stages| stages.micros);
         way.router = if micros == 4 || micros == 1 { [0.3, 0.1] } else { [0.0; 2] };
     }
+    // Ranks with pieces have no whole parameters: few of these ways are to be refused, for one reason.
+    let few = [[Rule::AdamW; 9].as_slice(), &[Rule::Lamb]].concat();
+    way.rule = match (way.is_mixture(), size(Axis::Tensor) > 1) {
+        (true, true) => Rule::AdamW,
+        (false, false) => one(random, &[Rule::AdamW, Rule::Lamb, Rule::Adafactor, Rule::Muon]),
+        _ => one(random, &few),
+    };
     way
 }
 
@@ -109,6 +116,8 @@ fn readers(way: &Way) -> usize {
 /// What the table is asked, said once more, where so many ranks read different tokens.
 pub fn features(way: &Way, readers: usize) -> Features {
     let sharded = way.zero.stage != ZeroStage::None;
+    // One rank along the expert axis has whole experts.
+    let is_whole = way.rule.is_whole() && (!way.is_mixture() || way.size(Axis::Expert) > 1);
     let stage = match way.zero.stage {
         ZeroStage::None => Features::default(),
         ZeroStage::Optimizer => Features::of([Feature::ZeroOptimizer]),
@@ -129,6 +138,7 @@ pub fn features(way: &Way, readers: usize) -> Features {
         .and_if(way.zero.stage.shards_gradients() && !way.zero.reduce_once, Feature::ReduceEachPass)
         .and_if(way.buckets.canonical && !sharded, Feature::ReduceEachPass)
         .and_if(way.zero.stage.shards_parameters() && unused == Unused::Error, Feature::GatherAsRead)
+        .and_if(is_whole, Feature::WholeParameters)
 }
 
 /// The features of each way that works.
@@ -234,6 +244,7 @@ fn every_way_to_train_is_one_rank_or_refused_by_the_table() {
         Feature::ZeroParameters,
         Feature::Canonical,
         Feature::Unused,
+        Feature::WholeParameters,
     ];
     assert!(refused > 2 && each.into_iter().all(|feature| met.has(feature)), "{refused} refused, {met:?} worked");
 }

@@ -165,6 +165,11 @@ impl Wrapped {
         [Wrapper::Local, Wrapper::Differing].contains(&self.wrapper)
     }
 
+    /// Tells whether values are rounded on the way.
+    fn is_rounded(self) -> bool {
+        self.half.is_some() || self.exchange == Exchange::Narrowed
+    }
+
     /// The features beside those of the way.
     fn own_features(self) -> Features {
         let Wrapped { exchange, wrapper, taken, .. } = self;
@@ -194,9 +199,10 @@ impl Wrapped {
         let Wrapped { exchange, half, wrapper, taken, .. } = self;
         (way.gpt.dropout, way.router) = (0.0, [0.0; 2]);
         // Averages of weights are those of gradients; a rounded gradient moves the weights by its own error.
-        let is_rounded = half.is_some() || [Exchange::Narrowed, Exchange::PowerSgd].contains(&exchange);
-        way.sgd = self.is_local() || is_rounded;
-        way.max_norm = way.max_norm.filter(|_| !way.sgd);
+        let is_rounded = self.is_rounded() && (taken.is_trainer() || !way.rule.is_whole());
+        let is_sgd = wrapper == Wrapper::Local || is_rounded || exchange == Exchange::PowerSgd;
+        way.rule = if is_sgd { Rule::Sgd } else { way.rule };
+        way.max_norm = way.max_norm.filter(|_| !is_sgd);
         if way.stages.is_none() {
             let replicas = way.size(Axis::Data) * way.size(Axis::Shard);
             let is_even = taken.is_trainer() || wrapper == Wrapper::Differing;
@@ -397,10 +403,16 @@ impl Wrapped {
     }
 
     /// The comparable part of an outcome.
-    fn compared(self, mut outcome: RunOutcome) -> RunOutcome {
+    fn compared(self, way: &Way, mut outcome: RunOutcome) -> RunOutcome {
         // Metrics of local updates are a replica's; an elastic world has those of its last steps.
         if self.is_local() || self.elastic {
             (outcome.losses, outcome.norms) = (Vec::new(), Vec::new());
+        }
+        // Rules that divide by the size of a gradient, or make it orthogonal, magnify what is rounded.
+        if self.is_rounded() && way.rule != Rule::Sgd {
+            outcome.losses.truncate(1);
+            outcome.norms.truncate(1);
+            outcome.pieces.clear();
         }
         outcome
     }
@@ -409,7 +421,7 @@ impl Wrapped {
     fn off(self, way: &Way) -> Result<f64> {
         let many = self.outcome(way)?;
         let (reference, one) = self.reference(way);
-        Ok(distance(&self.compared(many), &self.compared(reference.outcome(&one).unwrap())))
+        Ok(distance(&self.compared(way, many), &self.compared(way, reference.outcome(&one).unwrap())))
     }
 
     /// Sums in another order, rounded to the precision of the parameters or of gradients.

@@ -63,8 +63,9 @@ pub use numcore::{
     rng::Philox,
 };
 pub use optim::{
-    AdagradConfig, AdamW, AdamWConfig, Combined, Elementwise, FlatGradients, FlatOptimizer, LionConfig, LossScaler,
-    Muon, MuonConfig, Optimizer, OptimizerCore, ParamGroups, Sgd, SgdConfig,
+    AdafactorConfig, AdagradConfig, AdamW, AdamWConfig, Combined, Elementwise, FlatGradients, FlatOptimizer,
+    LambConfig, LionConfig, LossScaler, Muon, MuonConfig, Optimizer, OptimizerCore, ParamGroups, Sgd, SgdConfig,
+    UpdateRule,
 };
 pub use runtime_cpu::Cpu;
 
@@ -72,10 +73,10 @@ pub use crate::{
     checkpoint_common::{Any, STAGES, Scratch},
     common::{
         EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, bucketed, close, config, cpu, data_parallel,
-        difference, everywhere, half, larger, own, pipelined, refused, set, sharded, sharded_pipeline, shards, simple,
-        single, weights,
+        difference, everywhere, half, larger, muon, own, pipelined, refused, set, sharded, sharded_pipeline, shards,
+        simple, single, weights,
     },
     outcome::{Pieces, RunOutcome, assembled, contents, distance, pieces},
     training::Training,
-    way::{CLOSE, Kind, Stages, Way},
+    way::{CLOSE, Kind, Rule, Stages, Way},
 };

@@ -106,9 +106,13 @@ impl<'w> Training<'w> {
         let finish = |builder: TrainStepBuilder<'_, Cpu>| {
             let (max_norm, accumulation) = (way.max_norm, way.accumulation);
             let config = TrainingConfig { max_norm, accumulation, ..Default::default() };
-            let builder = match way.sgd {
-                true => builder.optimizer(SgdConfig { lr: 0.05, ..Default::default() }),
-                false => builder.optimizer(adamw()),
+            let builder = match way.rule {
+                Rule::AdamW => builder.optimizer(adamw()),
+                Rule::Sgd => builder.optimizer(SgdConfig { lr: 0.05, ..Default::default() }),
+                Rule::Lamb => builder.optimizer(LambConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() }),
+                // By default it divides what is rounding alone, of gradients that are 0, by its size.
+                Rule::Adafactor => builder.optimizer(AdafactorConfig { eps1: Some(1e-4), ..Default::default() }),
+                Rule::Muon => builder.optimizer(muon()),
             };
             let builder = builder.config(config);
             let builder = match way.zero.stage {

@@ -29,6 +29,23 @@ pub struct Stages {
     pub gathered: bool,
 }
 
+/// The rule of an optimizer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    AdamW,
+    Sgd,
+    Lamb,
+    Adafactor,
+    Muon,
+}
+
+impl Rule {
+    /// Whether it needs whole parameters.
+    pub fn is_whole(self) -> bool {
+        !matches!(self, Rule::AdamW | Rule::Sgd)
+    }
+}
+
 /// A model that is trained.
 #[derive(Clone, Debug)]
 pub enum Kind {
@@ -56,8 +73,7 @@ pub struct Way {
     pub bias_rate: f64,
     pub steps: usize,
     pub max_norm: Option<f64>,
-    /// True if the optimizer is SGD, and not AdamW.
-    pub sgd: bool,
+    pub rule: Rule,
     pub zero: ZeroOptions,
     /// Where nothing is sharded.
     pub buckets: BucketOptions,
@@ -98,7 +114,7 @@ impl Way {
             bias_rate: 0.0,
             steps: 2,
             max_norm: Some(0.5),
-            sgd: false,
+            rule: Rule::AdamW,
             zero: ZeroStage::None.into(),
             buckets: BucketOptions::default(),
             accumulation: 1,

@@ -1,6 +1,12 @@
-//! ZeRO with every elementwise rule, and with parameters in half: shards are updated as the whole would be.
+//! ZeRO with every rule, and with parameters in half: shards are updated as the whole would be.
 
-use optim::{AdadeltaConfig, AdamConfig, AdamaxConfig, NAdamConfig, RAdamConfig, RmsPropConfig};
+use std::sync::LazyLock;
+
+use numcore::pointwise::Program;
+use optim::{
+    AdadeltaConfig, AdamConfig, AdamaxConfig, NAdamConfig, Programs, RAdamConfig, RmsPropConfig, StateSpec,
+    StepContext, UpdateMemory, norms::sum_of_squares,
+};
 
 use crate::{prelude::*, zero_stages::options};
 
@@ -9,7 +15,7 @@ fn config() -> TrainingConfig {
     TrainingConfig { max_norm: Some(1e9), ..Default::default() }
 }
 
-fn alone<E: Elementwise>(dtype: DType, rule: &E) -> Trace
+fn alone<E: UpdateRule>(dtype: DType, rule: &E) -> Trace
 where
     FlatOptimizer<Cpu, E>: Optimizer<Cpu>,
 {
@@ -28,7 +34,7 @@ where
     trace
 }
 
-fn sharded<E: Elementwise>(n: usize, stage: ZeroStage, dtype: DType, rule: &E) -> Trace {
+fn sharded<E: UpdateRule>(n: usize, stage: ZeroStage, dtype: DType, rule: &E) -> Trace {
     everywhere(n, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
         let (groups, options) = (ParamGroups::new(rule.clone()), options(stage, UnitOf::children()));
@@ -44,7 +50,39 @@ fn sharded<E: Elementwise>(n: usize, stage: ZeroStage, dtype: DType, rule: &E) -
     })
 }
 
-fn parity<E: Elementwise + std::fmt::Debug>(rule: &E) -> Result<()>
+optim::config! {
+    /// A rule that writes each parameter three times, and reads it between.
+    StepsDecayed = "decayed SGD" {
+        /// The learning rate.
+        lr: f64 = 1e-2, NonNegative;
+    }
+}
+
+impl UpdateRule for StepsDecayed {
+    type Kernel = Programs;
+
+    fn tensors(&self) -> Vec<StateSpec> {
+        SgdConfig::default().states()
+    }
+
+    fn kernel(&self, half: Option<DType>) -> Result<Programs> {
+        SgdConfig::default().kernel(half)
+    }
+
+    fn update<R: Runtime>(&self, kernel: &Programs, now: StepContext, memory: &mut UpdateMemory<'_, R>) -> Result<()> {
+        static DECAY: LazyLock<Program> = LazyLock::new(|| {
+            Program::new("decay_by_norm", |[p, squares], []| [p - p * squares / (squares + 1.0) * 0.1])
+        });
+        SgdConfig::default().update(kernel, now, memory)?;
+        for _ in 0..2 {
+            let squares = sum_of_squares(&memory.weight()?)?;
+            memory.update_weight(&DECAY, &[&squares], &[])?;
+        }
+        Ok(())
+    }
+}
+
+fn parity<E: UpdateRule + std::fmt::Debug>(rule: &E) -> Result<()>
 where
     FlatOptimizer<Cpu, E>: Optimizer<Cpu>,
 {
@@ -57,7 +95,7 @@ where
 }
 
 #[test]
-fn every_elementwise_rule_trains_as_on_one_rank() -> Result<()> {
+fn every_rule_trains_as_on_one_rank() -> Result<()> {
     parity(&SgdConfig { lr: 0.01, momentum: 0.9, nesterov: true, weight_decay: 0.1, ..Default::default() })?;
     parity(&AdamConfig { amsgrad: true, ..Default::default() })?;
     parity(&AdamWConfig::default())?;
@@ -67,13 +105,19 @@ fn every_elementwise_rule_trains_as_on_one_rank() -> Result<()> {
     parity(&AdadeltaConfig::default())?;
     parity(&RAdamConfig::default())?;
     parity(&NAdamConfig::default())?;
-    parity(&LionConfig::default())
+    parity(&LionConfig::default())?;
+    parity(&StepsDecayed::default())?;
+    parity(&LambConfig { maximize: true, ..Default::default() })?;
+    parity(&AdafactorConfig { eps1: Some(1e-4), weight_decay: 0.1, ..Default::default() })
 }
 
 #[test]
 fn halves_with_a_master_copy_train_as_on_one_rank() {
     let adamw = AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
     let (alone_adamw, lr) = (alone(DType::BF16, &adamw).weights, 0.05 / EXAMPLES as f64);
+    let lamb = LambConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
+    let decayed = StepsDecayed::default();
+    let [alone_lamb, alone_decayed] = [alone(DType::BF16, &lamb).weights, alone(DType::BF16, &decayed).weights];
     let sgd = SgdConfig { lr, ..Default::default() };
     let one = alone(DType::BF16, &sgd);
     let most = |values: &[f64]| values.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
@@ -85,6 +129,8 @@ fn halves_with_a_master_copy_train_as_on_one_rank() {
     };
     for stage in ZeroStage::ALL {
         assert!(sharded(1, stage, DType::BF16, &adamw).weights == alone_adamw, "stage {}", stage.number());
+        assert!(sharded(1, stage, DType::BF16, &lamb).weights == alone_lamb, "stage {}", stage.number());
+        assert!(sharded(1, stage, DType::BF16, &decayed).weights == alone_decayed, "stage {}", stage.number());
         let whole = sharded(1, stage, DType::BF16, &sgd);
         assert!(whole.weights == one.weights, "stage {}", stage.number());
         // Norms are sums of squares, which the two add up in different orders.
@@ -96,5 +142,26 @@ fn halves_with_a_master_copy_train_as_on_one_rank() {
                 assert!(off <= bound(n), "stage {} on {n}: {off:e}, bound {:e}", stage.number(), bound(n));
             }
         }
+    }
+}
+
+#[test]
+fn groups_may_keep_different_state() {
+    let groups = ParamGroups::new(SgdConfig { lr: 1e-2, ..Default::default() });
+    let groups = groups.group(|name, _| name.starts_with('b'), |config| config.momentum = 0.9);
+    let train = |n: usize, stage: ZeroStage, dtype: DType| {
+        everywhere(n, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
+            let options = ZeroOptions { units: UnitOf::whole(), ..stage.into() };
+            let mut step = TrainStep::builder(&comm, &model).optimizer(groups.clone()).zero(options).build()?;
+            (0..STEPS).try_for_each(|k| step.step(|_| model.loss(comm.runtime(), k, &own(&comm))).map(drop))?;
+            let _scope = step.gather_full_params()?;
+            Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+        })
+    };
+    for stage in ZeroStage::ALL {
+        let off = difference(&train(3, stage, DType::F64), &train(1, ZeroStage::None, DType::F64));
+        assert!(off <= CLOSE, "stage {}: {off:e}", stage.number());
+        assert!(train(1, stage, DType::BF16).weights == train(1, ZeroStage::None, DType::BF16).weights);
     }
 }
