@@ -143,8 +143,9 @@ pub fn features(way: &Way, readers: usize) -> Features {
 
 /// The features of each way that works.
 pub fn worked() -> Vec<Features> {
-    let all = ways().into_iter().map(|way| features(&way, readers(&way)));
-    all.filter(|features| features.check("a test").is_ok()).collect()
+    let all = ways().into_iter().map(|way| (features(&way, readers(&way)), way.rule.is_whole()));
+    let worked = all.filter(|(features, _)| features.check("a test").is_ok());
+    worked.map(|(features, is_whole)| features.and_if(is_whole, Feature::WholeParameters)).collect()
 }
 
 /// Sizes along pipe, data, shard, context and tensor, of so many ranks in all, that the model can be cut by.

@@ -64,8 +64,8 @@ pub use numcore::{
 };
 pub use optim::{
     AdafactorConfig, AdagradConfig, AdamW, AdamWConfig, Combined, Elementwise, FlatGradients, FlatOptimizer,
-    LambConfig, LionConfig, LossScaler, Muon, MuonConfig, Optimizer, OptimizerCore, ParamGroups, Sgd, SgdConfig,
-    UpdateRule,
+    IntoOptimizer, LambConfig, LionConfig, LossScaler, Muon, MuonConfig, Optimizer, OptimizerCore, ParamGroups, Sgd,
+    SgdConfig, UpdateRule,
 };
 pub use runtime_cpu::Cpu;
 
@@ -73,8 +73,8 @@ pub use crate::{
     checkpoint_common::{Any, STAGES, Scratch},
     common::{
         EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, bucketed, close, config, cpu, data_parallel,
-        difference, everywhere, half, larger, muon, own, pipelined, refused, set, sharded, sharded_pipeline, shards,
-        simple, single, weights,
+        difference, everywhere, half, lamb, larger, muon, own, pipelined, refused, set, sgd, sharded, sharded_pipeline,
+        shards, simple, single, weights,
     },
     outcome::{Pieces, RunOutcome, assembled, contents, distance, pieces},
     training::Training,

@@ -108,8 +108,8 @@ impl<'w> Training<'w> {
             let config = TrainingConfig { max_norm, accumulation, ..Default::default() };
             let builder = match way.rule {
                 Rule::AdamW => builder.optimizer(adamw()),
-                Rule::Sgd => builder.optimizer(SgdConfig { lr: 0.05, ..Default::default() }),
-                Rule::Lamb => builder.optimizer(LambConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() }),
+                Rule::Sgd => builder.optimizer(sgd()),
+                Rule::Lamb => builder.optimizer(lamb()),
                 // By default it divides what is rounding alone, of gradients that are 0, by its size.
                 Rule::Adafactor => builder.optimizer(AdafactorConfig { eps1: Some(1e-4), ..Default::default() }),
                 Rule::Muon => builder.optimizer(muon()),
