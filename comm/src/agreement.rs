@@ -10,7 +10,7 @@ use std::{
 use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut, trace};
 use parking_lot::{Condvar, Mutex};
 
-use super::{Collectives, Comm, Communicator, Work, collectives::MakeCall};
+use super::{Collectives, Comm, Communicator, Work, communicator::MakeCall};
 
 /// Returns this rank's own outcome if every rank succeeded; otherwise its own error, or one that names the first rank
 /// that failed. Blocks.

@@ -7,10 +7,10 @@
 
 pub use super::{
     combine::{Combiner, cuts},
-    failure::{Failure, FailureReason, LEFT},
+    failure::{Failure, FailureReason, LEFT, panic_message},
     matching::{SplitPlace, mismatch, split_place},
     portable::Portable,
-    ranks::{all_or_first_error, guarded, panic_message, with_causes},
+    ranks::{all_or_first_error, guarded, with_causes},
     recorder::FlightRecorder,
     transfer_plan::{CallShape, PhaseEnd, TransferChunk, TransferMemory, TransferPhase, TransferPlan},
     volume::Volume,

@@ -1,6 +1,6 @@
 //! The failure of a world, with one message for all ranks.
 
-use std::time::Duration;
+use std::{any::Any, time::Duration};
 
 use numcore::{Error, ErrorKind, Result};
 
@@ -84,6 +84,13 @@ impl Failure {
         };
         Ok(Failure { reason: why, calls: from.text()?.into() })
     }
+}
+
+/// The message of a panic.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_string());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.map_or_else(|| "panicked".into(), |t| format!("panicked: {t}"))
 }
 
 #[cfg(test)]

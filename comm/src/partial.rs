@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use numcore::{Result, Runtime, Tensor};
 
-use super::{Collectives, Communicator, ReduceOp, collectives::MakeCall, memory};
+use super::{Collectives, Communicator, ReduceOp, communicator::MakeCall, memory};
 
 /// A rank's own contribution to a value: the square of a norm over its shard, the loss of its tokens. It cannot be read
 /// before it is combined with the other ranks' parts, so no rank decides by its own part alone.

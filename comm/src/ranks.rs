@@ -1,14 +1,16 @@
 //! Runs of a program on every rank of a world of threads.
 
 use std::{
-    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     time::Duration,
 };
 
 use numcore::{Error, ErrorKind, Result, Runtime};
 
-use super::{Comm, Places, ThreadCommunicator, abort_with, failure::LEFT};
+use super::{
+    Comm, Places, ThreadCommunicator, abort_with,
+    failure::{LEFT, panic_message},
+};
 use crate::sync;
 
 /// The options of a world of threads.
@@ -133,11 +135,4 @@ fn is_own(error: &Error) -> bool {
         ErrorKind::Peer { peer, .. } => error.rank() == Some(*peer),
         _ => true,
     }
-}
-
-/// The message of a panic.
-pub fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_string());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    text.map_or_else(|| "panicked".into(), |t| format!("panicked: {t}"))
 }

@@ -10,7 +10,7 @@ use std::{
 use comm::{
     ByteExchange, Call, Comm, Communicator, ErrorTiming, Group, Guarantees, Pending, SumOrder, Work, engine::Combiner,
 };
-use numcore::{Error, QueueMark, Result, Runtime, Tensor, TensorMut};
+use numcore::{Error, ErrorKind, QueueMark, Result, Runtime, Tensor, TensorMut};
 use parking_lot::Mutex;
 
 use super::{
@@ -47,6 +47,30 @@ struct Shared<R: Runtime, H: Runtime> {
     watch: Arc<WatchOwner>,
 }
 
+impl Nccl {
+    /// Makes a communicator of the ranks of `control`, each on the GPU of its own `rt`. Blocks until all ranks have
+    /// made the call.
+    ///
+    /// Calls over it, and over groups split from it, run one after another in the order in which a rank starts them. So
+    /// all ranks must start them in one order. Transfers that must run together are started by
+    /// [`start_all`](comm::Communicator::start_all).
+    ///
+    /// # Errors
+    /// An error if a rank's runtime is not on a GPU that NCCL can reach, or two ranks are on one GPU. Also if ranks
+    /// have different versions of the library or different options, or one does not come before the deadline of
+    /// `control`.
+    #[track_caller]
+    pub fn communicator<R: Runtime, H: Runtime>(&self, control: &Comm<H>, rt: &R) -> Result<Comm<R>> {
+        let made = NcclCommunicator::world(self, control, rt, Location::caller());
+        // Other ranks wait and do not know yet of an error that this rank found by itself.
+        let made = made.inspect_err(|error| match error.kind() {
+            ErrorKind::Peer { .. } | ErrorKind::Timeout { .. } | ErrorKind::Mismatch { .. } => {}
+            _ => control.abort(&error.to_string()),
+        });
+        Ok(Arc::new(made?))
+    }
+}
+
 impl<R: Runtime, H: Runtime> Clone for Shared<R, H> {
     fn clone(&self) -> Self {
         let Shared { nccl, world, root, combiner, watch } = self;
@@ -56,7 +80,7 @@ impl<R: Runtime, H: Runtime> Clone for Shared<R, H> {
 }
 
 impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
-    pub(crate) fn world(nccl: &Nccl, control: &Comm<H>, rt: &R, at: &'static Location<'static>) -> Result<Self> {
+    fn world(nccl: &Nccl, control: &Comm<H>, rt: &R, at: &'static Location<'static>) -> Result<Self> {
         const OP: &str = "Nccl::communicator";
         let queue = rt.fork_for_communication()?;
         let device = queue.device_queue();

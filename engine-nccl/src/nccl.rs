@@ -1,13 +1,11 @@
 //! The library, and the options of communicators over it.
 
-use std::{fmt, panic::Location, sync::Arc};
+use std::{fmt, sync::Arc};
 
-use comm::{Comm, Communicator};
-use numcore::{ErrorKind, Result, Runtime};
+use numcore::Result;
 
 use super::{
     api::NcclApi,
-    communicator::NcclCommunicator,
     loaded::{LoadedNccl, version_text},
 };
 
@@ -91,28 +89,6 @@ impl Nccl {
     /// The library's version.
     pub fn version(&self) -> String {
         version_text(self.api.version())
-    }
-
-    /// Makes a communicator of the ranks of `control`, each on the GPU of its own `rt`. Blocks until all ranks have
-    /// made the call.
-    ///
-    /// Calls over it, and over groups split from it, run one after another in the order in which a rank starts them. So
-    /// all ranks must start them in one order. Transfers that must run together are started by
-    /// [`start_all`](comm::Communicator::start_all).
-    ///
-    /// # Errors
-    /// An error if a rank's runtime is not on a GPU that NCCL can reach, or two ranks are on one GPU. Also if ranks
-    /// have different versions of the library or different options, or one does not come before the deadline of
-    /// `control`.
-    #[track_caller]
-    pub fn communicator<R: Runtime, H: Runtime>(&self, control: &Comm<H>, rt: &R) -> Result<Comm<R>> {
-        let made = NcclCommunicator::world(self, control, rt, Location::caller());
-        // Other ranks wait and do not know yet of an error that this rank found by itself.
-        let made = made.inspect_err(|error| match error.kind() {
-            ErrorKind::Peer { .. } | ErrorKind::Timeout { .. } | ErrorKind::Mismatch { .. } => {}
-            _ => control.abort(&error.to_string()),
-        });
-        Ok(Arc::new(made?))
     }
 }
 

@@ -1,6 +1,10 @@
 //! A call on this rank from its start to its end: the ranks that have joined it, and the deadline of the others.
 
-use std::{ops::Range, sync::Arc, time::Instant};
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use comm::{
     Fingerprint,
@@ -11,9 +15,11 @@ use super::{
     inbox::Inbox,
     job::{CallHeaders, Job},
     message::{GroupId, Header, Key},
-    progress::GRACE,
     world::World,
 };
+
+/// The time allowed for the error message of a rank that has left, since it may have failed.
+const GRACE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Flight {
     pub(crate) world: Arc<World>,

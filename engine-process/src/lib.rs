@@ -12,7 +12,6 @@
 #![warn(unreachable_pub)]
 
 mod communicator;
-mod end;
 mod flight;
 mod folder;
 mod inbox;
@@ -23,7 +22,6 @@ mod message;
 mod moves;
 mod processes;
 mod progress;
-mod recover;
 mod rendezvous;
 mod stream;
 mod tags;

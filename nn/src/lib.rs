@@ -69,7 +69,7 @@ pub use counted_rows::{CountedRows, counted_rows, set_counted_rows};
 pub use init::{Fan, Init, Initializer, Nonlinearity};
 pub use layers::*;
 pub use module::{Forward, Module, Stage, Visitor};
-pub use module_ext::{ModuleExt, ParameterCount, under};
+pub use module_ext::{ModuleExt, under};
 /// Implements [`Module`](trait@Module) for a struct: each field is a part, named after the field.
 ///
 /// The struct has a type parameter bound by `Runtime`, unless it holds no state but [`Mode`]s. A model for one runtime
@@ -111,5 +111,5 @@ pub use nn_derive::Module;
 pub use numcore::Runtime;
 pub use param::{Buffer, Mode, Param};
 pub use state::LoadReport;
-pub use summary::{ModuleRow, ModuleSummary};
+pub use summary::{ModuleRow, ModuleSummary, ParameterCount};
 pub use walk::{ModuleEntry, walk};

@@ -9,20 +9,11 @@ use autograd::Var;
 use numcore::{DType, Result, Runtime, Tensor, Within, safetensors::Notes};
 
 use crate::{
-    Buffer, LoadReport, Module, ModuleEntry, Param,
+    Buffer, LoadReport, Module, ModuleEntry, Param, ParameterCount,
     state::{self, ModelState},
     summary::{self, ModuleSummary},
     walk,
 };
-
-/// The number of elements in a model's parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ParameterCount {
-    /// Elements of the parameters that require gradients.
-    pub trainable: usize,
-    /// Elements of all parameters.
-    pub total: usize,
-}
 
 /// Operations on every model.
 pub trait ModuleExt<R: Runtime>: Module<R> {

@@ -15,6 +15,12 @@ const LANES: usize = 8;
 /// The first offset that takes 64 bits; below, an offset plus one group of lanes still fits 31.
 pub(crate) const WIDE: usize = i32::MAX as usize - LANES;
 
+/// The strides with 0 along `axis`.
+pub(crate) fn without(mut steps: Steps, axis: usize) -> Steps {
+    steps[axis] = 0;
+    steps
+}
+
 /// Nested loops, outermost first, over operands that are walked together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LoopAxes {

@@ -4,9 +4,9 @@ use numcore::{ArgOp, Result, ScanOp, View, ViewMut};
 
 use crate::{
     Cuda,
-    axes::LoopAxes,
+    axes::{LoopAxes, without},
     handwritten::{HandwrittenKernel, KernelLaunch, Strided, blocks},
-    index::{ordered, without},
+    index::ordered,
     operand::Operand,
 };
 

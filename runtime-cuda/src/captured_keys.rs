@@ -6,10 +6,7 @@ use std::sync::Arc;
 use numcore::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::{
-    engine::{Engine, backend},
-    memory::Memory,
-};
+use crate::{driver::backend, engine::Engine, memory::Memory};
 
 /// The most keys of one captured step; each draw, such as a dropout, takes one.
 const MOST: usize = 8192;

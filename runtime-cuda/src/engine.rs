@@ -7,14 +7,14 @@ use std::{
 };
 
 use numcore::{
-    Capabilities, DType, DeviceId, DeviceKind, Error, ErrorKind, Result,
+    Capabilities, DType, DeviceId, DeviceKind, Result,
     pointwise::{Program, Typed},
 };
 use parking_lot::Mutex;
 
 use crate::{
     codegen::{KernelSource, form::ElementBody, pointwise, reduce},
-    driver::{CudaDriver, Driver, DriverFailure, Fallible, KernelFunction},
+    driver::{CudaDriver, Driver, Fallible, KernelFunction, backend},
     handwritten::HandwrittenKernel,
     memory::DeviceMemory,
     tuned::TunedProducts,
@@ -126,9 +126,4 @@ impl Engine {
     fn load(&self, source: &KernelSource, shared: u32) -> Result<KernelFunction> {
         self.driver.load(source, shared).map_err(|e| backend("compile", self.device, e))
     }
-}
-
-/// Turns a driver's failure into an error that names the operation and the device.
-pub(crate) fn backend(op: &'static str, device: DeviceId, failure: DriverFailure) -> Error {
-    ErrorKind::Backend { op, device, message: failure.message }.into()
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use numcore::{Error, ErrorKind, Result};
 
 use crate::{
-    driver::{Mark, Stream},
-    engine::{Engine, backend},
+    driver::{Mark, Stream, backend},
+    engine::Engine,
     queue::Queue,
 };
 

@@ -4,7 +4,7 @@ use numcore::{DType, Out, Result, View, ViewMut};
 
 use crate::{
     Cuda,
-    axes::{LoopAxes, Steps},
+    axes::{LoopAxes, without},
     handwritten::{DefineValue, HandwrittenKernel, KernelLaunch, Strided, blocks, element},
     operand::Operand,
     pointwise::Target,
@@ -93,12 +93,6 @@ pub(crate) fn scatter_add(
         .flag();
     // SAFETY: as above; no two rows share an output.
     unsafe { launch.run(blocks(cuda, lines), [256, 1]) }
-}
-
-/// The strides with 0 along `axis`.
-pub(crate) fn without(mut steps: Steps, axis: usize) -> Steps {
-    steps[axis] = 0;
-    steps
 }
 
 /// The number of bytes that can be moved at once: a contiguous run that shares an index, in words to which every row is

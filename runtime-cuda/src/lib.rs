@@ -121,7 +121,7 @@ impl Cuda {
         let listing = Arc::new(driver::Listing::new());
         work(&Self::apart(listing.clone())?);
         let done = driver::HostBuilder::new(folder.as_ref()).and_then(|b| b.compile_all(&listing.take()));
-        done.map_err(|e| engine::backend("compile", EMULATED, e))
+        done.map_err(|e| driver::backend("compile", EMULATED, e))
     }
 
     /// Compiles the kernels that `work` launches into the [folder](crate#kernels-on-disk) of compiled kernels, and
@@ -136,7 +136,7 @@ impl Cuda {
     /// compiled and kept.
     #[cfg(feature = "emulate")]
     pub fn precompile(capability: u32, driver: u32, work: impl FnOnce(&Cuda)) -> Result<usize> {
-        let error = |e| engine::backend("Cuda::precompile", EMULATED, e);
+        let error = |e| driver::backend("Cuda::precompile", EMULATED, e);
         let Some(folder) = driver::Compiler::cache_folder() else {
             return Err(error(driver::DriverFailure::new(
                 "neither XDG_CACHE_HOME nor HOME says where kernels are kept",
@@ -156,7 +156,7 @@ impl Cuda {
     /// that streams and events do not order.
     #[cfg(feature = "emulate")]
     pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, AccessOrder)> {
-        let emulated = driver::Emulated::new(folder.as_ref()).map_err(|e| engine::backend("Cuda::new", EMULATED, e))?;
+        let emulated = driver::Emulated::new(folder.as_ref()).map_err(|e| driver::backend("Cuda::new", EMULATED, e))?;
         let ordered = driver::Ordered::new(emulated);
         let order = ordered.order();
         Ok((Self::apart(Arc::new(ordered))?, order))

@@ -16,9 +16,9 @@ use crate::{
     captured_keys::CapturedKeys,
     driver::{
         CublasGemm, Driver, DriverFailure, DriverFailureKind, Fallible, GemmPlaces, Grid, KernelFunction, Recording,
-        Stream,
+        Stream, backend,
     },
-    engine::{Engine, backend},
+    engine::Engine,
     kernel_times::KernelTimes,
     memory::Memory,
     recent::RecentLaunches,

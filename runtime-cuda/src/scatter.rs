@@ -6,9 +6,8 @@ use numcore::{Error, Result};
 
 use crate::{
     Cuda,
-    axes::{LoopAxes, Steps},
+    axes::{LoopAxes, Steps, without},
     handwritten::{DefineValue, HandwrittenKernel, KernelLaunch, Strided, blocks, element},
-    index::without,
     operand::Operand,
     radix::Pairs,
 };

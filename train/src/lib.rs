@@ -10,6 +10,7 @@
 mod callback;
 mod callbacks;
 mod control;
+mod interrupt;
 mod model_in_step;
 mod modes;
 mod padding;
@@ -22,14 +23,14 @@ mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};
 pub use callbacks::{
-    BestValue, Checkpoints, DivergenceGuard, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, StopOnSignal,
-    Throughput, WeightAveraging,
+    Checkpoints, DivergenceGuard, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, StopOnSignal, Throughput,
+    WeightAveraging,
 };
 pub use control::{Control, StopReason};
 pub use model_in_step::ModelInStep;
 pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};
-pub use run::Run;
+pub use run::{BestValue, Run};
 pub use scalars::record_scalar;
 pub use trainer::{RunReport, Trainer, Weighting};
 pub use watch::{Record, Sink, metrics, report, sink};

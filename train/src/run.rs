@@ -17,7 +17,7 @@ use distributed::{
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime};
 
-use crate::{BestValue, Control, Interval, Length, Progress, callbacks::interrupt, control::Selection, sink::Value};
+use crate::{Control, Interval, Length, Progress, control::Selection, interrupt, sink::Value};
 
 /// The view of a training run that [callbacks](crate::Callback) receive: its model, communicator, progress and
 /// measurements. Callbacks record values with it, and request stops, saves and evaluations. `M` is the type of the
@@ -67,6 +67,15 @@ pub(crate) struct RunState {
     pub checked: Duration,
     /// The time spent waiting for data in the last step, in seconds.
     pub data_wait: f64,
+}
+
+/// The best value of a [`Monitor`](crate::Monitor) in a run so far, and the step at which it was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BestValue {
+    /// The step of the measurement.
+    pub step: u64,
+    /// The value.
+    pub value: f64,
 }
 
 /// The training step and the loss function, whatever their types.

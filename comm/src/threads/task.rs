@@ -7,7 +7,7 @@ use std::{
 
 use numcore::{Result, Runtime, TensorMut, ops::Input};
 
-use super::super::{combine::Combiner, ranks::panic_message};
+use super::super::{combine::Combiner, failure::panic_message};
 use super::{
     round::{Finished, RoundKey, RoundStep, WorkerShare},
     world::World,

@@ -6,10 +6,8 @@ use nn::Activation;
 use numcore::{Error, Result};
 use serde_json::Value;
 
-use crate::{
-    files::{JsonObject, is_empty},
-    generate::is_generation_field,
-};
+use super::is_generation_field;
+use crate::files::{JsonObject, is_empty};
 
 /// Fields of transformers' configurations that do not change what a model computes. They are names, tokens, training,
 /// and fields of encoders or of encoder-decoders alone. Fields of generation are harmless too.

@@ -3,6 +3,7 @@
 mod decoder;
 mod family;
 mod fields;
+mod generation_fields;
 mod mixtures;
 mod rope;
 
@@ -11,5 +12,6 @@ pub use family::Family;
 pub use fields::ConfigFields;
 pub(crate) use fields::activation_name;
 pub(crate) use fields::check_sizes;
+pub(crate) use generation_fields::{UNSUPPORTED, is_generation_field};
 pub use mixtures::DecoderMixtures;
 pub use rope::{RopeConfig, RopeScaling};

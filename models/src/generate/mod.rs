@@ -12,7 +12,6 @@ use numcore::{
     ops::{PointwiseOps, ViewOps},
 };
 
-pub(crate) use options::is_generation_field;
 pub use options::{GenerationOptions, Sampling};
 use processors::{Draw, process};
 pub use stop::{FinishReason, StopTexts};

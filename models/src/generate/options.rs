@@ -5,7 +5,10 @@ use std::path::Path;
 use numcore::{Error, Result};
 use serde_json::Value;
 
-use crate::files::JsonObject;
+use crate::{
+    config::{UNSUPPORTED, is_generation_field},
+    files::JsonObject,
+};
 
 /// The options of `generate`. By default 20 tokens, greedily.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,98 +62,6 @@ impl Default for Sampling {
     }
 }
 
-/// The options of transformers that change the generated text and are not supported, with the values that change
-/// nothing.
-const UNKNOWN: &[(&str, &[f64])] = &[
-    ("assistant_ensemble_weight", &[]),
-    ("bad_words_ids", &[]),
-    ("begin_suppress_tokens", &[]),
-    ("constraints", &[]),
-    ("diversity_penalty", &[0.0]),
-    ("dola_layers", &[]),
-    ("encoder_no_repeat_ngram_size", &[0.0]),
-    ("encoder_repetition_penalty", &[1.0]),
-    ("epsilon_cutoff", &[0.0]),
-    ("eta_cutoff", &[0.0]),
-    ("exponential_decay_length_penalty", &[]),
-    ("force_bos_token_to_be_generated", &[]),
-    ("force_words_ids", &[]),
-    ("forced_bos_token_id", &[]),
-    ("forced_eos_token_id", &[]),
-    ("guidance_scale", &[1.0]),
-    ("is_assistant", &[]),
-    ("max_time", &[]),
-    ("min_length", &[0.0]),
-    ("min_new_tokens", &[0.0]),
-    ("no_repeat_ngram_size", &[0.0]),
-    ("num_beam_groups", &[1.0]),
-    ("num_beams", &[1.0]),
-    ("num_return_sequences", &[1.0]),
-    ("penalty_alpha", &[0.0]),
-    ("remove_invalid_values", &[]),
-    ("renormalize_logits", &[]),
-    ("sequence_bias", &[]),
-    ("stop_strings", &[]),
-    ("suppress_tokens", &[]),
-    ("token_healing", &[]),
-    ("top_h", &[]),
-    ("watermarking_config", &[]),
-];
-
-/// The options that are read, and those that do not change one text's tokens. The latter concern outputs, memory,
-/// comparison of beams, and drafts, of which the model decides.
-const KNOWN: &[&str] = &[
-    "_commit_hash",
-    "_from_model_config",
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_lookbehind",
-    "bos_token_id",
-    "cache_config",
-    "cache_implementation",
-    "compile_config",
-    "continuous_batching_config",
-    "decoder_start_token_id",
-    "disable_compile",
-    "do_sample",
-    "early_stopping",
-    "eos_token_id",
-    "length_penalty",
-    "low_memory",
-    "max_cache_len",
-    "max_length",
-    "max_matching_ngram_size",
-    "max_new_tokens",
-    "min_p",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "output_attentions",
-    "output_hidden_states",
-    "output_logits",
-    "output_scores",
-    "pad_token_id",
-    "prefill_chunk_size",
-    "prompt_lookup_num_tokens",
-    "repetition_penalty",
-    "return_dict_in_generate",
-    "return_legacy_cache",
-    "speculation_type",
-    "target_lookbehind",
-    "temperature",
-    "top_k",
-    "top_p",
-    "transformers_version",
-    "typical_p",
-    "use_cache",
-    "use_model_defaults",
-    "use_mtp",
-];
-
-/// Tells whether a field is one of generation: in a `config.json` it changes nothing of what the model computes.
-pub(crate) fn is_generation_field(name: &str) -> bool {
-    KNOWN.binary_search(&name).is_ok() || UNKNOWN.binary_search_by_key(&name, |(known, _)| known).is_ok()
-}
-
 impl GenerationOptions {
     /// Reads `generation_config.json` in a model's folder; without that file, the generation fields of `config.json`.
     ///
@@ -181,7 +92,7 @@ impl GenerationOptions {
 
     /// Reads the fields of generation of any file, and ignores others.
     fn read(fields: &JsonObject) -> Result<Self> {
-        for (name, harmless) in UNKNOWN {
+        for (name, harmless) in UNSUPPORTED {
             let value = fields.get(name).filter(|v| **v != Value::Bool(false));
             if let Some(value) = value.filter(|v| !v.as_f64().is_some_and(|x| harmless.contains(&x))) {
                 return Err(fields.wrong(name, format_args!("is {value}, which is not known here")));
@@ -279,11 +190,6 @@ mod tests {
             assert_eq!(read(json).unwrap(), GenerationOptions::default());
         }
         assert_eq!(read(r#"{"eos_token_id": 7, "temperature": 2}"#).unwrap().sampling, None);
-    }
-
-    #[test]
-    fn lists_of_fields_are_sorted() {
-        assert!(KNOWN.is_sorted() && UNKNOWN.is_sorted_by_key(|(name, _)| *name));
     }
 
     #[test]

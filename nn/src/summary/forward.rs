@@ -6,7 +6,16 @@ use autograd::{ObservedOp, Var, observe_ops, saved_bytes};
 use numcore::{Result, Runtime, ops::Spec};
 
 use super::{flops, table::grouped, tree::ModuleTree};
-use crate::{Module, ParameterCount};
+use crate::Module;
+
+/// The number of elements in a model's parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ParameterCount {
+    /// Elements of the parameters that require gradients.
+    pub trainable: usize,
+    /// Elements of all parameters.
+    pub total: usize,
+}
 
 /// What a forward pass did, module by module, as `torchinfo` shows it; [`ModuleExt::summarize`](crate::ModuleExt::summarize) makes one.
 ///

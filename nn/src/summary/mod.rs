@@ -5,5 +5,5 @@ mod forward;
 mod table;
 mod tree;
 
-pub use forward::{ModuleRow, ModuleSummary};
+pub use forward::{ModuleRow, ModuleSummary, ParameterCount};
 pub(crate) use table::table;

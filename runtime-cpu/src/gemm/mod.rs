@@ -36,8 +36,7 @@ use crate::{
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::{
-    BackgroundTask, Interleaved, SplitBf16, Tile, TileUnit, is_available as has_amx, not_finite, split_pairs,
-    split_row, unpair_rows,
+    BackgroundTask, Interleaved, SplitBf16, Tile, TileUnit, not_finite, split_pairs, split_row, unpair_rows,
 };
 pub(crate) use conv_weights::{ConvSize, ConvWeights, gemm_im2col_lhs};
 pub(crate) use epilogue::Epilogue;

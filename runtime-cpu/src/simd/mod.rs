@@ -5,10 +5,14 @@
 //! for a whole process, as `ONEDNN_MAX_CPU_ISA` does for oneDNN: for tests of every level that a CPU has, and for tools
 //! that support fewer instructions.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod transpose;
 
 use std::sync::OnceLock;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::has_amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use transpose::read_transposed;
 pub(crate) use transpose::transpose;
@@ -62,7 +66,7 @@ impl Simd {
             Simd::Avx2 => avx2(),
             Simd::Avx512 => avx512(),
             Simd::Avx512Bf16 => avx512() && has!("avx512bf16"),
-            Simd::Amx => Simd::Avx512Bf16.is_supported() && crate::gemm::has_amx(),
+            Simd::Amx => Simd::Avx512Bf16.is_supported() && has_amx(),
         }
     }
 

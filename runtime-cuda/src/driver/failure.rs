@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use numcore::{DeviceId, Error, ErrorKind};
+
 /// A failure of a driver call, with the driver's message.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverFailure {
@@ -51,6 +53,11 @@ impl DriverFailure {
     pub(crate) fn is_sticky(&self) -> bool {
         self.kind == DriverFailureKind::Sticky
     }
+}
+
+/// Turns a driver's failure into an error that names the operation and the device.
+pub(crate) fn backend(op: &'static str, device: DeviceId, failure: DriverFailure) -> Error {
+    ErrorKind::Backend { op, device, message: failure.message }.into()
 }
 
 /// Tells whether a context is unusable after this `CUresult`: uncorrectable memory, NVLink, a contained fault; an

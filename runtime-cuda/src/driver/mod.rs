@@ -23,7 +23,7 @@ pub(crate) use cuda::CudaDriver;
 pub use emulated::{AccessOrder, EmulatedMemory, GemmCandidates, GemmRefusal};
 #[cfg(feature = "emulate")]
 pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered, for_each};
-pub(crate) use failure::{DriverFailure, DriverFailureKind};
+pub(crate) use failure::{DriverFailure, DriverFailureKind, backend};
 
 pub(crate) type Fallible<T> = Result<T, DriverFailure>;
 

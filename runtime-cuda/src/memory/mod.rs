@@ -18,10 +18,7 @@ use std::sync::Arc;
 use numcore::{Error, ErrorKind, MemoryAccount, MemoryCategory, MemoryReport, MemoryStats, OtherQueues, Result};
 use parking_lot::Mutex;
 
-use crate::{
-    driver::{Fallible, Stream},
-    engine::backend,
-};
+use crate::driver::{Fallible, Stream, backend};
 
 pub use buffer::CudaBuffer;
 pub(crate) use device::DeviceMemory;

@@ -12,11 +12,12 @@ use nn::Module;
 use numcore::{Error, Result, Runtime};
 
 use super::{
-    BestValue, Monitor, best_weights,
-    interrupt::{self, SignalListener},
+    Monitor, best_weights,
     writer::{PATIENCE, WriteJob, name_of_run},
 };
-use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Selection};
+use crate::{
+    BestValue, Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Selection, interrupt,
+};
 
 /// Saves checkpoints: at the end of the run, after a failed step (the state before it), and at a signal (SIGTERM,
 /// Ctrl-C), which ends the run; on request at an [interval](Checkpoints::every), or when a value is the
@@ -52,7 +53,7 @@ pub struct Checkpoints<R: Runtime> {
     failure: Option<String>,
     /// True if this callback requested the next save.
     is_due: bool,
-    listening: Option<SignalListener>,
+    listening: Option<interrupt::SignalListener>,
     writer: Option<SnapshotWriter<R>>,
     /// This rank, the number of ranks, and a name of this run.
     here: (usize, usize, String),
@@ -264,7 +265,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 }
                 let first = run.comm().rank() == 0;
                 all_ok_after(run.comm(), "Checkpoints", || if first { self.folder.remove_orphaned() } else { Ok(()) })?;
-                self.listening = if self.on_signal { Some(SignalListener::start()?) } else { None };
+                self.listening = if self.on_signal { Some(interrupt::SignalListener::start()?) } else { None };
                 Ok(())
             }
             Event::StepEnd(_) => {

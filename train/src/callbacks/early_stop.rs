@@ -2,8 +2,8 @@
 
 use numcore::{Result, Runtime};
 
-use super::{BestValue, Monitor};
-use crate::{Callback, CallbackState, Event, Run, parsed};
+use super::Monitor;
+use crate::{BestValue, Callback, CallbackState, Event, Run, parsed};
 
 /// Ends a run when a value of an evaluation has not become better for some evaluations. Evaluations of that value
 /// count, not steps. A stopped run that is resumed from its last checkpoint stops again before its first step, unless

@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result, Runtime};
 
-use crate::{CallbackState, Run, parsed};
+use crate::{BestValue, CallbackState, Run, parsed};
 
 /// A value of an evaluation that a decision depends on, and the direction in which it gets better. The value is reduced
 /// over all ranks.
@@ -84,15 +84,6 @@ impl From<&str> for Monitor {
     fn from(name: &str) -> Self {
         Monitor::min(name)
     }
-}
-
-/// The best value of a [`Monitor`] in a run so far, and the step at which it was measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BestValue {
-    /// The step of the measurement.
-    pub step: u64,
-    /// The value.
-    pub value: f64,
 }
 
 impl BestValue {

@@ -2,8 +2,10 @@
 
 use numcore::{Result, Runtime};
 
-use super::interrupt::{self, SignalListener};
-use crate::{Callback, Event, Run};
+use crate::{
+    Callback, Event, Run,
+    interrupt::{self, SignalListener},
+};
 
 /// Ends a run after its current step on SIGTERM or SIGINT (Ctrl-C): for runs that save nothing.
 /// [`Checkpoints`](crate::Checkpoints) do so by themselves, and save.

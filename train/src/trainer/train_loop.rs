@@ -18,8 +18,8 @@ use numcore::{Error, Result, Runtime};
 use super::{RunReport, before_step::BeforeStep, elastic::Commits, engine::StepWithLoss, follow_up::FollowUp};
 use crate::{
     Event, Interval, Record, Run, Sink, StopReason,
-    callbacks::interrupt::{self, SignalListener},
     control::{Agreed, Control, Selection},
+    interrupt::{self, SignalListener},
     resume::Callbacks,
     run::RunState,
     scalars,

@@ -1,94 +1,127 @@
 //! Rule: the modules of a crate make a tree: none uses another that uses it, on whatever way.
+//!
+//! A module is a file or a folder beside `lib.rs`. It uses another if it names it from the root of the crate, or names an
+//! item of it that `lib.rs` re-exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Finding;
+use super::paths::{Named, named};
 use super::tree::Tree;
 
-/// The crates that are looked at. Those below are engines of one piece: tensors and their operations, the tape, kernels.
-const CRATES: &[&str] = &[
-    "adaptive",
-    "comm",
-    "data",
-    "distributed",
-    "engine-mpi",
-    "engine-nccl",
-    "engine-process",
-    "models-export",
-    "pipeline-schedule",
-    "train",
-    "watch",
-    "weftgrad",
+/// A use that is let be although it closes circles.
+struct Known {
+    of: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const fn known(of: &'static str, from: &'static str, to: &'static str) -> Known {
+    Known { of, from, to }
+}
+
+/// Crates whose modules are parts of one thing.
+const EXEMPT: &[&str] = &[
+    // The engine: a node keeps what its backward needs, and the sweep, hooks and modes are methods of values on the tape.
+    "autograd",
 ];
 
+/// The circles that are left, each cut at one use. A row that cuts nothing is a finding.
+const KNOWN: &[Known] = &[
+    // Quantizing takes a model as `Pretrained`, whose saving stores quantized weights, and names layers as LoRA does.
+    known("models", "quantize", "lora"),
+    known("models", "quantize", "pretrained"),
+    // Plans of tensor parallelism walk modules, whose parameters know their cuts and exchanges.
+    known("nn", "parallel", "module"),
+    known("nn", "parallel", "param"),
+    known("nn", "parallel", "walk"),
+    // Errors show shapes, and shapes are checked.
+    known("numcore", "shape", "error"),
+    // Operations compute on tensors, whose methods are operations; a fused one decomposes into them.
+    known("numcore", "ops", "fused"),
+    known("numcore", "ops", "tensor"),
+    // The rule of an optimizer, its state in shards, and the memory that both write: one update.
+    known("optim", "clip", "gradients"),
+    known("optim", "flat_optimizer", "further_params"),
+    known("optim", "flat_optimizer", "optimizer"),
+    known("optim", "memory", "captured"),
+    known("optim", "optimizer", "combined"),
+    known("optim", "params", "memory"),
+    known("optim", "params", "rule"),
+    known("optim", "rule", "elementwise"),
+    known("optim", "shard", "elementwise"),
+    known("optim", "shard", "flat_optimizer"),
+    known("optim", "shard", "rule"),
+    known("optim", "shard", "state"),
+    // The emulated driver runs the texts of kernels, which launches give to a driver.
+    known("runtime-cuda", "driver", "handwritten"),
+    // An engine keeps the choices that its queues have measured.
+    known("runtime-cuda", "engine", "tuned"),
+    // A device keeps its pipelines, which are compiled on it.
+    known("runtime-wgpu", "pipelines", "device"),
+];
+
+const SELF: &str = "xtask/src/tidy/circles.rs";
+
+/// Every use that is part of a circle.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    CRATES.iter().flat_map(|name| of_crate(tree, &format!("{name}/src/"))).collect()
+    let roots = tree.texts("/src/lib.rs").filter_map(|(path, text)| Some((path.strip_suffix("/src/lib.rs")?, text)));
+    roots.filter(|(name, _)| !EXEMPT.contains(name)).flat_map(|(name, text)| of_crate(tree, name, text)).collect()
 }
 
-fn of_crate(tree: &Tree, sources: &str) -> Vec<Finding> {
-    let uses = uses(tree, sources);
+fn of_crate(tree: &Tree, name: &str, root: &str) -> Vec<Finding> {
+    let mut uses = uses(tree, &format!("{name}/src/"), root);
+    let known: Vec<(String, String)> =
+        KNOWN.iter().filter(|known| known.of == name).map(|known| (known.from.into(), known.to.into())).collect();
+    let all = uses.clone();
+    uses.retain(|edge, _| !known.contains(edge));
+    let idle =
+        known.iter().filter(|(from, to)| !all.contains_key(&(from.clone(), to.clone())) || !reaches(&uses, to, from));
+    let mut found: Vec<Finding> =
+        idle.map(|(from, to)| Finding::new(SELF, 1, format!("{name}: `{from}` to `{to}` cuts no circle"))).collect();
     let circles = uses.iter().filter(|((from, to), _)| reaches(&uses, to, from));
-    circles.map(|((from, to), path)| Finding::new(path, 1, format!("`{from}` uses `{to}`, which uses it"))).collect()
+    found.extend(
+        circles.map(|((from, to), (path, line))| {
+            Finding::new(path, *line, format!("`{from}` uses `{to}`, which uses it"))
+        }),
+    );
+    found
 }
 
-/// Which module uses which, and a file where it does.
-type Uses = BTreeMap<(String, String), String>;
+/// Which module uses which, and the file and line of the first use.
+type Uses = BTreeMap<(String, String), (String, usize)>;
 
-fn uses(tree: &Tree, sources: &str) -> Uses {
-    let files: Vec<(&str, &str, &str)> = tree.texts(".rs").filter_map(|file| of_module(file, sources)).collect();
-    let modules: BTreeSet<&str> = files.iter().map(|(module, ..)| *module).collect();
+fn uses(tree: &Tree, sources: &str, root: &str) -> Uses {
+    let files: Vec<(Vec<&str>, &str, &str)> = tree
+        .texts(".rs")
+        .filter_map(|(path, text)| Some((module_of(path.strip_prefix(sources)?)?, path, text)))
+        .collect();
+    let modules: BTreeSet<&str> = files.iter().map(|(module, ..)| module[0]).collect();
+    let exports = exports(root, &modules);
     let mut uses = Uses::new();
-    for (module, path, text) in files {
-        for used in used(text).into_iter().filter(|used| *used != module && modules.contains(used)) {
-            uses.entry((module.into(), used.into())).or_insert_with(|| path.into());
+    for (module, path, text) in &files {
+        for Named { names, line, .. } in named(text, module) {
+            let used = modules.get(&names[0][..]).copied().or_else(|| exports.get(&names[0]).map(|used| &used[..]));
+            if let Some(used) = used.filter(|used| *used != module[0]) {
+                uses.entry((module[0].into(), used.into())).or_insert_with(|| (path.to_string(), line));
+            }
         }
     }
     uses
 }
 
-fn of_module<'t>((path, text): (&'t str, &'t str), sources: &str) -> Option<(&'t str, &'t str, &'t str)> {
-    let module = path.strip_prefix(sources)?.split('/').next()?;
-    let module = module.strip_suffix(".rs").unwrap_or(module);
-    (module != "lib").then_some((module, path, text))
+/// The names that lead to the module of a file; `None` for the root, for programs and for tests.
+fn module_of(file: &str) -> Option<Vec<&str>> {
+    let file = file.strip_suffix(".rs")?;
+    let names: Vec<&str> = file.strip_suffix("/mod").unwrap_or(file).split('/').collect();
+    (!matches!(names[0], "lib" | "main" | "bin") && names.last() != Some(&"tests")).then_some(names)
 }
 
-/// The modules that a text names after `crate::`, but for comments and unit tests.
-fn used(text: &str) -> BTreeSet<&str> {
-    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let mut used = BTreeSet::new();
-    for (at, _) in text.match_indices("crate::") {
-        let line = text[..at].rsplit('\n').next().unwrap_or_default();
-        let rest = &text[at + "crate::".len()..];
-        match rest.strip_prefix('{') {
-            _ if line.trim_start().starts_with("//") => {}
-            Some(group) => used.extend(first_names(group)),
-            None => used.extend(first_name(rest)),
-        }
-    }
-    used
-}
-
-/// The first name of each path in a group, up to its closing brace.
-fn first_names(group: &str) -> Vec<&str> {
-    let (mut depth, mut names, mut starts) = (0, Vec::new(), true);
-    for (at, c) in group.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' if depth == 0 => break,
-            '}' => depth -= 1,
-            ',' if depth == 0 => starts = true,
-            c if starts && depth == 0 && !c.is_whitespace() => {
-                names.extend(first_name(&group[at..]));
-                starts = false;
-            }
-            _ => {}
-        }
-    }
-    names
-}
-
-fn first_name(path: &str) -> Option<&str> {
-    path.split(|c: char| !(c.is_alphanumeric() || c == '_')).next().filter(|name| !name.is_empty())
+/// The modules of the names that the root re-exports.
+fn exports(root: &str, modules: &BTreeSet<&str>) -> BTreeMap<String, String> {
+    let paths =
+        named(root, &[]).into_iter().filter(|path| path.names.len() > 1 && modules.contains(&path.names[0][..]));
+    paths.filter_map(|path| Some((path.alias.or(path.names.last().cloned())?, path.names[0].clone()))).collect()
 }
 
 fn reaches(uses: &Uses, from: &str, to: &str) -> bool {
@@ -115,16 +148,32 @@ mod tests {
     #[test]
     fn modules_that_use_each_other_are_found_on_any_way() {
         let tree = [
-            ("distributed/src/a.rs", "use crate::{\n    comm::{Comm, Ranks},\n    b::{B, C},\n};"),
-            ("distributed/src/b/mod.rs", "fn f() { crate::c::g() }"),
-            ("distributed/src/c.rs", "// crate::a is not used here\nuse crate::plan::Axis;"),
-            ("distributed/src/plan.rs", ""),
+            ("x/src/a.rs", "use crate::{\n    comm::{Comm, Ranks},\n    b::{B, C},\n};"),
+            ("x/src/b/mod.rs", "fn f() { crate::c::g() }"),
+            ("x/src/b/part.rs", "use super::super::c::D;\nuse super::E;"),
+            ("x/src/c.rs", "// crate::a is not used here\nuse crate::plan::Axis;"),
+            ("x/src/lib.rs", "mod a;\npub use a::{self, A as First};\npub use comm::Comm;"),
+            ("x/src/plan.rs", ""),
         ];
         assert!(findings(&tree).is_empty());
-        let mut circle = tree;
-        circle[3].1 = "use crate::a::A;";
-        assert_eq!(findings(&circle).len(), 4, "{:?}", findings(&circle));
-        circle[3].1 = "#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}";
-        assert!(findings(&circle).is_empty());
+        for closing in ["use crate::a::A;", "use super::a;", "fn f() -> crate::First { super::First }"] {
+            let mut circle = tree;
+            circle[5].1 = closing;
+            assert_eq!(findings(&circle).len(), 4, "{closing}: {:?}", findings(&circle));
+        }
+    }
+
+    #[test]
+    fn tests_and_exempt_crates_are_let_be() {
+        let tests = "#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}";
+        assert!(
+            findings(&[("x/src/lib.rs", ""), ("x/src/a.rs", "use crate::b::B;"), ("x/src/b.rs", tests)]).is_empty()
+        );
+        let files = [("lib", ""), ("a", "use super::b::B;"), ("b", "use super::a::A;")];
+        let of = |name: &str| files.map(|(file, text)| (format!("{name}/src/{file}.rs"), text));
+        for (name, expect) in [("x", 2), (EXEMPT[0], 0)] {
+            let files = of(name);
+            assert_eq!(findings(&files.each_ref().map(|(path, text)| (&path[..], *text))).len(), expect);
+        }
     }
 }

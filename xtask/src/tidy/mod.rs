@@ -14,6 +14,7 @@ mod links;
 mod manifest;
 mod markdown;
 mod names;
+mod paths;
 mod recipes;
 mod rust;
 mod safety;

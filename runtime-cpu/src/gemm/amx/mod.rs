@@ -34,7 +34,6 @@ use half::bf16;
 pub(super) use im2col_tiles::gemm_im2col_lhs;
 pub(crate) use interleave::{BackgroundTask, Interleaved};
 pub(crate) use split::{SplitBf16, TileElement, not_finite};
-pub(crate) use tile_config::is_available;
 pub(crate) use tile_unit::TileUnit;
 pub(super) use tile_weights::TileWeights;
 pub(crate) use vnni::{split_pairs, split_row, unpair_rows};

@@ -5,12 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    flight::Flight,
-    message::Message,
-    progress::{NAP, Progress},
-    stream::Event,
-};
+use super::{NAP, Progress};
+use crate::{flight::Flight, message::Message, stream::Event};
 
 impl Progress {
     /// Completes the calls whose result no thread of this process waits for, since other ranks may wait for this rank's

@@ -1,6 +1,9 @@
 //! The thread that owns the transport: it takes commands, matches headers, moves data, and watches deadlines and
 //! failures.
 
+mod end;
+mod recover;
+
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -15,7 +18,7 @@ use std::{
 use comm::engine::FailureReason;
 use numcore::Result;
 
-use super::{
+use crate::{
     flight::{Flight, Matching},
     inbox::Inbox,
     job::{Advance, JobError},
@@ -47,7 +50,7 @@ pub(crate) enum Command {
 }
 
 /// The pause between polls while calls are under way and the thread does not spin.
-pub(crate) const NAP: Duration = Duration::from_micros(30);
+const NAP: Duration = Duration::from_micros(30);
 /// The pause between polls once nothing has moved for [`LULL`], so that waiting ranks leave the CPU to others.
 const LONG_NAP: Duration = Duration::from_micros(200);
 const LULL: Duration = Duration::from_millis(5);
@@ -56,8 +59,6 @@ const IDLE: Duration = Duration::from_millis(1);
 /// The time after any progress during which the thread polls without sleeping, if a caller waits.
 const SPIN: Duration = Duration::from_micros(200);
 const OUT_OF_TAGS: &str = "the transport has no free tags: too many calls are in flight";
-/// The time allowed for the error message of a rank that has left, since it may have failed.
-pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Progress {
     pub(crate) transport: Box<dyn Transport>,
@@ -72,7 +73,7 @@ pub(crate) struct Progress {
     next_world: u64,
     pub(crate) dead: Vec<bool>,
     pub(crate) gone: Vec<bool>,
-    pub(crate) recovery: super::recover::Recovery,
+    pub(crate) recovery: recover::Recovery,
     last_move: Instant,
 }
 
@@ -91,7 +92,7 @@ impl Progress {
             next_world: 0,
             dead: vec![false; size],
             gone: vec![false; size],
-            recovery: super::recover::Recovery::new(size),
+            recovery: recover::Recovery::new(size),
             last_move: Instant::now(),
             transport,
         })

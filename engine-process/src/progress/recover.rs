@@ -13,7 +13,8 @@ use std::{
 
 use numcore::{Error, ErrorKind, Result};
 
-use super::{message::Message, progress::Progress};
+use super::Progress;
+use crate::message::Message;
 
 /// The announcements of all processes: the number of worlds each has made, and the processes it knows to be lost.
 pub(crate) struct Recovery {

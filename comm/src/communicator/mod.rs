@@ -1,10 +1,14 @@
 //! The trait that engines implement.
 
+mod make_call;
+
 use std::{fmt::Debug, panic::Location, sync::Arc, time::Duration};
 
 use numcore::{Error, Result, Runtime, TensorMut};
 
-use super::{ByteExchange, Call, Group, Guarantees, Work, collectives::MakeCall};
+pub(crate) use make_call::{MakeCall, row};
+
+use super::{ByteExchange, Call, Group, Guarantees, Work};
 
 /// A shared communicator of any engine.
 pub type Comm<R> = Arc<dyn Communicator<R>>;
@@ -80,7 +84,7 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
 }
 
 /// Starts one call of a communicator that implements [`start_all`](Communicator::start_all).
-pub(super) fn start_one<R: Runtime>(
+pub(crate) fn start_one<R: Runtime>(
     comm: &(impl Communicator<R> + ?Sized),
     call: Call<R>,
 ) -> Result<Work<Option<TensorMut<R>>>> {
@@ -118,7 +122,7 @@ macro_rules! of_inner {
 
         fn exchange_bytes(&self, exchange: super::ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
             if !self.guarantees().exchanges_on_host || self.size() == 1 {
-                return super::collectives::MakeCall::exchange_by_gathers(self, exchange);
+                return super::communicator::MakeCall::exchange_by_gathers(self, exchange);
             }
             self.exchange_on_host(exchange)
         }
@@ -128,7 +132,7 @@ macro_rules! of_inner {
         }
     };
 }
-pub(super) use of_inner;
+pub(crate) use of_inner;
 
 impl<R: Runtime, C: Communicator<R> + ?Sized> Communicator<R> for Arc<C> {
     fn group(&self) -> &Group {
