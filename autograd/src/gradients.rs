@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use numcore::{ErrorKind, Result, Runtime, Tensor, ops::PointwiseOps};
+use numcore::{ErrorKind, Result, Runtime, Tensor, Within, ops::PointwiseOps};
 
 use crate::{BackwardHook, Leaf, LeafGrad, Var};
 
@@ -38,8 +38,9 @@ impl<R: Runtime> Gradients<R> {
     ///
     /// # Errors
     /// An error if `grad` differs from the leaf in shape, dtype or device.
+    #[track_caller]
     pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) -> Result<()> {
-        leaf.check(&grad, "its gradient")?;
+        leaf.check(&grad, "its gradient").at_caller()?;
         self.put(leaf, grad);
         Ok(())
     }
@@ -73,10 +74,11 @@ impl<R: Runtime> Gradients<R> {
     ///
     /// # Errors
     /// `ErrorKind::MissingGradient` with the names of the leaves without a gradient.
+    #[track_caller]
     pub fn require(&self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
         let missing = leaves.iter().filter(|l| l.requires_grad() && self.get(l).is_none());
         let names: Vec<String> = missing.map(|l| l.name().to_string()).collect();
-        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
+        if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()).at_caller() }
     }
 }
 

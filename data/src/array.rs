@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use numcore::{DType, Element, Error, Result, Runtime, Shape, Tensor};
+use numcore::{DType, Element, Error, Result, Runtime, Shape, Tensor, Within};
 
 /// Values of one element type and one shape in host memory, row-major. Clones and [rows](Array::row) share the memory.
 ///
@@ -39,11 +39,12 @@ impl Array {
     ///
     /// # Errors
     /// Fails if the number of values is not the number of elements of the shape.
+    #[track_caller]
     pub fn new<E: Element>(shape: impl AsRef<[usize]>, values: Vec<E>) -> Result<Self> {
-        let shape = Shape::new(shape.as_ref())?;
+        let shape = Shape::new(shape.as_ref()).at_caller()?;
         if shape.numel() != values.len() {
             let why = format!("{} elements, but {} values were given", shape.numel(), values.len());
-            return Err(Error::shape("Array", &[shape], why));
+            return Err(Error::shape("Array", &[shape], why)).at_caller();
         }
         let range = 0..E::bytes(&values).len();
         Ok(Array { values: Arc::new(values), range, shape, dtype: E::DTYPE })
@@ -59,22 +60,24 @@ impl Array {
     ///
     /// # Errors
     /// Fails if the number of bytes is not elements times element size, or if a `bool` array has a byte above 1.
+    #[track_caller]
     pub fn from_bytes(shape: impl AsRef<[usize]>, dtype: DType, bytes: Vec<u8>) -> Result<Self> {
-        let shape = Shape::new(shape.as_ref())?;
+        let shape = Shape::new(shape.as_ref()).at_caller()?;
         if shape.numel().checked_mul(dtype.size()) != Some(bytes.len()) {
             let why = format!("elements of {dtype} do not take {} bytes", bytes.len());
-            return Err(Error::shape("Array::from_bytes", &[shape], why));
+            return Err(Error::shape("Array::from_bytes", &[shape], why)).at_caller();
         }
         if let Some(at) = bytes.iter().position(|&byte| dtype == DType::Bool && byte > 1) {
             let allowed = format!("0 or 1 as a bool; it is byte {at}");
-            return Err(Error::range("Array::from_bytes", "byte", u32::from(bytes[at]), allowed));
+            return Err(Error::range("Array::from_bytes", "byte", u32::from(bytes[at]), allowed)).at_caller();
         }
         Ok(Array { range: 0..bytes.len(), values: Arc::new(bytes), shape, dtype })
     }
 
     /// Copies the values of a tensor to host memory.
+    #[track_caller]
     pub fn from_tensor<R: Runtime>(tensor: &Tensor<R>) -> Result<Self> {
-        Array::from_bytes(tensor.dims(), tensor.dtype(), tensor.to_bytes()?)
+        Array::from_bytes(tensor.dims(), tensor.dtype(), tensor.to_bytes().at_caller()?)
     }
 
     /// The sizes of the dimensions.
@@ -98,10 +101,11 @@ impl Array {
     }
 
     /// The values in row-major order. `E` must be the element type, or it is an error: nothing is converted silently.
+    #[track_caller]
     pub fn to_vec<E: Element>(&self) -> Result<Vec<E>> {
         if self.dtype != E::DTYPE {
             let why = format!("values of {} were asked for", E::DTYPE);
-            return Err(Error::dtype("Array::to_vec", &[self.dtype], why));
+            return Err(Error::dtype("Array::to_vec", &[self.dtype], why)).at_caller();
         }
         let mut values = vec![E::default(); self.shape.numel()];
         E::fill(&mut values, self.bytes());
@@ -112,15 +116,16 @@ impl Array {
     ///
     /// # Errors
     /// Fails if there is no such row, or the array has no axis.
+    #[track_caller]
     pub fn row(&self, index: usize) -> Result<Array> {
         match self.dims().split_first() {
             Some((&rows, rest)) if index < rows => {
                 let size = self.range.len() / rows;
                 let start = self.range.start + index * size;
-                let shape = Shape::new(rest)?;
+                let shape = Shape::new(rest).at_caller()?;
                 Ok(Array { values: self.values.clone(), range: start..start + size, shape, dtype: self.dtype })
             }
-            _ => Err(Error::shape("Array::row", &[self.shape], format!("there is no row {index}"))),
+            _ => Err(Error::shape("Array::row", &[self.shape], format!("there is no row {index}"))).at_caller(),
         }
     }
 
@@ -128,20 +133,23 @@ impl Array {
     ///
     /// # Errors
     /// Fails if the new shape has another number of elements.
+    #[track_caller]
     pub fn reshape(mut self, shape: impl AsRef<[usize]>) -> Result<Array> {
-        let shape = Shape::new(shape.as_ref())?;
+        let shape = Shape::new(shape.as_ref()).at_caller()?;
         if shape.numel() != self.shape.numel() {
             return Err(Error::shape(
                 "Array::reshape",
                 &[self.shape, shape],
                 "they have different numbers of elements",
-            ));
+            ))
+            .at_caller();
         }
         self.shape = shape;
         Ok(self)
     }
 
     /// Applies `f` to every value. `E` must be the element type, or it is an error.
+    #[track_caller]
     pub fn map<E: Element, T: Element>(&self, f: impl FnMut(E) -> T) -> Result<Array> {
         Array::new(self.dims(), self.to_vec::<E>()?.into_iter().map(f).collect())
     }
@@ -150,25 +158,28 @@ impl Array {
     ///
     /// # Errors
     /// Fails if there is no array, or two differ in shape or element type.
+    #[track_caller]
     pub fn stack(rows: &[Array]) -> Result<Array> {
         let Some(first) = rows.first() else {
-            return Err(Error::range("Array::stack", "number of rows", 0usize, "at least 1, whose shape they have"));
+            return Err(Error::range("Array::stack", "number of rows", 0usize, "at least 1, whose shape they have"))
+                .at_caller();
         };
         if let Some((i, other)) = rows.iter().enumerate().find(|(_, r)| r.shape != first.shape) {
             let why = format!("row 0 and row {i} differ; pad them, or batch them as a list");
-            return Err(Error::shape("Array::stack", &[first.shape, other.shape], why));
+            return Err(Error::shape("Array::stack", &[first.shape, other.shape], why)).at_caller();
         }
         if let Some((i, other)) = rows.iter().enumerate().find(|(_, r)| r.dtype != first.dtype) {
             let why = format!("row 0 and row {i} differ");
-            return Err(Error::dtype("Array::stack", &[first.dtype, other.dtype], why));
+            return Err(Error::dtype("Array::stack", &[first.dtype, other.dtype], why)).at_caller();
         }
         let mut bytes = Vec::with_capacity(rows.len() * first.range.len());
         rows.iter().for_each(|row| bytes.extend_from_slice(row.bytes()));
-        let shape = first.shape.insert(0, rows.len())?;
+        let shape = first.shape.insert(0, rows.len()).at_caller()?;
         Ok(Array { range: 0..bytes.len(), values: Arc::new(bytes), shape, dtype: first.dtype })
     }
 
     /// Copies the values to a tensor on `rt`, with this shape and element type.
+    #[track_caller]
     pub fn to_tensor<R: Runtime>(&self, rt: &R) -> Result<Tensor<R>> {
         Tensor::from_bytes(rt, self.shape, self.dtype, self.bytes())
     }

@@ -9,7 +9,7 @@ use std::{
 
 use autograd::Residency;
 use nn::{Init, Module, ModuleEntry, ModuleExt, Param, walk};
-use numcore::{Error, Result, Runtime};
+use numcore::{Error, Result, Runtime, Within};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -65,9 +65,10 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// # Errors
     /// Fails if the folder holds no such model. One error lists all weights that are missing, unexpected or of another
     /// shape, by their names in the file and in the model.
+    #[track_caller]
     fn from_pretrained(folder: impl AsRef<Path>, init: &Init<R>) -> Result<Self> {
         let (model, report) = Self::from_pretrained_partly(folder, init)?;
-        report.strict()?;
+        report.strict().at_caller()?;
         Ok(model)
     }
 
@@ -76,32 +77,33 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     ///
     /// # Errors
     /// Fails if a weight has another shape, or a file is missing or malformed.
+    #[track_caller]
     fn from_pretrained_partly(folder: impl AsRef<Path>, init: &Init<R>) -> Result<(Self, PretrainedReport)> {
         let folder = folder.as_ref();
         let fields = ConfigFields::open(folder)?;
-        let model = Self::from_fields(&init.clone().lazily(), &fields)?;
-        let weights = Arc::new(Weights::open(folder, WEIGHTS)?);
-        let plan = Plan::of(&model, &weights)?;
-        plan.report.check_shapes()?;
-        if quantize::quantization(&fields)? && plan.quantised.is_empty() {
+        let model = Self::from_fields(&init.clone().lazily(), &fields).at_caller()?;
+        let weights = Arc::new(Weights::open(folder, WEIGHTS).at_caller()?);
+        let plan = Plan::of(&model, &weights).at_caller()?;
+        plan.report.check_shapes().at_caller()?;
+        if quantize::quantization(&fields).at_caller()? && plan.quantised.is_empty() {
             let why = "says that weights are stored in four bits, and none of this model's is";
-            return Err(fields.wrong("quantization_config", why));
+            return Err(fields.wrong("quantization_config", why)).at_caller();
         }
         let missing = model.named_parameters().into_iter().filter(|(name, _)| plan.report.missing.contains_key(name));
         let drawn: Vec<Param<R>> = missing.map(|(_, p)| p).collect();
         for (place, stored) in plan.quantised {
-            place.fill(Arc::new(stored.read(place.weight.leaf().runtime(), &weights)?))?;
+            place.fill(Arc::new(stored.read(place.weight.leaf().runtime(), &weights).at_caller()?)).at_caller()?;
         }
         for (parameter, source) in plan.sources {
             let leaf = parameter.leaf();
             if init.is_lazy() {
                 leaf.set_residency(Arc::new(source));
             } else {
-                leaf.put(source.fetch(&leaf)?)?;
+                leaf.put(source.fetch(&leaf).at_caller()?).at_caller()?;
             }
         }
         if !init.is_lazy() {
-            drawn.iter().try_for_each(|p| p.leaf().put(p.value()?))?;
+            drawn.iter().try_for_each(|p| p.leaf().put(p.value()?)).at_caller()?;
         }
         Ok((model, plan.report))
     }
@@ -110,6 +112,7 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     ///
     /// # Errors
     /// Fails if `save_pretrained_with` would fail.
+    #[track_caller]
     fn save_pretrained(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_pretrained_with(folder, &SaveOptions::default())
     }
@@ -120,20 +123,21 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// # Errors
     /// Fails if a file cannot be written, or a parameter has no name in the family's files. Fails too for a model with
     /// adapters, which these files cannot hold, for one whose parameters are cut over ranks, and for a pipeline stage.
+    #[track_caller]
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
-        require_no_adapters(self)?;
-        self.require_whole()?;
+        require_no_adapters(self).at_caller()?;
+        self.require_whole().at_caller()?;
         if !self.is_whole() {
             let why = "is a stage: save a checkpoint of all, and load its parameters into the whole model";
-            return Err(Error::state("save_pretrained", why));
+            return Err(Error::state("save_pretrained", why)).at_caller();
         }
         let (named, quantised) = (self.named_parameters(), quantize::quantized(self));
         let mut weights = Vec::new();
         for (name, parameter) in &named {
             match quantised.get(name) {
-                Some(weight) => weights.extend(weight.writers(&theirs(&table, name)?.name)),
-                None => weights.extend(writers(&table, name, parameter, options)?),
+                Some(weight) => weights.extend(weight.writers(&theirs(&table, name).at_caller()?.name)),
+                None => weights.extend(writers(&table, name, parameter, options).at_caller()?),
             }
         }
         let mut fields = self.fields();
@@ -146,7 +150,7 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
             let value = quantize::quantization_fields(before.as_ref(), weight);
             fields.insert("quantization_config".into(), value);
         }
-        WeightWriter::save_all(folder, WEIGHTS, &weights, ("config.json", &fields), options)
+        WeightWriter::save_all(folder, WEIGHTS, &weights, ("config.json", &fields), options).at_caller()
     }
 }
 
@@ -169,6 +173,7 @@ impl PretrainedReport {
     ///
     /// # Errors
     /// Fails if `missing`, `unexpected` or `unfit` is not empty.
+    #[track_caller]
     pub fn strict(&self) -> Result<()> {
         let mut why = String::new();
         let mut list = |what: &str, names: Vec<String>| {
@@ -184,7 +189,7 @@ impl PretrainedReport {
         };
         list("unexpected", self.unexpected.iter().map(known).collect());
         list("unfit", self.unfit.iter().map(|(ours, why)| format!("{ours} {why}")).collect());
-        if why.is_empty() { Ok(()) } else { Err(Error::state("pretrained weights", why)) }
+        if why.is_empty() { Ok(()) } else { Err(Error::state("pretrained weights", why)).at_caller() }
     }
 
     fn check_shapes(&self) -> Result<()> {
@@ -349,6 +354,7 @@ impl GivenStacks {
 ///
 /// # Errors
 /// Fails with the name of the first layer that has one.
+#[track_caller]
 pub fn require_no_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
     let mut adapted = None;
     walk(model, |name, entry| match entry {
@@ -358,7 +364,7 @@ pub fn require_no_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
         _ => {}
     });
     let why = "has an adapter, which the model's files cannot hold: merge the adapters, or save the `Lora`";
-    adapted.map_or(Ok(()), |name| Err(Error::state(name, why)))
+    adapted.map_or(Ok(()), |name| Err(Error::state(name, why))).at_caller()
 }
 
 /// The writers of a parameter's weights: one, or one for each expert and part.

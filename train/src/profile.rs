@@ -11,7 +11,7 @@ use distributed::{
     comm::{Comm, Communicator},
 };
 use numcore::{
-    Error, Result, Runtime,
+    Error, Result, Runtime, Within,
     trace::{ClockSource, Recording, RecordingOptions},
 };
 
@@ -114,9 +114,10 @@ impl Profile {
     ///
     /// # Errors
     /// An error if another recording is in progress, or a file cannot be written.
+    #[track_caller]
     pub fn step(&mut self) -> Result<()> {
-        if self.advance()? {
-            self.record(self.start()?)?;
+        if self.advance().at_caller()? {
+            self.record(self.start().at_caller()?).at_caller()?;
         }
         Ok(())
     }
@@ -152,10 +153,11 @@ impl Profile {
     ///
     /// # Errors
     /// An error if a file cannot be written.
+    #[track_caller]
     pub fn finish(&mut self) -> Result<()> {
         let Some((recording, usage)) = self.recording.take() else { return Ok(()) };
         drop(usage);
-        self.write(&RunTimeline::of(&recording.stop(), self.rank))
+        self.write(&RunTimeline::of(&recording.stop(), self.rank)).at_caller()
     }
 
     fn write(&self, timeline: &RunTimeline) -> Result<()> {

@@ -6,7 +6,7 @@ use distributed::{
     checkpoint::{CheckpointPart, Checkpointed, Wanted},
     train::CheckpointNotes,
 };
-use numcore::{Error, Result, Runtime, Tensor};
+use numcore::{Error, Result, Runtime, Tensor, Within};
 
 use crate::{Callback, CallbackState, control::Selection, run::RunState};
 
@@ -140,9 +140,10 @@ fn prefixes<R: Runtime, M, B>(callbacks: &Callbacks<'_, R, M, B>) -> Vec<String>
 ///
 /// # Errors
 /// An error if the key is missing, or its text is no `T`.
+#[track_caller]
 pub fn parsed<T: std::str::FromStr>(state: &CallbackState, key: &str) -> Result<T> {
-    let text = state.get(key).ok_or_else(|| Error::state(key, "is missing in the checkpoint's notes"))?;
-    text.parse().map_err(|_| Error::state(key, format!("cannot be `{text}`")))
+    let text = state.get(key).ok_or_else(|| Error::state(key, "is missing in the checkpoint's notes")).at_caller()?;
+    text.parse().map_err(|_| Error::state(key, format!("cannot be `{text}`"))).at_caller()
 }
 
 /// Several states that are saved in one checkpoint; the first is the training step.

@@ -117,6 +117,7 @@ fn missing_gradients_are_named_in_order() {
     let all: Vec<_> = leaves.iter().map(of).collect();
     let error = gradients.require(&all).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::MissingGradient { names } if names == &["a", "b"]), "{error}");
+    assert_eq!(error.location().map(|at| at.file()), Some(file!()), "{error}");
 }
 
 #[test]

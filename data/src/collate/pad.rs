@@ -1,6 +1,6 @@
 //! Padding of sequences to one length.
 
-use numcore::{Element, Error, Result, Runtime, Tensor};
+use numcore::{Element, Error, Result, Runtime, Tensor, Within};
 
 use super::ToDevice;
 use crate::Array;
@@ -29,9 +29,10 @@ pub struct Padded<A = Array> {
 ///
 /// # Errors
 /// Fails if `multiple` is 0, or the batch would have more bytes than memory can address.
+#[track_caller]
 pub fn pad<E: Element>(sequences: &[Vec<E>], filler: E, multiple: usize) -> Result<Padded> {
     if multiple == 0 {
-        return Err(Error::range("pad", "multiple", multiple, "at least 1, which pads to the longest"));
+        return Err(Error::range("pad", "multiple", multiple, "at least 1, which pads to the longest")).at_caller();
     }
     let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
     let longest = lengths.iter().max().copied().unwrap_or(0);
@@ -40,7 +41,7 @@ pub fn pad<E: Element>(sequences: &[Vec<E>], filler: E, multiple: usize) -> Resu
     let fits = |&width: &usize| bytes(width).is_some_and(|bytes| isize::try_from(bytes).is_ok());
     let Some(width) = width.filter(fits) else {
         let allowed = format!("less, for memory to hold {} sequences padded to it", sequences.len());
-        return Err(Error::range("pad", "multiple", multiple, allowed));
+        return Err(Error::range("pad", "multiple", multiple, allowed)).at_caller();
     };
     let mut values = Vec::with_capacity(sequences.len() * width);
     let mut mask = Vec::with_capacity(sequences.len() * width);

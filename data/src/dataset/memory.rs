@@ -1,6 +1,6 @@
 //! Datasets of examples that are in memory.
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::{Dataset, check_index};
 use crate::Array;
@@ -65,9 +65,10 @@ impl Rows {
     ///
     /// # Errors
     /// Fails if the array has no axis.
+    #[track_caller]
     pub fn new(array: Array) -> Result<Self> {
         match array.dims() {
-            [] => Err(Error::shape("Rows", &[*array.shape()], "a single value has no rows")),
+            [] => Err(Error::shape("Rows", &[*array.shape()], "a single value has no rows")).at_caller(),
             _ => Ok(Rows { array }),
         }
     }

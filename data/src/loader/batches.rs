@@ -6,7 +6,7 @@ use std::{
 };
 
 use numcore::{
-    Error, Result,
+    Error, Result, Within,
     trace::{self, SpanKind},
 };
 
@@ -109,12 +109,13 @@ impl<B: Send + 'static> Batches<B> {
     ///
     /// # Errors
     /// Fails if fewer batches are left.
+    #[track_caller]
     pub fn pass(&mut self, batches: u64) -> Result<()> {
         for _ in 0..batches {
             let at = self.plan.at(self.taken);
             let ends =
                 || Error::range("Batches::pass", "number of batches", batches, "at most those before the data ends");
-            let at = at.ok_or_else(ends)?;
+            let at = at.ok_or_else(ends).at_caller()?;
             if let Source::Workers(workers) = &mut self.source {
                 drop(workers.next());
             }

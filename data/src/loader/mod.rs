@@ -12,7 +12,7 @@ use std::sync::{
 };
 
 pub use batches::{Batch, Batches};
-use numcore::{Error, Result, Runtime, rng::Philox};
+use numcore::{Error, Result, Runtime, Within, rng::Philox};
 pub use plan::{Last, Share};
 use plan::{Plan, Rows};
 pub use state::State;
@@ -246,8 +246,9 @@ impl<B: Send + 'static> Loader<B> {
     /// # Errors
     /// Fails if `rank` is not below `ranks`, the batch has 0 examples, or `ahead` is 0 while there are workers. With
     /// [`Last::Pad`] it also fails if the batch is larger than both an epoch and 2²⁰.
+    #[track_caller]
     pub fn steps(&self) -> Result<u64> {
-        Ok(self.plan()?.steps_from(0))
+        Ok(self.plan().at_caller()?.steps_from(0))
     }
 
     /// The number of positions in an epoch, up to which [`State::position`] counts.
@@ -259,6 +260,7 @@ impl<B: Send + 'static> Loader<B> {
     ///
     /// # Errors
     /// Fails as [`steps`](Loader::steps) does, or if no thread can be started.
+    #[track_caller]
     pub fn epoch(&self, epoch: u64) -> Result<Batches<B>> {
         self.resume(State { epoch, position: 0 })
     }
@@ -268,9 +270,10 @@ impl<B: Send + 'static> Loader<B> {
     ///
     /// # Errors
     /// Fails if the state's position is past the end of an epoch; otherwise as [`epoch`](Loader::epoch).
+    #[track_caller]
     pub fn resume(&self, state: State) -> Result<Batches<B>> {
-        let plan = self.plan()?.from(state)?.one_epoch();
-        Batches::start(plan, Arc::clone(&self.make), self.workers, self.ahead)
+        let plan = self.plan().at_caller()?.from(state).at_caller()?.one_epoch();
+        Batches::start(plan, Arc::clone(&self.make), self.workers, self.ahead).at_caller()
     }
 
     /// Reads epoch after epoch without end, from a state on. Workers begin an epoch while the previous one is still
@@ -278,14 +281,15 @@ impl<B: Send + 'static> Loader<B> {
     ///
     /// # Errors
     /// Fails if an epoch has no step; otherwise as [`resume`](Loader::resume).
+    #[track_caller]
     pub fn endless(&self, state: State) -> Result<Batches<B>> {
-        let plan = self.plan()?.from(state)?;
+        let plan = self.plan().at_caller()?.from(state).at_caller()?;
         if plan.steps_from(0) == 0 {
             let why =
                 format!("an epoch of {} has no batch of {}, so there is nothing to go on with", self.len, self.batch);
-            return Err(Error::config("Loader", "batch", why));
+            return Err(Error::config("Loader", "batch", why)).at_caller();
         }
-        Batches::start(plan, Arc::clone(&self.make), self.workers, self.ahead)
+        Batches::start(plan, Arc::clone(&self.make), self.workers, self.ahead).at_caller()
     }
 
     /// A line for the notes of a checkpoint: the state, and a description of the order.
@@ -297,13 +301,16 @@ impl<B: Send + 'static> Loader<B> {
     ///
     /// # Errors
     /// Fails if the line is no such note, or describes another order than this loader's.
+    #[track_caller]
     pub fn state_of(&self, note: &str) -> Result<State> {
         let wrong = |why: String| Error::format("Loader::state_of", format!("`{note}` {why}"));
-        let (state, order) = note.split_once(" of ").ok_or_else(|| wrong("is no note of a loader".into()))?;
+        let (state, order) =
+            note.split_once(" of ").ok_or_else(|| wrong("is no note of a loader".into())).at_caller()?;
         if order != self.order.describe() {
-            return Err(wrong(format!("is of another order than this loader's, `{}`", self.order.describe())));
+            return Err(wrong(format!("is of another order than this loader's, `{}`", self.order.describe())))
+                .at_caller();
         }
-        state.parse().map_err(|_| wrong("is no note of a loader".into()))
+        state.parse().map_err(|_| wrong("is no note of a loader".into())).at_caller()
     }
 
     /// Appends a step to those that make a batch.

@@ -2,7 +2,7 @@
 
 use std::{hash::Hasher, ops::Range, sync::Arc};
 
-use numcore::{Error, Fnv1a, Result};
+use numcore::{Error, Fnv1a, Result, Within};
 
 use super::Order;
 use crate::random::keyed;
@@ -42,6 +42,7 @@ impl<O: Order> LengthBuckets<O> {
     ///
     /// # Errors
     /// Fails if `batch` or `window` is 0, or their product exceeds a `u64`.
+    #[track_caller]
     pub fn new(
         inner: O,
         batch: u64,
@@ -51,10 +52,11 @@ impl<O: Order> LengthBuckets<O> {
     ) -> Result<Self> {
         const OP: &str = "LengthBuckets";
         let Some(most) = u64::MAX.checked_div(batch) else {
-            return Err(Error::range(OP, "batch", batch, "at least 1"));
+            return Err(Error::range(OP, "batch", batch, "at least 1")).at_caller();
         };
         if window == 0 || window > most {
-            return Err(Error::range(OP, "window", window, format!("in 1..={most}, where batches are of {batch}")));
+            return Err(Error::range(OP, "window", window, format!("in 1..={most}, where batches are of {batch}")))
+                .at_caller();
         }
         let digest = digest_of(&inner, &lengths);
         Ok(LengthBuckets { inner, batch, window: batch * window, seed, lengths: Arc::new(lengths), digest })

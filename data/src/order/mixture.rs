@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::{KeyedPermutation, Order};
 
@@ -52,9 +52,10 @@ impl Mixture {
     /// # Errors
     /// Fails if a weight is negative or not finite, all are 0, or one is less than a 4096th of their sum. A source with
     /// a weight but no example is an error too, and so is a total length beyond a `u64`.
+    #[track_caller]
     pub fn new(sources: &[(u64, f64)], seed: u64) -> Result<Self> {
         let total = sources.iter().fold(0.0, |sum, (_, weight)| sum + weight);
-        check(sources, total)?;
+        check(sources, total).at_caller()?;
         let (pattern, taken) = pattern(&sources.iter().map(|(_, weight)| weight / total).collect::<Vec<_>>());
         let mut start = 0;
         let mut place = |(&(len, weight), &per_period): (&(u64, f64), &u64)| {
@@ -65,7 +66,7 @@ impl Mixture {
         let placed: Vec<Source> = sources.iter().zip(&taken).map(&mut place).collect();
         if let Some(i) = placed.iter().position(|s| s.weight > 0.0 && s.per_period == 0) {
             let allowed = format!("0 or at least a {PERIOD}th of {total}, the sum of all: source {i}");
-            return Err(Error::range("Mixture", "weight", placed[i].weight, allowed));
+            return Err(Error::range("Mixture", "weight", placed[i].weight, allowed)).at_caller();
         }
         Ok(Mixture { sources: placed, pattern, seed, epoch: start })
     }

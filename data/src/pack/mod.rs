@@ -10,7 +10,7 @@ mod row;
 
 use std::{ops::Range, sync::Arc};
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use plan::{Piece, Plan};
 pub use plan::{best_fit, first_fit};
 pub use row::{PackedBatch, PackedRow};
@@ -110,8 +110,9 @@ impl<D: Documents> Packed<D> {
     ///
     /// # Errors
     /// Fails if `context` is 0, or a length cannot be read.
+    #[track_caller]
     pub fn concatenated(documents: D, context: usize) -> Result<Self> {
-        let plan = Plan::concatenated(&lengths(&documents, context)?);
+        let plan = Plan::concatenated(&lengths(&documents, context).at_caller()?);
         Ok(Packed { documents, context, plan })
     }
 
@@ -120,9 +121,10 @@ impl<D: Documents> Packed<D> {
     ///
     /// # Errors
     /// Fails if `context` or `bins` is 0, or a length cannot be read.
+    #[track_caller]
     pub fn first_fit(documents: D, context: usize, bins: usize) -> Result<Self> {
-        let lengths = lengths(&documents, context)?;
-        let plan = Plan::fitted(&lengths, context, |pieces| first_fit(pieces, context, bins))?;
+        let lengths = lengths(&documents, context).at_caller()?;
+        let plan = Plan::fitted(&lengths, context, |pieces| first_fit(pieces, context, bins)).at_caller()?;
         Ok(Packed { documents, context, plan })
     }
 
@@ -131,9 +133,10 @@ impl<D: Documents> Packed<D> {
     ///
     /// # Errors
     /// Fails if `context` or `window` is 0, or a length cannot be read.
+    #[track_caller]
     pub fn best_fit(documents: D, context: usize, window: usize) -> Result<Self> {
-        let lengths = lengths(&documents, context)?;
-        let plan = Plan::fitted(&lengths, context, |pieces| best_fit(pieces, context, window))?;
+        let lengths = lengths(&documents, context).at_caller()?;
+        let plan = Plan::fitted(&lengths, context, |pieces| best_fit(pieces, context, window)).at_caller()?;
         Ok(Packed { documents, context, plan })
     }
 

@@ -1,6 +1,6 @@
 //! The pieces of documents in each row: arithmetic on lengths.
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 /// A piece of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,8 +113,9 @@ fn concatenated_row(ends: &[u64], from: u64, context: u64) -> Vec<Piece> {
 ///
 /// # Errors
 /// Fails if `bins` is 0, or a length is larger than the capacity.
+#[track_caller]
 pub fn first_fit(lengths: &[usize], capacity: usize, bins: usize) -> Result<Vec<Vec<usize>>> {
-    check("first_fit", lengths, capacity, bins)?;
+    check("first_fit", lengths, capacity, bins).at_caller()?;
     let (mut closed, mut open) = (Vec::new(), Vec::<Row>::new());
     for (i, &len) in lengths.iter().enumerate() {
         if let Some(row) = open.iter_mut().find(|row| row.room >= len) {
@@ -139,8 +140,9 @@ pub fn first_fit(lengths: &[usize], capacity: usize, bins: usize) -> Result<Vec<
 ///
 /// # Errors
 /// Fails if `window` is 0, or a length is larger than the capacity.
+#[track_caller]
 pub fn best_fit(lengths: &[usize], capacity: usize, window: usize) -> Result<Vec<Vec<usize>>> {
-    check("best_fit", lengths, capacity, window)?;
+    check("best_fit", lengths, capacity, window).at_caller()?;
     let mut rows = Vec::new();
     for (number, window_lengths) in lengths.chunks(window).enumerate() {
         let mut order: Vec<usize> = (0..window_lengths.len()).collect();

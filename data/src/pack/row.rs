@@ -1,6 +1,6 @@
 //! Packed rows, and batches of them.
 
-use numcore::{Error, Result, Runtime, Tensor};
+use numcore::{Error, Result, Runtime, Tensor, Within};
 
 use crate::{Array, Stack, ToDevice};
 
@@ -67,12 +67,13 @@ pub struct PackedBatch<A = Array> {
 impl PackedBatch {
     /// The start of each document in the batch as one long row, and the end of the last: `cu_seqlens` of
     /// variable-length attention. Padding is a sequence of its own.
+    #[track_caller]
     pub fn cu_seqlens(&self) -> Result<Vec<i32>> {
         let width = self.segments.dims().last().copied().unwrap_or(0);
         let segments = self.segments.to_vec::<i64>()?;
         let end = i32::try_from(segments.len());
         let many = |_| Error::range("cu_seqlens", "number of tokens", segments.len(), "at most what an i32 counts");
-        let end = end.map_err(many)?;
+        let end = end.map_err(many).at_caller()?;
         let begins = |at: usize| at.is_multiple_of(width) || segments[at] != segments[at - 1];
         Ok((0..end).filter(|&at| begins(at as usize)).chain([end]).collect())
     }

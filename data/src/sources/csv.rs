@@ -3,7 +3,7 @@
 
 use std::{path::Path, str::FromStr, sync::Arc};
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use crate::{
     Array, Dataset,
@@ -47,6 +47,7 @@ impl Csv {
     ///
     /// # Errors
     /// Fails if the file cannot be read, or has no header.
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Csv::separated_by(path, b',')
     }
@@ -55,12 +56,13 @@ impl Csv {
     ///
     /// # Errors
     /// Fails if the file cannot be read, or has no header.
+    #[track_caller]
     pub fn separated_by(path: impl AsRef<Path>, separator: u8) -> Result<Self> {
         let mut csv = Csv::with_columns(path, separator, &[])?;
         if csv.records.len() == 0 {
-            return Err(csv.records.file().malformed("it has no record, so no names of columns"));
+            return Err(csv.records.file().malformed("it has no record, so no names of columns")).at_caller();
         }
-        csv.columns = csv.parse(0)?.into();
+        csv.columns = csv.parse(0).at_caller()?.into();
         csv.skipped = 1;
         Ok(csv)
     }
@@ -69,10 +71,11 @@ impl Csv {
     ///
     /// # Errors
     /// Fails if the file cannot be read.
+    #[track_caller]
     pub fn with_columns(path: impl AsRef<Path>, separator: u8, columns: &[&str]) -> Result<Self> {
-        let file = PositionedFile::open(path.as_ref())?;
+        let file = PositionedFile::open(path.as_ref()).at_caller()?;
         let columns = columns.iter().map(|&column| column.to_owned()).collect();
-        let records = Records::new(file, |cutter| quoted(cutter, separator))?;
+        let records = Records::new(file, |cutter| quoted(cutter, separator)).at_caller()?;
         Ok(Csv { records, separator, columns, skipped: 0 })
     }
 
@@ -112,12 +115,13 @@ impl CsvRow {
     ///
     /// # Errors
     /// Fails if there is no such column, or several.
+    #[track_caller]
     pub fn text(&self, column: &str) -> Result<&str> {
         let mut places = self.columns.iter().enumerate().filter(|(_, name)| *name == column);
         match (places.next(), places.next()) {
             (Some((at, _)), None) => Ok(&self.fields[at]),
-            (None, _) => Err(self.wrong(format!("there is no column `{column}` among {:?}", self.columns))),
-            _ => Err(self.wrong(format!("there are several columns `{column}`: read `fields` by number"))),
+            (None, _) => Err(self.wrong(format!("there is no column `{column}` among {:?}", self.columns))).at_caller(),
+            _ => Err(self.wrong(format!("there are several columns `{column}`: read `fields` by number"))).at_caller(),
         }
     }
 
@@ -125,17 +129,22 @@ impl CsvRow {
     ///
     /// # Errors
     /// Fails if the column is missing or ambiguous, or its text is no number of this type.
+    #[track_caller]
     pub fn number<T: FromStr>(&self, column: &str) -> Result<T> {
         let text = self.text(column)?;
-        text.trim().parse().map_err(|_| self.wrong(format!("column `{column}` is `{text}`, no number of this type")))
+        text.trim()
+            .parse()
+            .map_err(|_| self.wrong(format!("column `{column}` is `{text}`, no number of this type")))
+            .at_caller()
     }
 
     /// Parses the numbers in `N` columns, as an array `[N]` of `f32`.
     ///
     /// # Errors
     /// Fails if [`number`](CsvRow::number) fails for a column.
+    #[track_caller]
     pub fn numbers(&self, columns: &[&str]) -> Result<Array> {
-        Ok(Array::from_vec(columns.iter().map(|column| self.number::<f32>(column)).collect::<Result<_>>()?))
+        Ok(Array::from_vec(columns.iter().map(|column| self.number::<f32>(column)).collect::<Result<_>>().at_caller()?))
     }
 
     fn wrong(&self, why: String) -> Error {

@@ -2,7 +2,7 @@
 
 use std::{io::Read, path::Path};
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use crate::{Array, files};
 
@@ -20,10 +20,11 @@ use crate::{Array, files};
 ///
 /// # Errors
 /// Fails if the file cannot be read or is no IDX file, or its sizes do not match its numbers.
+#[track_caller]
 pub fn read_idx(path: impl AsRef<Path>) -> Result<Array> {
     let path = path.as_ref();
-    let bytes = unpacked(path).map_err(|e| Error::io(path, e))?;
-    parse(&bytes).map_err(|why| Error::format(path.display().to_string(), why))
+    let bytes = unpacked(path).map_err(|e| Error::io(path, e)).at_caller()?;
+    parse(&bytes).map_err(|why| Error::format(path.display().to_string(), why)).at_caller()
 }
 
 /// The file's bytes, unpacked, at most as many as its sizes can need: a few bytes can unpack to a thousand times as

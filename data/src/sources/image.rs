@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use ::image::{ImageReader, RgbImage, imageops};
-use numcore::{Error, Result, Shape, rng::Philox};
+use numcore::{Error, Result, Shape, Within, rng::Philox};
 
 use super::text::{files_within, folders_in};
 use crate::{Array, Dataset};
@@ -22,23 +22,27 @@ impl Image {
     ///
     /// # Errors
     /// Fails if the number of bytes is not `3 · width · height`.
+    #[track_caller]
     pub fn new(width: u32, height: u32, pixels: Vec<u8>) -> Result<Self> {
         let count = pixels.len();
         let pixels = RgbImage::from_raw(width, height, pixels)
             .filter(|_| count as u64 == 3 * u64::from(width) * u64::from(height));
         let why = || format!("{count} bytes are no {width}×{height} pixels of 3");
-        pixels.map(|pixels| Image { pixels }).ok_or_else(|| Error::lengths("Image", &[count], why()))
+        pixels.map(|pixels| Image { pixels }).ok_or_else(|| Error::lengths("Image", &[count], why())).at_caller()
     }
 
     /// Decodes the bytes of a PNG or JPEG file. Errors name it `what`.
     ///
     /// # Errors
     /// Fails if the bytes are no image.
+    #[track_caller]
     pub fn decode(what: &str, bytes: &[u8]) -> Result<Self> {
         let reader = ImageReader::new(std::io::Cursor::new(bytes)).with_guessed_format();
-        let reader = reader.map_err(|e| Error::format(what, e.to_string()))?;
-        let image =
-            reader.decode().map_err(|e| Error::format(what, format!("it is no image that can be read: {e}")))?;
+        let reader = reader.map_err(|e| Error::format(what, e.to_string())).at_caller()?;
+        let image = reader
+            .decode()
+            .map_err(|e| Error::format(what, format!("it is no image that can be read: {e}")))
+            .at_caller()?;
         Ok(Image { pixels: image.to_rgb8() })
     }
 
@@ -46,9 +50,10 @@ impl Image {
     ///
     /// # Errors
     /// Fails if the file cannot be read, or is no image.
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e)).at_caller()?;
         Image::decode(&path.display().to_string(), &bytes)
     }
 
@@ -66,11 +71,13 @@ impl Image {
     ///
     /// # Errors
     /// Fails if a side of either image is 0.
+    #[track_caller]
     pub fn resize(&self, width: u32, height: u32) -> Result<Image> {
         let (from_width, from_height) = self.size();
         if [width, height, from_width, from_height].contains(&0) {
             let why = format!("{from_width}×{from_height} to {width}×{height}: no side may be 0");
-            return Err(Error::shape("Image::resize", &[sides(from_height, from_width), sides(height, width)], why));
+            return Err(Error::shape("Image::resize", &[sides(from_height, from_width), sides(height, width)], why))
+                .at_caller();
         }
         Ok(Image { pixels: imageops::resize(&self.pixels, width, height, imageops::FilterType::Triangle) })
     }
@@ -79,6 +86,7 @@ impl Image {
     ///
     /// # Errors
     /// Fails if a side is 0.
+    #[track_caller]
     pub fn resize_shorter(&self, side: u32) -> Result<Image> {
         let (width, height) = self.size();
         let shorter = width.min(height).max(1);
@@ -90,12 +98,14 @@ impl Image {
     ///
     /// # Errors
     /// Fails if the piece is not within the image.
+    #[track_caller]
     pub fn crop(&self, left: u32, top: u32, width: u32, height: u32) -> Result<Image> {
         let within = |from: u32, len: u32, size: u32| from.checked_add(len).is_some_and(|end| end <= size);
         let (all_width, all_height) = self.size();
         if !within(left, width, all_width) || !within(top, height, all_height) {
             let why = format!("{width}×{height} from ({left}, {top}) is not within {all_width}×{all_height}");
-            return Err(Error::shape("Image::crop", &[sides(all_height, all_width), sides(height, width)], why));
+            return Err(Error::shape("Image::crop", &[sides(all_height, all_width), sides(height, width)], why))
+                .at_caller();
         }
         Ok(Image { pixels: imageops::crop_imm(&self.pixels, left, top, width, height).to_image() })
     }
@@ -104,6 +114,7 @@ impl Image {
     ///
     /// # Errors
     /// Fails if the image is smaller than the piece.
+    #[track_caller]
     pub fn center_crop(&self, width: u32, height: u32) -> Result<Image> {
         let (all_width, all_height) = self.size();
         self.crop(all_width.saturating_sub(width) / 2, all_height.saturating_sub(height) / 2, width, height)
@@ -113,6 +124,7 @@ impl Image {
     ///
     /// # Errors
     /// Fails if the image is smaller than the piece.
+    #[track_caller]
     pub fn random_crop(&self, width: u32, height: u32, rng: &mut Philox) -> Result<Image> {
         let (all_width, all_height) = self.size();
         let mut from = |all: u32, part: u32| rng.below(u64::from(all.saturating_sub(part)) + 1) as u32;
@@ -125,6 +137,7 @@ impl Image {
     ///
     /// # Errors
     /// Fails if a size is 0.
+    #[track_caller]
     pub fn random_resized_crop(&self, width: u32, height: u32, rng: &mut Philox) -> Result<Image> {
         let (all_width, all_height) = self.size();
         let area = f64::from(all_width) * f64::from(all_height);
@@ -135,7 +148,7 @@ impl Image {
             let ratio = libm::pow(4.0 / 3.0, 2.0 * rng.uniform() - 1.0);
             let (w, h) = ((part * ratio).sqrt().round() as u32, (part / ratio).sqrt().round() as u32);
             if (1..=all_width).contains(&w) && (1..=all_height).contains(&h) {
-                return self.random_crop(w, h, rng)?.resize(width, height);
+                return self.random_crop(w, h, rng)?.resize(width, height).at_caller();
             }
         }
         self.resize(width, height)
@@ -155,10 +168,11 @@ impl Image {
     ///
     /// # Errors
     /// Fails if a standard deviation is 0.
+    #[track_caller]
     pub fn normalized(&self, mean: [f32; 3], std: [f32; 3]) -> Result<Array> {
         if std.contains(&0.0) {
             let allowed = format!("above 0 to divide by, of {std:?}");
-            return Err(Error::range("Image::normalized", "standard deviation", 0.0, allowed));
+            return Err(Error::range("Image::normalized", "standard deviation", 0.0, allowed)).at_caller();
         }
         let (width, height) = self.size();
         let channel =
@@ -197,6 +211,7 @@ impl ImageFolder {
     /// # Errors
     /// Fails if a folder cannot be read, an image has another format, or there is no image. A class without an image is
     /// an error too: without it, class numbers would differ from those of another part of the data.
+    #[track_caller]
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let ends_with = |path: &Path, ends: &[&str]| {
@@ -208,24 +223,24 @@ impl ImageFolder {
             let first = parts.next()?.as_os_str().to_str()?.to_owned();
             parts.next().filter(|_| !first.starts_with('.')).map(|_| first)
         };
-        let files = files_within(folder)?.into_iter();
+        let files = files_within(folder).at_caller()?.into_iter();
         let mut found: Vec<(PathBuf, String)> =
             files.filter_map(|path| class(&path).map(|class| (path, class))).collect();
         if let Some((path, _)) = found.iter().find(|(path, _)| ends_with(path, &NOT_READ)) {
             let why = "it is an image of a kind that is not read: convert it to PNG, or take it out of the folder";
-            return Err(Error::format(path.display().to_string(), why));
+            return Err(Error::format(path.display().to_string(), why)).at_caller();
         }
         found.retain(|(path, _)| ends_with(path, &["png", "jpg", "jpeg"]));
         if found.is_empty() {
             let why = "there is no folder with an image *.png, *.jpg or *.jpeg within";
-            return Err(Error::format(folder.display().to_string(), why));
+            return Err(Error::format(folder.display().to_string(), why)).at_caller();
         }
-        let classes = folders_in(folder)?;
+        let classes = folders_in(folder).at_caller()?;
         let empty: Vec<&str> =
             classes.iter().map(String::as_str).filter(|&name| found.iter().all(|(_, class)| class != name)).collect();
         if !empty.is_empty() {
             let why = format!("no image *.png, *.jpg or *.jpeg for the classes {}", empty.join(", "));
-            return Err(Error::format(folder.display().to_string(), why));
+            return Err(Error::format(folder.display().to_string(), why)).at_caller();
         }
         let number = |class: &String| classes.partition_point(|other| other < class) as i64;
         let images = found.iter().map(|(path, class)| (path.clone(), number(class))).collect();

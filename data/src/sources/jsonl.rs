@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use serde_json::Value;
 
 use crate::{
@@ -30,9 +30,10 @@ impl JsonLines {
     ///
     /// # Errors
     /// Fails if the file cannot be read.
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let file = PositionedFile::open(path.as_ref())?;
-        Ok(JsonLines { records: Records::new(file, lines)? })
+        let file = PositionedFile::open(path.as_ref()).at_caller()?;
+        Ok(JsonLines { records: Records::new(file, lines).at_caller()? })
     }
 
     /// The string in one field of every line: the text of a corpus. A line without it is an error when it is read.
@@ -62,26 +63,29 @@ impl JsonLine {
     ///
     /// # Errors
     /// Fails if the line is no object, or has no such field.
+    #[track_caller]
     pub fn field(&self, name: &str) -> Result<&Value> {
-        self.value.get(name).ok_or_else(|| self.wrong(format!("has no field `{name}`")))
+        self.value.get(name).ok_or_else(|| self.wrong(format!("has no field `{name}`"))).at_caller()
     }
 
     /// The string in a field.
     ///
     /// # Errors
     /// Fails if there is no such field, or it is no string.
+    #[track_caller]
     pub fn text(&self, name: &str) -> Result<&str> {
         let value = self.field(name)?;
-        value.as_str().ok_or_else(|| self.wrong(format!("field `{name}` is {value}, no string")))
+        value.as_str().ok_or_else(|| self.wrong(format!("field `{name}` is {value}, no string"))).at_caller()
     }
 
     /// The number in a field.
     ///
     /// # Errors
     /// Fails if there is no such field, or it is no number.
+    #[track_caller]
     pub fn number(&self, name: &str) -> Result<f64> {
         let value = self.field(name)?;
-        value.as_f64().ok_or_else(|| self.wrong(format!("field `{name}` is {value}, no number")))
+        value.as_f64().ok_or_else(|| self.wrong(format!("field `{name}` is {value}, no number"))).at_caller()
     }
 
     fn wrong(&self, why: String) -> Error {

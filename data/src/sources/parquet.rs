@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use parquet::{
     errors::ParquetError,
     file::reader::{ChunkReader, FileReader, Length, SerializedFileReader},
@@ -51,11 +51,13 @@ impl Parquet {
     ///
     /// # Errors
     /// Fails if the file cannot be read, or is no Parquet file.
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let chunks = Chunks(Arc::new(PositionedFile::open(path)?));
-        let reader =
-            SerializedFileReader::new(chunks).map_err(|e| Error::format(path.display().to_string(), e.to_string()))?;
+        let chunks = Chunks(Arc::new(PositionedFile::open(path).at_caller()?));
+        let reader = SerializedFileReader::new(chunks)
+            .map_err(|e| Error::format(path.display().to_string(), e.to_string()))
+            .at_caller()?;
         let rows = reader.metadata().row_groups().iter().map(|group| usize::try_from(group.num_rows()).ok());
         let add = |end: &mut usize, rows: Option<usize>| {
             *end = rows.and_then(|rows| end.checked_add(rows)).unwrap_or(usize::MAX);
@@ -63,7 +65,7 @@ impl Parquet {
         };
         let ends: Vec<usize> = rows.scan(0, add).collect();
         if ends.last() == Some(&usize::MAX) {
-            return Err(Error::format(path.display().to_string(), "its numbers of rows make no sense"));
+            return Err(Error::format(path.display().to_string(), "its numbers of rows make no sense")).at_caller();
         }
         Ok(Parquet { path: path.into(), reader, projection: None, ends, kept: Mutex::new(Vec::new()) })
     }
@@ -72,6 +74,7 @@ impl Parquet {
     ///
     /// # Errors
     /// Fails if the file has no such column.
+    #[track_caller]
     pub fn columns(mut self, columns: &[&str]) -> Result<Self> {
         let schema = self.reader.metadata().file_metadata().schema();
         let find = |&column: &&str| {
@@ -79,9 +82,9 @@ impl Parquet {
             let found = schema.get_fields().iter().find(|field| field.name() == column);
             found.cloned().ok_or_else(|| self.malformed(format!("there is no column `{column}` among {}", names())))
         };
-        let fields = columns.iter().map(find).collect::<Result<Vec<_>>>()?;
+        let fields = columns.iter().map(find).collect::<Result<Vec<_>>>().at_caller()?;
         let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
-        self.projection = Some(projection.map_err(|e| self.malformed(e.to_string()))?);
+        self.projection = Some(projection.map_err(|e| self.malformed(e.to_string())).at_caller()?);
         Ok(self)
     }
 
@@ -89,9 +92,10 @@ impl Parquet {
     ///
     /// # Errors
     /// Fails if the file has no such column.
+    #[track_caller]
     pub fn texts(self, column: &str) -> Result<impl Dataset<Example = String> + use<>> {
         let name = column.to_owned();
-        Ok(self.columns(&[column])?.map(move |row| Ok(row.text(&name)?.to_owned())))
+        Ok(self.columns(&[column]).at_caller()?.map(move |row| Ok(row.text(&name)?.to_owned())))
     }
 
     fn group(&self, number: usize) -> Result<Group> {
@@ -147,21 +151,23 @@ impl ParquetRow {
     ///
     /// # Errors
     /// Fails if there is no such column, or its value is no string.
+    #[track_caller]
     pub fn text(&self, column: &str) -> Result<&str> {
         let text = self.values.get(column).and_then(Value::as_str);
-        text.ok_or_else(|| self.wrong(column, "string"))
+        text.ok_or_else(|| self.wrong(column, "string")).at_caller()
     }
 
     /// The number in a column; NaN and infinities too.
     ///
     /// # Errors
     /// Fails if there is no such column, or its value is no number.
+    #[track_caller]
     pub fn number(&self, column: &str) -> Result<f64> {
         let number = self.values.get(column).and_then(|value| match value {
             Value::String(text) => NOT_FINITE.contains(&text.as_str()).then(|| text.parse().ok())?,
             value => value.as_f64(),
         });
-        number.ok_or_else(|| self.wrong(column, "number"))
+        number.ok_or_else(|| self.wrong(column, "number")).at_caller()
     }
 
     fn wrong(&self, column: &str, kind: &str) -> Error {

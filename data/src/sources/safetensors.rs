@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use numcore::{DType, Error, Result, Shape, safetensors::Reader};
+use numcore::{DType, Error, Result, Shape, Within, safetensors::Reader};
 
 use crate::{Array, Dataset};
 
@@ -19,17 +19,20 @@ impl SafetensorsRows {
     ///
     /// # Errors
     /// Fails if the file cannot be read or has no tensor, an element type is not supported, or the first axes differ.
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let reader = Reader::open(path)?;
+        let reader = Reader::open(path).at_caller()?;
         let wrong = |why: String| Err(Error::format(reader.path().display().to_string(), why));
         let column = |name: &str| reader.tensor(name).map(|(dtype, shape)| (name.to_owned(), dtype, *shape));
-        let columns: Vec<(String, DType, Shape)> = reader.names().map(column).collect::<Result<_>>()?;
-        let Some((first, _, shape)) = columns.first() else { return wrong("it has no tensor, so no rows".into()) };
+        let columns: Vec<(String, DType, Shape)> = reader.names().map(column).collect::<Result<_>>().at_caller()?;
+        let Some((first, _, shape)) = columns.first() else {
+            return wrong("it has no tensor, so no rows".into()).at_caller();
+        };
         let Some(&rows) = shape.dims().first() else {
-            return wrong(format!("`{first}` is a single value and has no rows"));
+            return wrong(format!("`{first}` is a single value and has no rows")).at_caller();
         };
         if let Some((name, _, other)) = columns.iter().find(|(_, _, other)| other.dims().first() != Some(&rows)) {
-            return wrong(format!("`{first}` {shape} and `{name}` {other} differ in their number of rows"));
+            return wrong(format!("`{first}` {shape} and `{name}` {other} differ in their number of rows")).at_caller();
         }
         Ok(SafetensorsRows { reader, columns, rows })
     }

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use crate::{
     Dataset,
@@ -53,14 +53,15 @@ impl TarShards {
     /// # Errors
     /// Fails if a file cannot be read, is compressed, or is damaged before its first complete example. In a file
     /// damaged or cut later, the examples before that stay readable; [`torn`](TarShards::torn) has the error.
+    #[track_caller]
     pub fn open<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self> {
         let mut all = TarShards { shards: Vec::new(), examples: Vec::new(), torn: Vec::new() };
         for path in paths {
-            let file = PositionedFile::open(path.as_ref())?;
+            let file = PositionedFile::open(path.as_ref()).at_caller()?;
             let before = all.examples.len();
             match index(&file, all.shards.len(), &mut all.examples) {
                 Ok(()) => {}
-                Err(error) if all.examples.len() == before => return Err(error),
+                Err(error) if all.examples.len() == before => return Err(error).at_caller(),
                 Err(error) => all.torn.push(error),
             }
             all.shards.push(file);
@@ -168,18 +169,22 @@ impl TarExample {
     ///
     /// # Errors
     /// Fails if there is no such field.
+    #[track_caller]
     pub fn field(&self, name: &str) -> Result<&[u8]> {
         let names = || self.fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         let field = self.fields.get(name).map(Vec::as_slice);
-        field.ok_or_else(|| Error::format(&*self.key, format!("there is no field `{name}` among {}", names())))
+        field
+            .ok_or_else(|| Error::format(&*self.key, format!("there is no field `{name}` among {}", names())))
+            .at_caller()
     }
 
     /// The contents of a field as text.
     ///
     /// # Errors
     /// Fails if there is no such field, or it is no UTF-8.
+    #[track_caller]
     pub fn text(&self, name: &str) -> Result<&str> {
         let text = std::str::from_utf8(self.field(name)?);
-        text.map_err(|e| Error::format(&*self.key, format!("field `{name}` is no UTF-8 text ({e})")))
+        text.map_err(|e| Error::format(&*self.key, format!("field `{name}` is no UTF-8 text ({e})"))).at_caller()
     }
 }

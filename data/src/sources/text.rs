@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use crate::{
     Dataset,
@@ -33,14 +33,16 @@ impl TextFolder {
     ///
     /// # Errors
     /// Fails if a folder cannot be read, or there is no such file.
+    #[track_caller]
     pub fn open(folder: impl AsRef<Path>, extension: &str) -> Result<Self> {
-        let mut paths = files_within(folder.as_ref())?;
+        let mut paths = files_within(folder.as_ref()).at_caller()?;
         paths.retain(|path| path.extension().is_some_and(|end| end == extension));
         if paths.is_empty() {
             return Err(Error::format(
                 folder.as_ref().display().to_string(),
                 format!("there is no file *.{extension}"),
-            ));
+            ))
+            .at_caller();
         }
         Ok(TextFolder { paths })
     }
@@ -117,9 +119,10 @@ impl TextLines {
     ///
     /// # Errors
     /// Fails if the file cannot be read.
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let file = PositionedFile::open(path.as_ref())?;
-        Ok(TextLines { records: Records::new(file, lines)? })
+        let file = PositionedFile::open(path.as_ref()).at_caller()?;
+        Ok(TextLines { records: Records::new(file, lines).at_caller()? })
     }
 }
 
@@ -186,17 +189,23 @@ impl Characters {
     ///
     /// # Errors
     /// Fails if a character is not in the vocabulary.
+    #[track_caller]
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let unknown = |c: char| Error::argument("Characters::encode", format!("{c:?} is not in the vocabulary"));
-        text.chars().map(|c| self.token(c).ok_or_else(|| unknown(c))).collect()
+        text.chars().map(|c| self.token(c).ok_or_else(|| unknown(c))).collect::<Result<_>>().at_caller()
     }
 
     /// The text of tokens.
     ///
     /// # Errors
     /// Fails if a token is past the end of the vocabulary.
+    #[track_caller]
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         let unknown = |token: u32| Error::range("Characters::decode", "token", token, format!("in 0..{}", self.len()));
-        tokens.iter().map(|&t| self.characters.get(t as usize).copied().ok_or_else(|| unknown(t))).collect()
+        tokens
+            .iter()
+            .map(|&t| self.characters.get(t as usize).copied().ok_or_else(|| unknown(t)))
+            .collect::<Result<_>>()
+            .at_caller()
     }
 }

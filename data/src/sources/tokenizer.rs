@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range, path::Path};
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use tokenizers::models::{ModelWrapper, bpe::BPE};
 
 use crate::files::without_mark;
@@ -27,21 +27,23 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Fails if the file cannot be read, describes no tokenizer, or one that draws at random (BPE `dropout`).
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e)).at_caller()?;
         let bytes = without_mark(&bytes);
         let wrong = |why| Error::format(path.display().to_string(), format!("it describes no tokenizer: {why}"));
-        let mut inner =
-            tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| wrong(missing(bytes).unwrap_or(e.to_string())))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
+            .map_err(|e| wrong(missing(bytes).unwrap_or(e.to_string())))
+            .at_caller()?;
         if let ModelWrapper::BPE(BPE { dropout: Some(dropout), .. }) = inner.get_model()
             && *dropout > 0.0
         {
             let why = format!("it leaves out merges at random (`dropout` of {dropout}): set that to null");
-            return Err(Error::format(path.display().to_string(), why));
+            return Err(Error::format(path.display().to_string(), why)).at_caller();
         }
         // Trainers leave their own truncation and padding in the file.
-        inner.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        inner.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string())).at_caller()?;
         let rows = inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
         Ok(Tokenizer { inner, rows })
     }
@@ -50,16 +52,18 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Fails if the tokenizer has no token for a part of the text, and no unknown token.
+    #[track_caller]
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.encoded(text, false)
+        self.encoded(text, false).at_caller()
     }
 
     /// The tokens of a text, with the special tokens that the file puts around it.
     ///
     /// # Errors
     /// Fails if [`encode`](Tokenizer::encode) would fail.
+    #[track_caller]
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>> {
-        self.encoded(text, true)
+        self.encoded(text, true).at_caller()
     }
 
     /// The tokens of a text from [`encode`](Tokenizer::encode), each with the byte range of the text that it stands
@@ -67,9 +71,10 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Fails if [`encode`](Tokenizer::encode) would fail.
+    #[track_caller]
     pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
         let encoding = self.inner.encode(text, false);
-        let encoding = encoding.map_err(|e| refused("Tokenizer::encode", &*e))?;
+        let encoding = encoding.map_err(|e| refused("Tokenizer::encode", &*e)).at_caller()?;
         let places = encoding.get_offsets().iter().map(|&(start, end)| start..end);
         Ok(encoding.get_ids().iter().copied().zip(places).collect())
     }
@@ -78,8 +83,9 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Fails if the tokenizer cannot join the tokens.
+    #[track_caller]
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.inner.decode(tokens, true).map_err(|e| refused("Tokenizer::decode", &*e))
+        self.inner.decode(tokens, true).map_err(|e| refused("Tokenizer::decode", &*e)).at_caller()
     }
 
     /// The largest token plus 1, special tokens included: the number of rows of an embedding. Vocabularies may have

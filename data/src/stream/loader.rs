@@ -7,7 +7,7 @@ use std::sync::{
 use std::time::{Duration, Instant};
 
 use numcore::{
-    Error, Result, Runtime,
+    Error, Result, Runtime, Within,
     trace::{self, SpanKind},
 };
 
@@ -142,8 +142,9 @@ impl<B: Send + 'static> StreamLoader<B> {
     /// # Errors
     /// Fails if `batch` or `ahead` is 0, `rank` is not below `ranks`, or the stream cannot be opened. Also if no thread
     /// can be started.
+    #[track_caller]
     pub fn start(&self) -> Result<StreamBatches<B>> {
-        self.begin(None)
+        self.begin(None).at_caller()
     }
 
     /// Reads the batches from a state of [`StreamBatches::state`] on, at any number of ranks. Steps are counted from
@@ -151,8 +152,9 @@ impl<B: Send + 'static> StreamLoader<B> {
     ///
     /// # Errors
     /// Fails if it is no state of the stream; otherwise as [`start`](StreamLoader::start).
+    #[track_caller]
     pub fn resume(&self, state: &StreamState) -> Result<StreamBatches<B>> {
-        self.begin(Some(state))
+        self.begin(Some(state)).at_caller()
     }
 
     fn begin(&self, from: Option<&StreamState>) -> Result<StreamBatches<B>> {

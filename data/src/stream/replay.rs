@@ -7,7 +7,7 @@ use std::{
     string::FromUtf8Error,
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::{Stream, StreamState};
 use crate::{
@@ -44,8 +44,9 @@ where
     ///
     /// # Errors
     /// Fails if `start` fails.
+    #[track_caller]
     pub fn new(mut start: F) -> Result<Self> {
-        Ok(Replay { examples: start()?, start, read: 0 })
+        Ok(Replay { examples: start().at_caller()?, start, read: 0 })
     }
 }
 
@@ -86,10 +87,11 @@ where
 /// # Errors
 /// Fails if a file cannot be opened. A line that is no UTF-8 is an error in its place, with file and line. A file that
 /// ends within its compressed data gives an error after its last complete line; the next file follows.
+#[track_caller]
 pub fn lines<P: AsRef<Path>>(paths: &[P]) -> Result<impl Stream<Example = String> + use<P>> {
     let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_owned()).collect();
     // Later files are opened only when they are reached; this finds missing ones at once.
-    paths.iter().try_for_each(|path| File::open(path).map(drop).map_err(|e| Error::io(path, e)))?;
+    paths.iter().try_for_each(|path| File::open(path).map(drop).map_err(|e| Error::io(path, e))).at_caller()?;
     Replay::new(move || Ok(paths.clone().into_iter().flat_map(FileLines::open)))
 }
 

@@ -3,7 +3,7 @@
 use std::{fmt, path::Path};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use numcore::{Error, Result, safetensors::replace_file};
+use numcore::{Error, Result, Within, safetensors::replace_file};
 
 use super::{TokenSource, decode, past_the_end, read};
 use crate::files::PositionedFile;
@@ -106,14 +106,15 @@ impl TokenFile {
     ///
     /// # Errors
     /// Fails if the file cannot be opened, or its size is no multiple of the token size.
+    #[track_caller]
     pub fn open(path: impl AsRef<Path>, kind: TokenType) -> Result<Self> {
-        let file = PositionedFile::open(path.as_ref())?;
+        let file = PositionedFile::open(path.as_ref()).at_caller()?;
         if !file.len().is_multiple_of(kind.size() as u64) {
             let why = format!(
                 "its {} bytes are no whole number of tokens of {kind}: cut short, or of another type",
                 file.len()
             );
-            return Err(file.malformed(why));
+            return Err(file.malformed(why)).at_caller();
         }
         Ok(TokenFile { file, kind, stored: None })
     }
@@ -123,10 +124,11 @@ impl TokenFile {
     ///
     /// # Errors
     /// Fails if the file cannot be read.
+    #[track_caller]
     pub fn in_memory(self) -> Result<Self> {
         let bytes = self.file.len() as usize;
         let mut words = vec![0; bytes.div_ceil(8)];
-        self.file.read(0, &mut cast_slice_mut::<u64, u8>(&mut words)[..bytes])?;
+        self.file.read(0, &mut cast_slice_mut::<u64, u8>(&mut words)[..bytes]).at_caller()?;
         Ok(TokenFile { stored: Some(words), ..self })
     }
 }
@@ -151,8 +153,9 @@ impl TokenSource for TokenFile {
 ///
 /// # Errors
 /// Fails if a token is larger than the type holds, or the file cannot be written.
+#[track_caller]
 pub fn write_tokens(path: impl AsRef<Path>, kind: TokenType, tokens: &[u32]) -> Result<()> {
     let mut bytes = Vec::with_capacity(tokens.len() * kind.size());
-    kind.store("write_tokens", tokens, &mut bytes)?;
-    replace_file(path, &bytes)
+    kind.store("write_tokens", tokens, &mut bytes).at_caller()?;
+    replace_file(path, &bytes).at_caller()
 }

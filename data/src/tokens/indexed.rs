@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use numcore::{Error, Result, safetensors::replace_file};
+use numcore::{Error, Result, Within, safetensors::replace_file};
 
 use super::{TokenType, read};
 use crate::{Dataset, files::PositionedFile};
@@ -48,20 +48,23 @@ impl IndexedTokens {
     /// # Errors
     /// Fails if a file is missing, or the index is no index. A sequence or document that the index misplaces is an
     /// error when it is read.
+    #[track_caller]
     pub fn open(prefix: impl AsRef<Path>) -> Result<Self> {
-        let tokens = PositionedFile::open(&with(prefix.as_ref(), ".bin"))?;
-        let index = PositionedFile::open(&with(prefix.as_ref(), ".idx"))?;
-        let header = index.bytes(0, HEADER)?;
+        let tokens = PositionedFile::open(&with(prefix.as_ref(), ".bin")).at_caller()?;
+        let index = PositionedFile::open(&with(prefix.as_ref(), ".idx")).at_caller()?;
+        let header = index.bytes(0, HEADER).at_caller()?;
         if header[..9] != *MAGIC {
-            return Err(index.malformed("it does not begin with MMIDIDX, so it is no index"));
+            return Err(index.malformed("it does not begin with MMIDIDX, so it is no index")).at_caller();
         }
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         if long(9) != VERSION {
-            return Err(index.malformed(format!("version {} of the index is not known, only {VERSION}", long(9))));
+            return Err(index.malformed(format!("version {} of the index is not known, only {VERSION}", long(9))))
+                .at_caller();
         }
         let code = CODES.iter().find(|(code, _)| *code == header[17]);
-        let (_, kind) = code.ok_or_else(|| index.malformed(format!("{} is the code of no token type", header[17])))?;
-        let (sequences, bounds) = arrays(&index, long(18), long(26))?;
+        let (_, kind) =
+            code.ok_or_else(|| index.malformed(format!("{} is the code of no token type", header[17]))).at_caller()?;
+        let (sequences, bounds) = arrays(&index, long(18), long(26)).at_caller()?;
         Ok(IndexedTokens { tokens, kind: *kind, sequences, bounds })
     }
 
@@ -74,31 +77,33 @@ impl IndexedTokens {
     ///
     /// # Errors
     /// Fails if there is no such sequence, or the index misplaces it.
+    #[track_caller]
     pub fn sequence(&self, index: usize) -> Result<Vec<u32>> {
-        crate::dataset::check_index("IndexedTokens::sequence", index, self.sequences.len())?;
-        self.sequence_tokens(index, 0..self.sequence_len(index)?)
+        crate::dataset::check_index("IndexedTokens::sequence", index, self.sequences.len()).at_caller()?;
+        self.sequence_tokens(index, 0..self.sequence_len(index).at_caller()?).at_caller()
     }
 
     /// Reads a range of a document's tokens, and nothing else.
     ///
     /// # Errors
     /// Fails if there is no such document, it has fewer tokens, or the index misplaces it.
+    #[track_caller]
     pub fn document_tokens(&self, index: usize, range: Range<usize>) -> Result<Vec<u32>> {
         let mut tokens = Vec::new();
         let mut start = 0;
-        for sequence in self.document(index)? {
-            let end = start + self.sequence_len(sequence)?;
+        for sequence in self.document(index).at_caller()? {
+            let end = start + self.sequence_len(sequence).at_caller()?;
             let (from, to) = (range.start.max(start), range.end.min(end));
             match tokens.is_empty() {
                 _ if from >= to => {}
-                true => tokens = self.sequence_tokens(sequence, from - start..to - start)?,
-                false => tokens.extend(self.sequence_tokens(sequence, from - start..to - start)?),
+                true => tokens = self.sequence_tokens(sequence, from - start..to - start).at_caller()?,
+                false => tokens.extend(self.sequence_tokens(sequence, from - start..to - start).at_caller()?),
             }
             start = end;
         }
         if range.start > range.end || range.end > start {
             let allowed = format!("in {}..={start} in document {index}", range.start);
-            return Err(Error::range("IndexedTokens", "end of the tokens", range.end, allowed));
+            return Err(Error::range("IndexedTokens", "end of the tokens", range.end, allowed)).at_caller();
         }
         Ok(tokens)
     }
@@ -107,8 +112,9 @@ impl IndexedTokens {
     ///
     /// # Errors
     /// Fails if there is no such document, or the index misplaces it.
+    #[track_caller]
     pub fn document_len(&self, index: usize) -> Result<usize> {
-        self.document(index)?.map(|sequence| self.sequence_len(sequence)).sum()
+        self.document(index).at_caller()?.map(|sequence| self.sequence_len(sequence)).sum()
     }
 
     fn sequence_len(&self, index: usize) -> Result<usize> {
@@ -210,18 +216,24 @@ impl IndexedTokensWriter {
     ///
     /// # Errors
     /// Fails if the format has no code for the type (`u32`), or the file cannot be created.
+    #[track_caller]
     pub fn create(prefix: impl AsRef<Path>, kind: TokenType) -> Result<Self> {
-        let code = CODES.iter().find(|(_, known)| *known == kind).map(|(code, _)| *code).ok_or_else(|| {
-            Error::unsupported("IndexedTokensWriter", format!("the format has no code for {kind}; use i32"))
-        })?;
+        let code = CODES
+            .iter()
+            .find(|(_, known)| *known == kind)
+            .map(|(code, _)| *code)
+            .ok_or_else(|| {
+                Error::unsupported("IndexedTokensWriter", format!("the format has no code for {kind}; use i32"))
+            })
+            .at_caller()?;
         let path = with(prefix.as_ref(), ".bin");
         // An old index would misplace the new tokens if this ends early.
         let index = with(prefix.as_ref(), ".idx");
         match std::fs::remove_file(&index) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&index, e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&index, e)).at_caller(),
             _ => {}
         }
-        let tokens = BufWriter::new(File::create(&path).map_err(|e| Error::io(&path, e))?);
+        let tokens = BufWriter::new(File::create(&path).map_err(|e| Error::io(&path, e)).at_caller()?);
         let prefix = prefix.as_ref().into();
         Ok(IndexedTokensWriter { prefix, kind, code, tokens, lengths: Vec::new(), bytes: Vec::new() })
     }
@@ -231,14 +243,15 @@ impl IndexedTokensWriter {
     /// # Errors
     /// Fails if a token is larger than the type holds, the document is too long for an `i32`, or the file cannot be
     /// written.
+    #[track_caller]
     pub fn document(&mut self, tokens: &[u32]) -> Result<()> {
         const OP: &str = "IndexedTokensWriter::document";
         let length = i32::try_from(tokens.len());
         let many = |_| Error::range(OP, "number of tokens", tokens.len(), "at most what an i32 counts");
-        let length = length.map_err(many)?;
+        let length = length.map_err(many).at_caller()?;
         self.bytes.clear();
-        self.kind.store(OP, tokens, &mut self.bytes)?;
-        self.tokens.write_all(&self.bytes).map_err(|e| Error::io(with(&self.prefix, ".bin"), e))?;
+        self.kind.store(OP, tokens, &mut self.bytes).at_caller()?;
+        self.tokens.write_all(&self.bytes).map_err(|e| Error::io(with(&self.prefix, ".bin"), e)).at_caller()?;
         self.lengths.push(length);
         Ok(())
     }
@@ -247,8 +260,9 @@ impl IndexedTokensWriter {
     ///
     /// # Errors
     /// Fails if a file cannot be written.
+    #[track_caller]
     pub fn finish(mut self) -> Result<()> {
-        self.tokens.flush().map_err(|e| Error::io(with(&self.prefix, ".bin"), e))?;
+        self.tokens.flush().map_err(|e| Error::io(with(&self.prefix, ".bin"), e)).at_caller()?;
         let count = self.lengths.len() as u64;
         let mut index = MAGIC.to_vec();
         index.extend(VERSION.to_le_bytes());
@@ -262,6 +276,6 @@ impl IndexedTokensWriter {
             offset += i64::from(length) * self.kind.size() as i64;
         }
         (0..=count).for_each(|bound| index.extend(bound.to_le_bytes()));
-        replace_file(with(&self.prefix, ".idx"), &index)
+        replace_file(with(&self.prefix, ".idx"), &index).at_caller()
     }
 }

@@ -1,6 +1,6 @@
 //! Windows of a sequence of tokens, with inputs and targets.
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::TokenSource;
 use crate::{Array, Dataset};
@@ -34,10 +34,11 @@ impl<S: TokenSource> TokenWindows<S> {
     ///
     /// # Errors
     /// Fails if `context` is 0, or there are not enough tokens for one window.
+    #[track_caller]
     pub fn new(source: S, context: usize) -> Result<Self> {
         if context == 0 || source.len() <= context as u64 {
             let allowed = format!("at least 1, and less than the {} tokens", source.len());
-            return Err(Error::range("TokenWindows", "context", context, allowed));
+            return Err(Error::range("TokenWindows", "context", context, allowed)).at_caller();
         }
         Ok(TokenWindows { source, context, stride: context })
     }
@@ -47,9 +48,10 @@ impl<S: TokenSource> TokenWindows<S> {
     ///
     /// # Errors
     /// Fails if `stride` is 0.
+    #[track_caller]
     pub fn stride(mut self, stride: usize) -> Result<Self> {
         if stride == 0 {
-            return Err(Error::range("TokenWindows::stride", "stride", stride, "at least 1"));
+            return Err(Error::range("TokenWindows::stride", "stride", stride, "at least 1")).at_caller();
         }
         self.stride = stride;
         Ok(self)
@@ -74,19 +76,20 @@ impl<S: TokenSource> Dataset for TokenWindows<S> {
 ///
 /// # Errors
 /// Fails if there is no window, the windows differ in length, or they have fewer than 2 tokens.
+#[track_caller]
 pub fn next_tokens(windows: Vec<Vec<u32>>) -> Result<(Array, Array)> {
     let length = windows.first().map_or(0, Vec::len);
     if length < 2 || windows.iter().any(|window| window.len() != length) {
         let lengths: Vec<usize> = windows.iter().map(Vec::len).collect();
         let why = format!("windows of {lengths:?} tokens: they must have one length, of at least 2");
-        return Err(Error::lengths("next_tokens", &lengths, why));
+        return Err(Error::lengths("next_tokens", &lengths, why)).at_caller();
     }
     let values = |from: usize| -> Result<Array> {
         let mut values = Vec::with_capacity(windows.len() * (length - 1));
         windows.iter().for_each(|w| values.extend(w[from..from + length - 1].iter().map(|&token| i64::from(token))));
         Array::new([windows.len(), length - 1], values)
     };
-    Ok((values(0)?, values(1)?))
+    Ok((values(0).at_caller()?, values(1).at_caller()?))
 }
 
 #[cfg(test)]

@@ -295,3 +295,25 @@ fn a_damaged_shard_keeps_what_comes_before() {
     says(twice.get(0), &["twice.tar", "`a` has two files for one field"]);
     assert!(twice.get(1).is_ok());
 }
+
+#[test]
+fn errors_name_the_caller_s_line() {
+    let folder = Folder::new("lines");
+    let path = folder.file("a.csv", "x,y\n1,z\n");
+    let row = Csv::open(&path).unwrap().get(0).unwrap();
+    let errors = [
+        Csv::open("no such file").map(|_| ()),
+        row.text("z").map(|_| ()),
+        row.numbers(&["x", "y"]).map(|_| ()),
+        JsonLines::open("no such file").map(|_| ()),
+        read_idx("no such file").map(|_| ()),
+        Array::new([2], vec![1.0f32]).map(|_| ()),
+        Array::stack(&[]).map(|_| ()),
+        data::pad::<f32>(&[], 0.0, 0).map(|_| ()),
+        data::pack::first_fit(&[1], 0, 1).map(|_| ()),
+        Loader::new(Csv::open(&path).unwrap()).batch(0).epoch(0).map(|_| ()),
+    ];
+    for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {
+        assert_eq!(error.location().map(|at| at.file()), Some(file!()), "{k}: {error}");
+    }
+}

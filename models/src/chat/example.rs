@@ -1,7 +1,7 @@
 //! Conversations as tokens, and several in a row.
 
 use data::pack::{PackedRow, first_fit};
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 /// The tokens of a conversation, and a mask of the assistant's tokens, the only ones that are learned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,13 +27,15 @@ impl ChatExample {
 ///
 /// # Errors
 /// Fails if the context is 0, or an example has not as many marks as tokens.
+#[track_caller]
 pub fn pack_examples(examples: &[ChatExample], context: usize) -> Result<Vec<PackedRow>> {
     if context == 0 {
-        return Err(Error::range("pack_examples", "context", context, "at least 1 to hold a conversation"));
+        return Err(Error::range("pack_examples", "context", context, "at least 1 to hold a conversation")).at_caller();
     }
     if let Some(at) = examples.iter().position(|e| e.tokens.len() != e.learned.len()) {
         let why = format!("example {at} has not one mark for each token");
-        return Err(Error::lengths("pack_examples", &[examples[at].tokens.len(), examples[at].learned.len()], why));
+        return Err(Error::lengths("pack_examples", &[examples[at].tokens.len(), examples[at].learned.len()], why))
+            .at_caller();
     }
     let lengths: Vec<usize> = examples.iter().map(|e| e.tokens.len().min(context)).collect();
     let rows = first_fit(&lengths, context, 64)?;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use data::sources::Tokenizer;
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::{ChatExample, ChatTemplate, Conversation};
 
@@ -16,10 +16,11 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Fails if the template fails or is not of that kind, or the text cannot be encoded.
+    #[track_caller]
     pub fn encode(&self, tokenizer: &Tokenizer, conversation: &Conversation) -> Result<ChatExample> {
         let text = self.render(conversation, false)?;
         let answers = (0..conversation.len()).filter(|&at| conversation.is_assistant(at));
-        let spans = answers.map(|at| self.span(conversation, at, &text)).collect::<Result<Vec<_>>>()?;
+        let spans = answers.map(|at| self.span(conversation, at, &text)).collect::<Result<Vec<_>>>().at_caller()?;
         // The template has already written the token that begins a text.
         let encoded = tokenizer.encode_with_offsets(&text)?;
         let learned = |place: &Range<usize>| {

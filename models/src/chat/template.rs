@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path, time::SystemTime};
 
 use minijinja::{Environment, Value, context, escape_formatter, syntax::SyntaxConfig, value::ValueKind};
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::{python, source::adapted};
 use crate::files::JsonObject;
@@ -34,23 +34,24 @@ impl Conversation {
     ///
     /// # Errors
     /// Fails if the row is no JSON, or has no list of messages with roles.
+    #[track_caller]
     pub fn from_json(row: &str) -> Result<Self> {
         let wrong = |why: String| Error::format("a conversation", why);
-        let row: Value = serde_json::from_str(row).map_err(|e| wrong(format!("it is no JSON: {e}")))?;
+        let row: Value = serde_json::from_str(row).map_err(|e| wrong(format!("it is no JSON: {e}"))).at_caller()?;
         let list = row.get_attr("messages").ok().filter(|list| list.kind() == ValueKind::Seq);
         let messages = list.and_then(|list| Some(list.try_iter().ok()?.collect::<Vec<_>>()));
-        let Some(messages) = messages else { return Err(wrong("it has no list `messages`".into())) };
+        let Some(messages) = messages else { return Err(wrong("it has no list `messages`".into())).at_caller() };
         let has_role = |m: &Value| m.get_attr("role").is_ok_and(|role| role.as_str().is_some());
         if let Some(at) = messages.iter().position(|m| !has_role(m)) {
-            return Err(wrong(format!("message {at} has no `role`")));
+            return Err(wrong(format!("message {at} has no `role`"))).at_caller();
         }
         let given = |name: &str| row.get_attr(name).ok().filter(|v| !v.is_undefined() && !v.is_none());
         let mut variables: BTreeMap<String, Value> =
             ["tools", "documents"].iter().filter_map(|&name| Some((name.to_owned(), given(name)?))).collect();
         if let Some(more) = given(KWARGS) {
             let names = more.try_iter().ok().filter(|_| more.kind() == ValueKind::Map);
-            for name in names.ok_or_else(|| wrong(format!("`{KWARGS}` is no object")))? {
-                variables.insert(name.to_string(), more.get_item(&name).map_err(Error::other)?);
+            for name in names.ok_or_else(|| wrong(format!("`{KWARGS}` is no object"))).at_caller()? {
+                variables.insert(name.to_string(), more.get_item(&name).map_err(Error::other).at_caller()?);
             }
         }
         Ok(Conversation { messages: messages.into_iter().map(with_thoughts).collect(), variables })
@@ -130,6 +131,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Fails if there is none, or a file is malformed.
+    #[track_caller]
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let config = JsonObject::open(&folder.join("tokenizer_config.json"))?;
@@ -142,24 +144,25 @@ impl ChatTemplate {
             let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
             Some((name, text.to_owned()))
         };
-        let mut templates = in_files(folder)?;
+        let mut templates = in_files(folder).at_caller()?;
         if templates.is_empty() {
             templates = in_config(&config);
         }
         if !templates.contains_key(DEFAULT) {
             let why = "is missing, and there is no chat_template.jinja: it is no chat model";
-            return Err(config.wrong("chat_template", why));
+            return Err(config.wrong("chat_template", why)).at_caller();
         }
-        Self::with_tokens(templates, TOKENS.into_iter().filter_map(token).collect())
+        Self::with_tokens(templates, TOKENS.into_iter().filter_map(token).collect()).at_caller()
     }
 
     /// Builds a template from its source, and the tokens that begin and end a text.
     ///
     /// # Errors
     /// Fails if it is no Jinja, or longer than 1 MiB.
+    #[track_caller]
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
         let templates = [(DEFAULT.to_owned(), source.to_owned())].into();
-        Self::with_tokens(templates, [("bos_token", bos.into()), ("eos_token", eos.into())].into())
+        Self::with_tokens(templates, [("bos_token", bos.into()), ("eos_token", eos.into())].into()).at_caller()
     }
 
     fn with_tokens(templates: BTreeMap<String, String>, tokens: BTreeMap<&'static str, String>) -> Result<Self> {
@@ -202,18 +205,20 @@ impl ChatTemplate {
     /// # Errors
     /// Fails if the template refuses the conversation (for roles that do not alternate, for example), fails, or reaches
     /// a limit.
+    #[track_caller]
     pub fn render(&self, conversation: &Conversation, prompt: bool) -> Result<String> {
         let variables = &conversation.variables;
         let special = variables.contains_key("tools").then(|| self.environment.get_template(WITH_TOOLS).ok()).flatten();
-        let template = special.map_or_else(|| self.environment.get_template(DEFAULT), Ok).map_err(broken)?;
+        let template =
+            special.map_or_else(|| self.environment.get_template(DEFAULT), Ok).map_err(broken).at_caller()?;
         let tokens = self.tokens.iter().map(|(name, token)| (*name, Value::from(token.as_str())));
         let none = [("tools", Value::from(())), ("documents", Value::from(()))];
         let given = variables.iter().map(|(name, value)| (name.as_str(), value.clone()));
         let fixed = [("messages", conversation.messages.clone().into()), ("add_generation_prompt", prompt.into())];
         let context = Value::from_pairs(tokens.chain(none).chain(given).chain(fixed));
         let mut text = Bounded(Vec::new());
-        template.render_captured_to(context, &mut text).map_err(broken)?;
-        String::from_utf8(text.0).map_err(Error::other)
+        template.render_captured_to(context, &mut text).map_err(broken).at_caller()?;
+        String::from_utf8(text.0).map_err(Error::other).at_caller()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The sizes and options of a decoder.
 
 use nn::{Activation, moe::MoeConfig};
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use serde_json::{Map, Value, json};
 
 use super::{ConfigFields, DecoderMixtures, Family, RopeConfig, RopeScaling, activation_name, check_sizes};
@@ -58,9 +58,10 @@ impl DecoderConfig {
     /// # Errors
     /// Fails if the family is not known, or sizes do not fit each other. Fails too if a field is missing, malformed, or
     /// unknown and not known to be harmless.
+    #[track_caller]
     pub fn read(fields: &ConfigFields) -> Result<Self> {
-        let config = Self::parsed(fields)?;
-        config.check()?;
+        let config = Self::parsed(fields).at_caller()?;
+        config.check().at_caller()?;
         Ok(config)
     }
 

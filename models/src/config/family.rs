@@ -1,6 +1,6 @@
 //! The families of decoders.
 
-use numcore::Result;
+use numcore::{Result, Within};
 
 use super::ConfigFields;
 
@@ -59,12 +59,18 @@ impl Family {
     ///
     /// # Errors
     /// Fails if it names none, or one that is not known.
+    #[track_caller]
     pub fn of(fields: &ConfigFields) -> Result<Family> {
         let name = fields.need("model_type", fields.text("model_type")?)?;
-        Self::ALL.iter().find(|(_, known, _)| *known == name).map(|(family, ..)| *family).ok_or_else(|| {
-            let known: Vec<_> = Self::ALL.iter().map(|(_, known, _)| *known).collect();
-            fields.wrong("model_type", format_args!("is `{name}`; decoders are known of: {}", known.join(", ")))
-        })
+        Self::ALL
+            .iter()
+            .find(|(_, known, _)| *known == name)
+            .map(|(family, ..)| *family)
+            .ok_or_else(|| {
+                let known: Vec<_> = Self::ALL.iter().map(|(_, known, _)| *known).collect();
+                fields.wrong("model_type", format_args!("is `{name}`; decoders are known of: {}", known.join(", ")))
+            })
+            .at_caller()
     }
 
     /// The sizes that transformers assumes where a configuration has no field.

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, collections::BTreeSet, fs, ops::Deref, path::Path};
 
 use nn::Activation;
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use serde_json::Value;
 
 use super::is_generation_field;
@@ -133,6 +133,7 @@ impl ConfigFields {
     ///
     /// # Errors
     /// Fails if there is none, or it is longer than 64 MiB or holds no JSON object.
+    #[track_caller]
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         if folder.is_dir() && !path.is_file() {
@@ -143,7 +144,7 @@ impl ConfigFields {
                 true => "there is no config.json, and GGUF is not read: use the folder of safetensors it was made of",
                 false => "there is no config.json: it is no model's folder",
             };
-            return Err(Error::format(folder.display().to_string(), why));
+            return Err(Error::format(folder.display().to_string(), why)).at_caller();
         }
         JsonObject::open(&path).map(Self::of)
     }
@@ -159,16 +160,19 @@ impl ConfigFields {
     }
 
     /// A count, or `default` if absent.
+    #[track_caller]
     pub fn size_or(&self, name: &'static str, default: usize) -> Result<usize> {
         Ok(self.maybe_size(name)?.unwrap_or(default))
     }
 
     /// A count that may be absent.
+    #[track_caller]
     pub fn maybe_size(&self, name: &'static str) -> Result<Option<usize>> {
         match self.count(self.known(name))? {
             Some(size) if size > LARGEST => {
                 Err(self
                     .wrong(name, format_args!("is {size}, which is larger than any model's: the most is {LARGEST}")))
+                .at_caller()
             }
             size => Ok(size),
         }
@@ -176,48 +180,58 @@ impl ConfigFields {
 
     /// The number of layers, or `default`; at most 10 000. A wrong number would take memory before weights are found
     /// missing.
+    #[track_caller]
     pub fn layers_or(&self, name: &'static str, default: usize) -> Result<usize> {
         const MOST: usize = 10_000;
         match self.count(self.known(name))?.unwrap_or(default) {
             layers if layers <= MOST => Ok(layers),
-            layers => Err(self.wrong(name, format_args!("is {layers}; no model has more than {MOST}"))),
+            layers => Err(self.wrong(name, format_args!("is {layers}; no model has more than {MOST}"))).at_caller(),
         }
     }
 
     /// The index of a row in a table of `rows` rows, if present. Negative numbers count from the end, as in PyTorch.
+    #[track_caller]
     pub fn row(&self, name: &'static str, rows: usize) -> Result<Option<usize>> {
         let Some(value) = self.get(self.known(name)) else { return Ok(None) };
         let from_end = |row: i64| if row < 0 { row.saturating_add_unsigned(rows as u64) } else { row };
         let row = value.as_i64().and_then(|row| usize::try_from(from_end(row)).ok()).filter(|&row| row < rows);
-        row.map(Some).ok_or_else(|| self.wrong(name, format_args!("is {value}, and there are {rows} tokens")))
+        row.map(Some)
+            .ok_or_else(|| self.wrong(name, format_args!("is {value}, and there are {rows} tokens")))
+            .at_caller()
     }
 
     /// A number, or `default` if absent.
+    #[track_caller]
     pub fn number_or(&self, name: &'static str, default: f64) -> Result<f64> {
         Ok(self.number(self.known(name))?.unwrap_or(default))
     }
 
     /// A boolean, or `default` if absent.
+    #[track_caller]
     pub fn flag_or(&self, name: &'static str, default: bool) -> Result<bool> {
         Ok(self.flag(self.known(name))?.unwrap_or(default))
     }
 
     /// An object, if present.
+    #[track_caller]
     pub fn part(&self, name: &'static str) -> Result<Option<JsonObject>> {
         self.object.object(self.known(name))
     }
 
     /// A list of counts, if present.
+    #[track_caller]
     pub fn sizes(&self, name: &'static str) -> Result<Option<Vec<usize>>> {
         self.object.counts(self.known(name))
     }
 
     /// A list of strings, if present.
+    #[track_caller]
     pub fn list(&self, name: &'static str) -> Result<Option<Vec<&str>>> {
         self.object.texts(self.known(name))
     }
 
     /// An activation by transformers' name, or `default` if absent.
+    #[track_caller]
     pub fn activation(&self, name: &'static str, default: Activation) -> Result<Activation> {
         Ok(match self.text(self.known(name))? {
             None => default,
@@ -225,27 +239,35 @@ impl ConfigFields {
             Some("gelu") => Activation::Gelu,
             Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
             Some("silu" | "swish") => Activation::Silu,
-            Some(other) => return Err(self.wrong(name, format_args!("is `{other}`, an activation that is not known"))),
+            Some(other) => {
+                return Err(self.wrong(name, format_args!("is `{other}`, an activation that is not known")))
+                    .at_caller();
+            }
         })
     }
 
     /// Checks that a field is absent or has the one supported value, `due`.
+    #[track_caller]
     pub fn expect(&self, name: &'static str, due: &str) -> Result<()> {
         match self.text(self.known(name))? {
-            Some(other) if other != due => Err(self.wrong(name, format_args!("is `{other}`; only `{due}` is known"))),
+            Some(other) if other != due => {
+                Err(self.wrong(name, format_args!("is `{other}`; only `{due}` is known"))).at_caller()
+            }
             _ => Ok(()),
         }
     }
 
     /// Checks that an unsupported option is absent or has the value that changes nothing.
+    #[track_caller]
     pub fn require(&self, name: &'static str, harmless: bool) -> Result<()> {
         match self.flag_or(name, harmless)? {
             value if value == harmless => Ok(()),
-            value => Err(self.wrong(name, format_args!("is {value}, which is not supported"))),
+            value => Err(self.wrong(name, format_args!("is {value}, which is not supported"))).at_caller(),
         }
     }
 
     /// Checks that every field was read or is harmless. Fields of null, `{}` or `[]` count as absent.
+    #[track_caller]
     pub fn finish(&self) -> Result<()> {
         let read = self.read.borrow();
         let unknown = |(name, value): &(&String, &Value)| {
@@ -261,7 +283,7 @@ impl ConfigFields {
             "has fields that may change what the model computes, and that are not known here: {}; delete those that change nothing",
             unknown.join(", ")
         );
-        Err(Error::format("config.json", why))
+        Err(Error::format("config.json", why)).at_caller()
     }
 
     fn known(&self, name: &'static str) -> &'static str {

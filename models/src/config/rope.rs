@@ -1,7 +1,7 @@
 //! Rotary positions in `config.json`: the frequencies, and their scaling for longer contexts.
 
 use nn::Rotary;
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use serde_json::{Map, Value, json};
 
 use super::ConfigFields;
@@ -61,20 +61,21 @@ impl RopeConfig {
     /// # Errors
     /// Fails if the kind of scaling is not known, or one of its numbers is missing or out of range. Fails too if a
     /// field is not of that kind, or the two objects differ.
+    #[track_caller]
     pub fn read(fields: &ConfigFields, default_theta: f64, context: usize) -> Result<Self> {
         // Files often have both, one of them empty.
         let part = |name| Ok::<_, Error>(fields.part(name)?.filter(|part| !part.fields().is_empty()));
-        let (new, old) = (part("rope_parameters")?, part("rope_scaling")?);
+        let (new, old) = (part("rope_parameters").at_caller()?, part("rope_scaling").at_caller()?);
         let plain = fields.number_or("rope_theta", default_theta)?;
         fields.number_or("partial_rotary_factor", 1.0)?;
         let read = |part: &JsonObject| Self::of(part, plain, context);
-        rotates_whole_heads(fields)?;
+        rotates_whole_heads(fields).at_caller()?;
         match (new.as_ref().map(read).transpose()?, old.as_ref().map(read).transpose()?) {
             (Some(new), Some(old)) if new != old => {
-                Err(fields.wrong("rope_parameters", "differs from `rope_scaling`: remove the wrong one"))
+                Err(fields.wrong("rope_parameters", "differs from `rope_scaling`: remove the wrong one")).at_caller()
             }
             (Some(found), _) | (None, Some(found)) => Ok(found),
-            (None, None) => read(&JsonObject::of("config.json", Map::new())),
+            (None, None) => read(&JsonObject::of("config.json", Map::new())).at_caller(),
         }
     }
 

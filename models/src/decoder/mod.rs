@@ -58,8 +58,9 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// Fails if sizes do not fit each other, or the family has no such model.
+    #[track_caller]
     pub fn new(init: &Init<R>, config: DecoderConfig) -> Result<Self> {
-        config.check()?;
+        config.check().at_caller()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let (vocab, width) = (config.vocab, config.width);
         let learned =
@@ -67,12 +68,13 @@ impl<R: Runtime> Decoder<R> {
         let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().to_vocabulary());
         let mut embed_tokens = Embedding::new(init, vocab, width)?;
         if let Some(row) = config.padding {
-            embed_tokens = embed_tokens.with_frozen_row(row)?;
+            embed_tokens = embed_tokens.with_frozen_row(row).at_caller()?;
         }
         let embedding =
             TokenEmbedding { tokens: embed_tokens, positions: learned.transpose()?, dropout: Dropout::new(0.0)? };
-        let layers = (0..config.layers).map(|i| DecoderLayer::new(init, &config, i)).collect::<Result<_>>()?;
-        let (norm, head) = (DecoderNorm::new(init, &config)?, (!config.tied).then(head).transpose()?);
+        let layers =
+            (0..config.layers).map(|i| DecoderLayer::new(init, &config, i)).collect::<Result<_>>().at_caller()?;
+        let (norm, head) = (DecoderNorm::new(init, &config).at_caller()?, (!config.tied).then(head).transpose()?);
         Ok(Decoder::of(LanguageModel::of(&NAMES, embedding, layers, norm, head), &config))
     }
 
@@ -88,8 +90,9 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// Fails if `stages` is 0.
+    #[track_caller]
     pub fn split(self, stages: usize) -> Result<Vec<Self>> {
-        Ok(self.parts.split(stages)?.into_iter().map(|parts| Decoder::of(parts, &self.config)).collect())
+        Ok(self.parts.split(stages).at_caller()?.into_iter().map(|parts| Decoder::of(parts, &self.config)).collect())
     }
 
     /// Splits this model into [stages](Decoder::split), and returns with them the loss of the last stage's logits; see
@@ -97,8 +100,9 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// Fails if `stages` is 0.
+    #[track_caller]
     pub fn split_with_loss(self, stages: usize, loss: VocabularyLoss) -> Result<(Vec<Self>, NextTokenLoss<R>)> {
-        let (parts, loss) = self.parts.split_with_loss(stages, loss)?;
+        let (parts, loss) = self.parts.split_with_loss(stages, loss).at_caller()?;
         Ok((parts.into_iter().map(|parts| Decoder::of(parts, &self.config)).collect(), loss))
     }
 
@@ -116,6 +120,7 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// Fails if shapes do not fit, a learned position is past the context, or the cache is full.
+    #[track_caller]
     pub fn forward_with(&self, tokens: &Var<R>, inputs: DecoderInputs<'_, R>) -> Result<Var<R>> {
         self.logits(&self.states(tokens, inputs)?)
     }
@@ -124,6 +129,7 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// Fails if [`forward_with`](Decoder::forward_with) would fail.
+    #[track_caller]
     pub fn states(&self, tokens: &Var<R>, inputs: DecoderInputs<'_, R>) -> Result<Var<R>> {
         Ok(self.routed_states(tokens, inputs)?.0)
     }
@@ -133,18 +139,20 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// Fails if [`forward_with`](Decoder::forward_with) would fail.
+    #[track_caller]
     pub fn routed_states(
         &self,
         tokens: &Var<R>,
         mut inputs: DecoderInputs<'_, R>,
     ) -> Result<(Var<R>, Vec<Routing<R>>)> {
-        let placement = self.placement(tokens, &inputs)?;
-        let (x, routings) =
-            self.through_layers(self.embed(tokens, &placement)?, &placement, inputs.cache.as_deref_mut())?;
+        let placement = self.placement(tokens, &inputs).at_caller()?;
+        let (x, routings) = self
+            .through_layers(self.embed(tokens, &placement).at_caller()?, &placement, inputs.cache.as_deref_mut())
+            .at_caller()?;
         if let Some(cache) = inputs.cache {
             cache.advance(placement.tokens);
         }
-        Ok((self.parts.normalized(&x)?, routings))
+        Ok((self.parts.normalized(&x).at_caller()?, routings))
     }
 
     /// Positions and mask of a call, by its input: tokens `[B, T]`, or a later stage's `[B, T, C]`, which is this
@@ -182,8 +190,9 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// Fails if the width is not the model's.
+    #[track_caller]
     pub fn logits(&self, states: &Var<R>) -> Result<Var<R>> {
-        self.parts.project(states)
+        self.parts.project(states).at_caller()
     }
 
     /// Computes the balance loss of all layers' mixtures together (`load_balancing_loss_func` of transformers), times
@@ -196,19 +205,27 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// Fails if there are no mixtures, or `routings` is empty.
+    #[track_caller]
     pub fn balance_loss(&self, routings: &[Routing<R>]) -> Result<Var<R>> {
         let Some(mixtures) = &self.config.mixtures else {
-            return Err(Error::state("balance_loss", "is of mixtures of experts, and this model has none"));
+            return Err(Error::state("balance_loss", "is of mixtures of experts, and this model has none")).at_caller();
         };
         let layers = routings.len() as f64;
         let mut shares = vec![0.0; mixtures.mixture.experts];
         for routing in routings {
-            shares.iter_mut().zip(routing.shares()?).for_each(|(all, share)| *all += share / layers);
+            shares.iter_mut().zip(routing.shares().at_caller()?).for_each(|(all, share)| *all += share / layers);
         }
-        let losses = routings.iter().map(|routing| routing.balance_loss_with(&shares)).collect::<Result<Vec<_>>>()?;
+        let losses = routings
+            .iter()
+            .map(|routing| routing.balance_loss_with(&shares))
+            .collect::<Result<Vec<_>>>()
+            .at_caller()?;
         let sum = losses.into_iter().map(Ok).reduce(|sum: Result<Var<R>>, loss| sum?.add(&loss?));
         let none = || Err(Error::state("balance_loss", "was given where no layer sent its tokens"));
-        self.parts.context.of_whole(&sum.unwrap_or_else(none)?.mul(mixtures.mixture.top_k as f64 / layers)?)
+        self.parts
+            .context
+            .of_whole(&sum.unwrap_or_else(none).at_caller()?.mul(mixtures.mixture.top_k as f64 / layers)?)
+            .at_caller()
     }
 
     /// Computes the loss of predicting `targets` (`i64`, `[B, T]`) from the logits of
@@ -217,8 +234,9 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// Fails if shapes do not fit.
+    #[track_caller]
     pub fn next_token_loss(&self, logits: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
-        self.parts.logits_loss(*loss)?.of(logits, targets)
+        self.parts.logits_loss(*loss).at_caller()?.of(logits, targets).at_caller()
     }
 
     fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {

@@ -93,13 +93,14 @@ impl<R: Runtime> Bert<R> {
     ///
     /// # Errors
     /// Fails if sizes do not fit each other, or transformers has no such model.
+    #[track_caller]
     pub fn new(init: &Init<R>, config: BertConfig) -> Result<Self> {
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
-        config.check()?;
+        config.check().at_caller()?;
         let (block, width) = (config.block, config.block.width);
         let mut embed_tokens = Embedding::new(init, config.vocab, width)?;
         if let Some(row) = config.padding {
-            embed_tokens = embed_tokens.with_frozen_row(row)?;
+            embed_tokens = embed_tokens.with_frozen_row(row).at_caller()?;
         }
         if config.task == BertTask::MaskedLm {
             // The head reads the table as its weight.
@@ -111,9 +112,9 @@ impl<R: Runtime> Bert<R> {
             embed_positions: Embedding::new(init, config.context, width)?.never_cut(),
             embed_types: Embedding::new(init, config.token_types, width)?.never_cut(),
             embed_norm: LayerNorm { eps: block.eps, ..LayerNorm::new(init, width)? },
-            layers: (0..config.layers).map(|_| EncoderBlock::new(init, block)).collect::<Result<_>>()?,
+            layers: (0..config.layers).map(|_| EncoderBlock::new(init, block)).collect::<Result<_>>().at_caller()?,
             pooler: pools.then(|| Linear::new(init, width, width)).transpose()?,
-            head: BertHead::new(init, &config)?,
+            head: BertHead::new(init, &config).at_caller()?,
             config,
         };
         // A first pass gives parameters their names, which errors then have.
@@ -130,12 +131,15 @@ impl<R: Runtime> Bert<R> {
     ///
     /// # Errors
     /// Fails if shapes do not fit, or a text is longer than the context.
+    #[track_caller]
     pub fn states(&self, tokens: &Var<R>, inputs: &BertInputs<'_, R>) -> Result<Var<R>> {
         let shape = tokens.spec().shape;
-        let &[b, t] = &shape[..] else { return Err(Error::shape("bert", &[shape], "tokens must be [B, T]")) };
+        let &[b, t] = &shape[..] else {
+            return Err(Error::shape("bert", &[shape], "tokens must be [B, T]")).at_caller();
+        };
         if t > self.config.context {
             let why = format!("{t} tokens are more than the context of {}", self.config.context);
-            return Err(Error::shape("bert", &[shape], why));
+            return Err(Error::shape("bert", &[shape], why)).at_caller();
         }
         let positions = self.embed_positions.weight.var().narrow(0, 0, t)?;
         let types = match inputs.token_types {
@@ -150,7 +154,7 @@ impl<R: Runtime> Bert<R> {
         };
         let mask = inputs.mask.map(seen).transpose()?;
         for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward_masked(&x, mask.as_ref()).within(format_args!("layers.{i}"))?;
+            x = layer.forward_masked(&x, mask.as_ref()).within(format_args!("layers.{i}")).at_caller()?;
         }
         Ok(x)
     }
@@ -159,6 +163,7 @@ impl<R: Runtime> Bert<R> {
     ///
     /// # Errors
     /// Fails if [`states`](Bert::states) would fail.
+    #[track_caller]
     pub fn forward_with(&self, tokens: &Var<R>, inputs: &BertInputs<'_, R>) -> Result<Var<R>> {
         let states = self.states(tokens, inputs)?;
         match &self.head {
@@ -168,7 +173,12 @@ impl<R: Runtime> Bert<R> {
             }
             BertHead::Classifier(classifier) => classifier.forward(&states).within("head.classifier"),
             BertHead::MaskedLm { transform, norm, bias } => {
-                let x = self.config.block.activation.apply(&transform.forward(&states).within("head.transform")?)?;
+                let x = self
+                    .config
+                    .block
+                    .activation
+                    .apply(&transform.forward(&states).within("head.transform")?)
+                    .at_caller()?;
                 let x = norm.forward(&x).within("head.norm")?;
                 x.linear(&self.embed_tokens.weight.var(), Some(&bias.var())).within("head")
             }
@@ -181,9 +191,10 @@ impl<R: Runtime> Bert<R> {
     /// # Errors
     /// Fails if the model has no pooler, as for the tasks [`MaskedLm`](BertTask::MaskedLm) and
     /// [`Tokens`](BertTask::Tokens).
+    #[track_caller]
     pub fn pooled(&self, states: &Var<R>) -> Result<Var<R>> {
         let Some(pooler) = &self.pooler else {
-            return Err(Error::unsupported("bert", "a model for tokens has no pooler"));
+            return Err(Error::unsupported("bert", "a model for tokens has no pooler")).at_caller();
         };
         pooler.forward(&states.select(1, 0)?).within("pooler")?.tanh()
     }

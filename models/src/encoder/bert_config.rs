@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use nn::{Activation, EncoderBlockConfig};
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -78,27 +78,28 @@ impl BertConfig {
     ///
     /// # Errors
     /// Fails if the task is not known, or a field is missing, malformed, or unknown and not known to be harmless.
+    #[track_caller]
     pub fn read(fields: &ConfigFields) -> Result<Self> {
-        expect_type(fields, "bert")?;
+        expect_type(fields, "bert").at_caller()?;
         fields.require("is_decoder", false)?;
         fields.require("add_cross_attention", false)?;
         fields.require("tie_word_embeddings", true)?;
         fields.expect("position_embedding_type", "absolute")?;
         let vocab = fields.size_or("vocab_size", 30_522)?;
         let config = BertConfig {
-            task: BertTask::of(fields)?,
+            task: BertTask::of(fields).at_caller()?,
             vocab,
             context: fields.size_or("max_position_embeddings", 512)?,
             token_types: fields.size_or("type_vocab_size", 2)?,
             layers: fields.layers_or("num_hidden_layers", 12)?,
-            block: block(fields, false, true)?,
-            labels: labels(fields)?,
+            block: block(fields, false, true).at_caller()?,
+            labels: labels(fields).at_caller()?,
             // Null means that there is none.
             padding: fields.row("pad_token_id", vocab)?.or((!fields.has("pad_token_id")).then_some(0)),
             fields: fields.fields().clone(),
         };
         fields.part("quantization_config")?;
-        quantization(fields)?;
+        quantization(fields).at_caller()?;
         fields.finish()?;
         Ok(config)
     }

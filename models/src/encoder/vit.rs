@@ -44,24 +44,25 @@ impl VitConfig {
     /// # Errors
     /// Fails if a field is missing, malformed, or unknown and not known to be harmless, or patches do not divide the
     /// image.
+    #[track_caller]
     pub fn read(fields: &ConfigFields) -> Result<Self> {
-        expect_type(fields, "vit")?;
+        expect_type(fields, "vit").at_caller()?;
         let qkv_bias = fields.flag_or("qkv_bias", true)?;
         let config = VitConfig {
             image: fields.size_or("image_size", 224)?,
             patch: fields.size_or("patch_size", 16)?,
             channels: fields.size_or("num_channels", 3)?,
             layers: fields.layers_or("num_hidden_layers", 12)?,
-            block: block(fields, true, qkv_bias)?,
-            labels: labels(fields)?,
+            block: block(fields, true, qkv_bias).at_caller()?,
+            labels: labels(fields).at_caller()?,
             fields: fields.fields().clone(),
         };
         fields.part("quantization_config")?;
-        quantization(fields)?;
+        quantization(fields).at_caller()?;
         fields.finish()?;
         if config.patch == 0 || !config.image.is_multiple_of(config.patch) {
             let why = format!("is {}, which does not divide images of {}", config.patch, config.image);
-            return Err(fields.wrong("patch_size", why));
+            return Err(fields.wrong("patch_size", why)).at_caller();
         }
         Ok(config)
     }
@@ -110,18 +111,23 @@ impl<R: Runtime> Vit<R> {
     ///
     /// # Errors
     /// Fails if sizes do not fit each other, or transformers has no such model.
+    #[track_caller]
     pub fn new(init: &Init<R>, config: VitConfig) -> Result<Self> {
-        check_sizes("vit", &[("image", config.image), ("width", config.block.width), ("labels", config.labels)])?;
-        config.check()?;
+        check_sizes("vit", &[("image", config.image), ("width", config.block.width), ("labels", config.labels)])
+            .at_caller()?;
+        config.check().at_caller()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let (width, per_side) = (config.block.width, config.image / config.patch.max(1));
         let small = Initializer::Normal { mean: 0.0, std: 0.02 };
         let options = ConvOptions { stride: [config.patch; 2], ..Default::default() };
         let model = Vit {
-            cls_token: init.param([1, 1, width], small)?,
-            positions: init.param([1, 1 + per_side * per_side, width], small)?,
+            cls_token: init.param([1, 1, width], small).at_caller()?,
+            positions: init.param([1, 1 + per_side * per_side, width], small).at_caller()?,
             patches: Conv2d::new(init, config.channels, width, [config.patch; 2], options)?,
-            layers: (0..config.layers).map(|_| EncoderBlock::new(init, config.block)).collect::<Result<_>>()?,
+            layers: (0..config.layers)
+                .map(|_| EncoderBlock::new(init, config.block))
+                .collect::<Result<_>>()
+                .at_caller()?,
             norm: LayerNorm { eps: config.block.eps, ..LayerNorm::new(init, width)? },
             classifier: Linear::new(init, width, config.labels)?,
             config,
@@ -140,17 +146,18 @@ impl<R: Runtime> Vit<R> {
     ///
     /// # Errors
     /// Fails if the image has another size than the model's.
+    #[track_caller]
     pub fn states(&self, pixels: &Var<R>) -> Result<Var<R>> {
         let (shape, size) = (pixels.spec().shape, self.config.image);
         if shape.rank() != 4 || shape[1..] != [self.config.channels, size, size] {
             let why = format!("images must be [B, {}, {size}, {size}]", self.config.channels);
-            return Err(Error::shape("vit", &[shape], why));
+            return Err(Error::shape("vit", &[shape], why)).at_caller();
         }
         let patches = self.patches.forward(pixels).within("patches")?.flatten(2, 3)?.transpose(1, 2)?;
         let first = self.cls_token.var().broadcast_to([shape[0], 1, self.config.block.width])?;
         let mut x = cat(&[&first, &patches], 1)?.add(&self.positions.var())?;
         for (i, layer) in self.layers.iter().enumerate() {
-            x = layer.forward(&x).within(format_args!("layers.{i}"))?;
+            x = layer.forward(&x).within(format_args!("layers.{i}")).at_caller()?;
         }
         self.norm.forward(&x).within("norm")
     }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use serde_json::{Map, Value};
 
 /// The longest JSON file that is read, in bytes: indices of the largest models have a few MB.
@@ -25,15 +25,18 @@ impl JsonObject {
     ///
     /// # Errors
     /// Fails if it cannot be read, is longer than 64 MiB, or holds something else.
+    #[track_caller]
     pub fn open(path: &Path) -> Result<Self> {
-        let text = read_bounded(path)?;
+        let text = read_bounded(path).at_caller()?;
         let what = path.display().to_string();
         // Some programs begin a file of UTF-8 with a byte order mark.
         let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&text);
-        let value = serde_json::from_slice(text).map_err(|e| Error::format(&*what, format!("it is no JSON: {e}")))?;
+        let value = serde_json::from_slice(text)
+            .map_err(|e| Error::format(&*what, format!("it is no JSON: {e}")))
+            .at_caller()?;
         match value {
             Value::Object(fields) => Ok(JsonObject { what, fields }),
-            _ => Err(Error::format(what, "it holds no JSON object")),
+            _ => Err(Error::format(what, "it holds no JSON object")).at_caller(),
         }
     }
 
@@ -56,45 +59,53 @@ impl JsonObject {
     ///
     /// # Errors
     /// Fails for any other value: also for `4.0`, `"4"` and negative numbers.
+    #[track_caller]
     pub fn count(&self, name: &str) -> Result<Option<usize>> {
-        self.typed(name, "a count", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
+        self.typed(name, "a count", |v| v.as_u64().and_then(|n| usize::try_from(n).ok())).at_caller()
     }
 
     /// A field that is a finite number.
+    #[track_caller]
     pub fn number(&self, name: &str) -> Result<Option<f64>> {
-        self.typed(name, "a number", |v| v.as_f64().filter(|x| x.is_finite()))
+        self.typed(name, "a number", |v| v.as_f64().filter(|x| x.is_finite())).at_caller()
     }
 
     /// A field that is a boolean.
+    #[track_caller]
     pub fn flag(&self, name: &str) -> Result<Option<bool>> {
-        self.typed(name, "true or false", Value::as_bool)
+        self.typed(name, "true or false", Value::as_bool).at_caller()
     }
 
     /// A field that is a string.
+    #[track_caller]
     pub fn text(&self, name: &str) -> Result<Option<&str>> {
-        self.typed(name, "a string", Value::as_str)
+        self.typed(name, "a string", Value::as_str).at_caller()
     }
 
     /// A field that is a list of strings.
+    #[track_caller]
     pub fn texts(&self, name: &str) -> Result<Option<Vec<&str>>> {
-        self.typed(name, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())
+        self.typed(name, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect()).at_caller()
     }
 
     /// A field that is a list of counts.
+    #[track_caller]
     pub fn counts(&self, name: &str) -> Result<Option<Vec<usize>>> {
         let count = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
-        self.typed(name, "a list of counts", |v| v.as_array()?.iter().map(count).collect())
+        self.typed(name, "a list of counts", |v| v.as_array()?.iter().map(count).collect()).at_caller()
     }
 
     /// A field that is an object.
+    #[track_caller]
     pub fn object(&self, name: &str) -> Result<Option<JsonObject>> {
-        let fields = self.typed(name, "an object", Value::as_object)?;
+        let fields = self.typed(name, "an object", Value::as_object).at_caller()?;
         Ok(fields.map(|fields| JsonObject::of(format!("{}: `{name}`", self.what), fields.clone())))
     }
 
     /// Returns the value of a required field, or an error that it is missing.
+    #[track_caller]
     pub fn need<T>(&self, name: &str, value: Option<T>) -> Result<T> {
-        value.ok_or_else(|| self.wrong(name, "is missing"))
+        value.ok_or_else(|| self.wrong(name, "is missing")).at_caller()
     }
 
     /// An error about a field, which names the file, the field and the reason.

@@ -49,33 +49,34 @@ pub struct Generated {
 /// Fails if a prompt is empty, leaves no room within `max_length`, or is longer than learned positions reach. Fails too
 /// if an option is out of range, a logit is NaN or +∞, or `decode` fails. A model whose experts are shared out among
 /// ranks is an error: ranks have prompts of their own, and would end at different tokens.
+#[track_caller]
 pub fn generate<R: Runtime>(
     model: &Decoder<R>,
     prompts: &[Prompt],
     options: &GenerationOptions,
     stop: Option<&StopTexts<'_>>,
 ) -> Result<Vec<Generated>> {
-    options.check()?;
+    options.check().at_caller()?;
     let shared_out = |p: &nn::Param<R>| p.placed().is_some_and(|placed| placed.style() == TensorStyle::Experts);
     if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| shared_out(p)) {
         let why = "is of experts that are shared out among ranks, all of which every token needs: generate with a whole model, into which a \
                    checkpoint's parameters are loaded";
-        return Err(Error::state(name, why));
+        return Err(Error::state(name, why)).at_caller();
     }
     if let Some(at) = prompts.iter().position(|prompt| prompt.tokens.is_empty()) {
         let allowed = format!("at least 1: begin prompt {at} with the token that begins a text");
-        return Err(Error::range("generate", "length of the prompt", 0usize, allowed));
+        return Err(Error::range("generate", "length of the prompt", 0usize, allowed)).at_caller();
     }
     let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
     if let Some(most) = options.max_length.filter(|&most| longest >= most) {
         let why = format!("a prompt has {longest} tokens, and `max_length` of {most} leaves no room");
-        return Err(Error::config("generate", "max_length", why));
+        return Err(Error::config("generate", "max_length", why)).at_caller();
     }
     if prompts.is_empty() || options.max_new_tokens == 0 {
         let nothing = |_: &Prompt| Generated { tokens: Vec::new(), reason: FinishReason::Length };
         return Ok(prompts.iter().map(nothing).collect());
     }
-    no_grad(|| Batch::new(model, prompts, options, stop)?.run())
+    no_grad(|| Batch::new(model, prompts, options, stop)?.run()).at_caller()
 }
 
 /// The rows that are being continued.

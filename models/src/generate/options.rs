@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use serde_json::Value;
 
 use crate::{
@@ -72,12 +72,13 @@ impl GenerationOptions {
     /// Fails if the file cannot be read, a field is malformed, or one in use is out of range. A field that sets an
     /// unsupported option, such as `num_beams` 4, is an error too. So is an unknown field of `generation_config.json`,
     /// unless it is null.
+    #[track_caller]
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let path = folder.as_ref().join("generation_config.json");
         if path.is_file() {
-            return Self::of_file(&JsonObject::open(&path)?);
+            return Self::of_file(&JsonObject::open(&path)?).at_caller();
         }
-        Self::read(&JsonObject::open(&folder.as_ref().join("config.json"))?)
+        Self::read(&JsonObject::open(&folder.as_ref().join("config.json"))?).at_caller()
     }
 
     /// Reads a file of generation alone, in which every other field is an error.
@@ -124,9 +125,10 @@ impl GenerationOptions {
     ///
     /// # Errors
     /// Fails if an option is out of range, a logit is NaN or +∞, or there is no finite one.
+    #[track_caller]
     pub fn process(&self, logits: &mut [f32], text: &[u32]) -> Result<()> {
-        self.check()?;
-        super::processors::process(logits, &[text], self)
+        self.check().at_caller()?;
+        super::processors::process(logits, &[text], self).at_caller()
     }
 
     /// Checks that every option is in its range.

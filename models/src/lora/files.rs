@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use nn::{Init, Module, ModuleExt, Param};
-use numcore::{Error, Result, Runtime, ops::PointwiseOps};
+use numcore::{Error, Result, Runtime, Within, ops::PointwiseOps};
 
 use super::{AdaptedLayer, Lora, LoraConfig, ModelNames, SavedParam};
 use crate::{
@@ -26,6 +26,7 @@ impl<R: Runtime> Lora<R> {
     /// Fails if a file cannot be written, or adapters are cut over ranks. Fails too if some adapted layers are in
     /// pipeline stages of other ranks; a rank with none of the adapted layers cannot detect that. In both cases, load a
     /// training checkpoint on one rank and save there.
+    #[track_caller]
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_with(folder, &SaveOptions::default())
     }
@@ -34,10 +35,11 @@ impl<R: Runtime> Lora<R> {
     ///
     /// # Errors
     /// Fails if [`save`](Lora::save) would fail.
+    #[track_caller]
     pub fn save_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let folder = folder.as_ref();
-        self.require_whole()?;
-        self.require_all_stages()?;
+        self.require_whole().at_caller()?;
+        self.require_all_stages().at_caller()?;
         let named = self.layers.iter().flat_map(|layer| layer.named(&layer.names.theirs));
         let mut weights: Vec<_> = named.map(|(name, p)| writer(name, p, options)).collect();
         weights.extend(self.saved.iter().map(|saved| {
@@ -45,7 +47,7 @@ impl<R: Runtime> Lora<R> {
             written(&saved.parameter, saved.name(), saved.change, dtype)
         }));
         let fields = self.config.to_json(self.transposed);
-        WeightWriter::save_all(folder, WEIGHTS, &weights, (CONFIG, &fields), options)
+        WeightWriter::save_all(folder, WEIGHTS, &weights, (CONFIG, &fields), options).at_caller()
     }
 
     /// Checks that no adapted layer was dropped with a stage that another rank trains: its adapter has not learned.
@@ -63,16 +65,18 @@ impl<R: Runtime> Lora<R> {
     /// # Errors
     /// Fails if the folder holds no adapters for this model, or unsupported ones. One error lists all names that do not
     /// fit.
+    #[track_caller]
     pub fn load<M: Pretrained<R>>(model: &M, init: &Init<R>, folder: impl AsRef<Path>) -> Result<Self> {
-        Self::load_named(model, init, folder.as_ref(), Some(&ModelNames::of(model, &model.table())))
+        Self::load_named(model, init, folder.as_ref(), Some(&ModelNames::of(model, &model.table()))).at_caller()
     }
 
     /// Freezes any model and puts adapters into it that were made with [`on_module`](Lora::on_module).
     ///
     /// # Errors
     /// Fails if [`load`](Lora::load) would fail.
+    #[track_caller]
     pub fn load_on_module(model: &impl Module<R>, init: &Init<R>, folder: impl AsRef<Path>) -> Result<Self> {
-        Self::load_named(model, init, folder.as_ref(), None)
+        Self::load_named(model, init, folder.as_ref(), None).at_caller()
     }
 
     fn load_named(

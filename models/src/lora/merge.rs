@@ -1,7 +1,7 @@
 //! Merging adapters into the weights, and taking them out again.
 
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, Within,
     ops::{PointwiseOps, ViewOps},
 };
 
@@ -14,22 +14,24 @@ impl<R: Runtime> Lora<R> {
     ///
     /// # Errors
     /// Fails if all are merged already, a weight is stored in four bits, or one shares memory with another tensor.
+    #[track_caller]
     pub fn merge(&mut self) -> Result<()> {
         if self.layers.iter().all(|layer| layer.merged) {
-            return Err(Error::usage("lora", "the adapters are merged already"));
+            return Err(Error::usage("lora", "the adapters are merged already")).at_caller();
         }
-        self.layers.iter_mut().filter(|layer| !layer.merged).try_for_each(AdaptedLayer::merge)
+        self.layers.iter_mut().filter(|layer| !layer.merged).try_for_each(AdaptedLayer::merge).at_caller()
     }
 
     /// Subtracts the updates from the weights, up to rounding, and puts the adapters back.
     ///
     /// # Errors
     /// Fails if none is merged, or a weight shares memory with another tensor.
+    #[track_caller]
     pub fn unmerge(&mut self) -> Result<()> {
         if !self.is_merged() {
-            return Err(Error::usage("lora", "the adapters are not merged"));
+            return Err(Error::usage("lora", "the adapters are not merged")).at_caller();
         }
-        self.layers.iter_mut().filter(|layer| layer.merged).try_for_each(AdaptedLayer::unmerge)
+        self.layers.iter_mut().filter(|layer| layer.merged).try_for_each(AdaptedLayer::unmerge).at_caller()
     }
 
     /// Tells whether the update of some layer is in its weight.

@@ -13,7 +13,7 @@ pub use config::{LoraConfig, LoraTargets};
 use names::matches;
 pub(crate) use names::{check_names, chosen};
 use nn::{Adapter, AdapterSlot, Init, Module, ModuleExt, Param, Visitor};
-use numcore::{Error, Result, Runtime, Tensor};
+use numcore::{Error, Result, Runtime, Tensor, Within};
 
 use crate::{
     convert::{Change, ConversionTable},
@@ -105,8 +105,9 @@ impl<R: Runtime> Lora<R> {
     /// # Errors
     /// Fails if no layer or module has a given name, a layer has an adapter already, or an option is out of range.
     /// Fails too if the model was cut over ranks, or a module to train in full is tied or stored in four bits.
+    #[track_caller]
     pub fn new<M: Pretrained<R>>(model: &M, init: &Init<R>, config: LoraConfig) -> Result<Self> {
-        Self::with_names(model, init, config, Some(&ModelNames::of(model, &model.table())))
+        Self::with_names(model, init, config, Some(&ModelNames::of(model, &model.table()))).at_caller()
     }
 
     /// Adapts any model, by its own names of linear layers, such as `qkv` of an [`nn::Gpt`]. Files then have these
@@ -114,8 +115,9 @@ impl<R: Runtime> Lora<R> {
     ///
     /// # Errors
     /// Fails if [`new`](Lora::new) would fail.
+    #[track_caller]
     pub fn on_module(model: &impl Module<R>, init: &Init<R>, config: LoraConfig) -> Result<Self> {
-        Self::with_names(model, init, config, None)
+        Self::with_names(model, init, config, None).at_caller()
     }
 
     fn with_names(
@@ -180,9 +182,10 @@ impl<R: Runtime> Lora<R> {
     ///
     /// # Errors
     /// Fails if a weight that an adapter was merged into shares memory with another tensor.
+    #[track_caller]
     pub fn remove(mut self) -> Result<()> {
         if self.is_merged() {
-            self.unmerge()?;
+            self.unmerge().at_caller()?;
         }
         self.layers.iter().for_each(|layer| drop(layer.slot.replace(layer.adapter.base())));
         self.saved.iter().for_each(|saved| saved.parameter.set_requires_grad(false));
@@ -193,14 +196,15 @@ impl<R: Runtime> Lora<R> {
     ///
     /// # Errors
     /// Fails if adapters are merged or modules are trained in full, since the base model's weights are then changed.
+    #[track_caller]
     pub fn without<T>(&self, compute: impl FnOnce() -> T) -> Result<T> {
         if self.is_merged() {
             let why = "the adapters are merged: unmerge them to compute without them";
-            return Err(Error::usage("lora", why));
+            return Err(Error::usage("lora", why)).at_caller();
         }
         if !self.saved.is_empty() {
             let why = "`modules_to_save` are trained in place: their earlier values are not kept";
-            return Err(Error::usage("lora", why));
+            return Err(Error::usage("lora", why)).at_caller();
         }
         let taken = |layer: &AdaptedLayer<R>| {
             let adapter = layer.slot.replace(layer.adapter.base());

@@ -5,7 +5,7 @@ use std::{any::Any, sync::Arc};
 use autograd::{Leaf, Residency, Var, no_grad};
 use nn::{Adapter, AdapterSlot, Linear, Module, ModuleEntry, Param, Visitor, walk};
 use numcore::{
-    DType, Error, Result, Runtime, Shape, Tensor,
+    DType, Error, Result, Runtime, Shape, Tensor, Within,
     fused::{Linear4bit, NestedScales},
     ops::{Apply, PointwiseOps},
 };
@@ -63,8 +63,9 @@ impl<R: Runtime> Weight4bit<R> {
     ///
     /// # Errors
     /// Fails if memory cannot be allocated.
+    #[track_caller]
     pub fn value(&self) -> Result<Tensor<R>> {
-        self.op.weight(&self.stored.iter().collect::<Vec<_>>())
+        self.op.weight(&self.stored.iter().collect::<Vec<_>>()).at_caller()
     }
 
     /// Computes `x · wᵀ`. Only `x` gets a gradient.

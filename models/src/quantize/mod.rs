@@ -13,7 +13,7 @@ mod layer;
 use std::{collections::BTreeMap, sync::Arc};
 
 use nn::{Module, ModuleEntry, ModuleExt, walk};
-use numcore::{DType, Error, Result, Runtime};
+use numcore::{DType, Error, Result, Runtime, Within};
 
 pub(crate) use files::{StoredWeight, is_part, quantization, quantization_fields};
 pub use layer::Weight4bit;
@@ -58,8 +58,9 @@ impl Default for QuantizeConfig {
 /// # Errors
 /// Fails if no layer is chosen, a name matches none, or an option is out of range. Fails too if a chosen layer has an
 /// adapter already, or its value cannot be read or is not finite.
+#[track_caller]
 pub fn quantize<R: Runtime, M: Pretrained<R>>(model: &M, config: &QuantizeConfig) -> Result<Vec<String>> {
-    config.check()?;
+    config.check().at_caller()?;
     let table = model.table();
     let theirs = |ours: &str| table.theirs(&format!("{ours}.weight")).map(|c| c.name);
     let mut layers = Vec::new();
@@ -67,26 +68,28 @@ pub fn quantize<R: Runtime, M: Pretrained<R>>(model: &M, config: &QuantizeConfig
         let Some(name) = theirs(&ours) else { continue };
         layers.push((ours, name.trim_end_matches(".weight").to_owned(), place));
     }
-    check_names("quantize", &config.target_modules, layers.iter().map(|(_, theirs, _)| &**theirs))?;
+    check_names("quantize", &config.target_modules, layers.iter().map(|(_, theirs, _)| &**theirs)).at_caller()?;
     layers.retain(|(_, theirs, _)| chosen(&config.target_modules, &config.exclude_modules, theirs));
     if layers.is_empty() {
-        return Err(Error::config("quantize", "target_modules", "no layer of this model is chosen: all are left out"));
+        return Err(Error::config("quantize", "target_modules", "no layer of this model is chosen: all are left out"))
+            .at_caller();
     }
     if let Some((taken, ..)) = layers.iter().find(|(_, _, place)| place.slot.get().is_some()) {
         return Err(Error::state(
             &**taken,
             "has an adapter or is quantised already: quantise before adapters are made",
-        ));
+        ))
+        .at_caller();
     }
     for (ours, _, place) in &layers {
-        let value = place.weight.value().map_err(|e| Error::state(&**ours, e.to_string()))?;
-        place.fill(Arc::new(Weight4bit::quantize(ours, &value, config)?))?;
+        let value = place.weight.value().map_err(|e| Error::state(&**ours, e.to_string())).at_caller()?;
+        place.fill(Arc::new(Weight4bit::quantize(ours, &value, config).at_caller()?)).at_caller()?;
     }
     let quantised: Vec<String> = layers.into_iter().map(|(ours, ..)| ours).collect();
     let is_quantised = |name: &str| quantised.iter().any(|layer| name.strip_suffix(".weight") == Some(layer));
     for (name, parameter) in model.named_parameters() {
         if !is_quantised(&name) && !parameter.leaf().is_resident() {
-            parameter.leaf().put(parameter.value()?)?;
+            parameter.leaf().put(parameter.value().at_caller()?).at_caller()?;
         }
     }
     Ok(quantised)

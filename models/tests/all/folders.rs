@@ -185,3 +185,19 @@ fn shards_that_are_truncated_or_missing() {
     fs::copy(folder.0.join("model.safetensors.index.json"), folder.0.join(shard)).unwrap();
     expect(&folder, &["begins as JSON does"]);
 }
+
+#[test]
+fn errors_name_the_caller_s_line() {
+    let missing = std::path::Path::new("no/such/folder");
+    let errors = [
+        Decoder::from_pretrained(missing, &init()).map(|_| ()),
+        Decoder::from_pretrained_partly(missing, &init()).map(|_| ()),
+        models::ConfigFields::open(missing).map(|_| ()),
+        models::JsonObject::open(missing).map(|_| ()),
+        models::GenerationOptions::of_folder(missing).map(|_| ()),
+        models::pack_examples(&[], 0).map(|_| ()),
+    ];
+    for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {
+        assert_eq!(error.location().map(|at| at.file()), Some(file!()), "{k}: {error}");
+    }
+}

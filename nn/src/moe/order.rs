@@ -1,6 +1,6 @@
 //! The order in which experts compute tokens.
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::DropBy;
 
@@ -22,18 +22,19 @@ impl TokenOrder {
     ///
     /// # Errors
     /// If a choice names no expert, or the choices are no multiple of `top_k`.
+    #[track_caller]
     pub fn new(experts: &[i64], top_k: usize, count: usize) -> Result<Self> {
         if top_k == 0 {
-            return Err(Error::range("TokenOrder", "number of choices for a token", 0usize, "at least 1"));
+            return Err(Error::range("TokenOrder", "number of choices for a token", 0usize, "at least 1")).at_caller();
         }
         if !experts.len().is_multiple_of(top_k) {
             let allowed = format!("{top_k} for each token");
-            return Err(Error::range("TokenOrder", "number of choices", experts.len(), allowed));
+            return Err(Error::range("TokenOrder", "number of choices", experts.len(), allowed)).at_caller();
         }
         let mut counts = vec![0; count];
         for (choice, &expert) in experts.iter().enumerate() {
             let wrong = || Error::range("TokenOrder", "expert", expert, format!("in 0..{count}, as choice {choice}"));
-            *usize::try_from(expert).ok().and_then(|expert| counts.get_mut(expert)).ok_or_else(wrong)? += 1;
+            *usize::try_from(expert).ok().and_then(|expert| counts.get_mut(expert)).ok_or_else(wrong).at_caller()? += 1;
         }
         let mut ends: Vec<usize> = counts.iter().scan(0, |end, n| Some(std::mem::replace(end, *end + n))).collect();
         let mut choices = vec![0; experts.len()];

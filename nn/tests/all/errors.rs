@@ -276,8 +276,9 @@ fn arguments_have_the_line_of_the_caller() {
         x.item().map(|_| ()),
         Linear::new(&init(), usize::MAX, 2).map(|_| ()),
         LayerNorm::new(&init(), usize::MAX).map(|_| ()),
-        mlp().load_state_dict(Vec::new()).map(|_| ()),
-        mlp().load_safetensors("no such file").map(|_| ()),
+        nn::moe::TokenOrder::new(&[0, 5], 1, 2).map(|_| ()),
+        mlp().load_state_dict(Vec::new()),
+        mlp().load_safetensors("no such file"),
     ];
     for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {
         assert_eq!(error.location().map(|at| at.file()), Some(file!()), "argument {k}: {error}");

@@ -1,6 +1,6 @@
 //! A monitored value: its direction, and the smallest improvement.
 
-use numcore::{Error, Result, Runtime};
+use numcore::{Error, Result, Runtime, Within};
 
 use crate::{BestValue, CallbackState, Run, parsed};
 
@@ -45,8 +45,9 @@ impl Monitor {
     ///
     /// # Errors
     /// An error if every evaluation of the run has run, and none has given it: the name is wrong.
+    #[track_caller]
     pub fn value<R: Runtime, M, B>(&self, fresh: &[(String, f64)], run: &Run<'_, R, M, B>) -> Result<Option<f64>> {
-        self.value_among(fresh, run.may_be_evaluated(&self.name))
+        self.value_among(fresh, run.may_be_evaluated(&self.name)).at_caller()
     }
 
     fn value_among(&self, fresh: &[(String, f64)], may_come: bool) -> Result<Option<f64>> {

@@ -15,7 +15,7 @@ use distributed::{
     train::{Loss, TrainStep},
 };
 use nn::{Module, ModuleExt};
-use numcore::{DType, Error, NullRuntime, Result, Runtime, Shape, Tensor};
+use numcore::{DType, Error, NullRuntime, Result, Runtime, Shape, Tensor, Within};
 use optim::IntoOptimizer;
 
 use super::{TrainConfig, Trainer};
@@ -152,6 +152,7 @@ where
     ///
     /// # Errors
     /// An error if no thread can be started.
+    #[track_caller]
     pub fn run(self, ranks: usize, runtime: impl Fn(usize) -> Result<R> + Send + 'static) -> Result<TrainHandle>
     where
         Self: Send + Sync + 'static,
@@ -170,7 +171,7 @@ where
         };
         let thread = Builder::new().name("trainer".into()).spawn(train);
         let failed = |e| Error::io("thread trainer", e);
-        Ok(TrainHandle { thread: thread.map_err(failed)?, stop })
+        Ok(TrainHandle { thread: thread.map_err(failed).at_caller()?, stop })
     }
 }
 
@@ -195,11 +196,15 @@ impl TrainHandle {
     ///
     /// # Errors
     /// The error that ended the run, or an error if its thread panicked.
+    #[track_caller]
     pub fn join(self) -> Result<Trained> {
-        self.thread.join().unwrap_or_else(|panic| {
-            let why = format!("the thread that trains {}", panic_message(&*panic));
-            Err(Error::internal("TrainHandle::join", why))
-        })
+        self.thread
+            .join()
+            .unwrap_or_else(|panic| {
+                let why = format!("the thread that trains {}", panic_message(&*panic));
+                Err(Error::internal("TrainHandle::join", why))
+            })
+            .at_caller()
     }
 }
 

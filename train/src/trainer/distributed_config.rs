@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 /// The position of this process among the ranks, for programs that are configured with world size, rank, role and
 /// address. [`engine`](DistributedTrainConfig::engine) returns the kind of engine; `weftgrad::Launcher::from_config`
@@ -113,11 +113,12 @@ impl DistributedTrainConfig {
     /// An error if the numbers or the role contradict each other or the launcher. Also if ranks would have to be
     /// processes and no launcher has started them. The error names the field to set or the command that starts the
     /// program.
+    #[track_caller]
     pub fn engine(&self, process: Option<LaunchedProcess>) -> Result<EngineKind> {
-        self.check()?;
+        self.check().at_caller()?;
         let &DistributedTrainConfig { world_size, rank, coordinator_addr, .. } = self;
         if let Some(process) = process.filter(|process| process.world_size > 1) {
-            return self.joined_by(process);
+            return self.joined_by(process).at_caller();
         }
         if world_size == 1 {
             return Ok(EngineKind::NoOp);
@@ -131,14 +132,14 @@ impl DistributedTrainConfig {
                 "the configuration has {world_size} processes at {address}, and no launcher has started this one, rank {rank}: {start}; or, for {world_size} ranks that are \
                  threads of one process, leave the address out; or give a `shared_folder`, which needs no launcher to join them"
             );
-            return Err(wrong("coordinator_addr", why));
+            return Err(wrong("coordinator_addr", why)).at_caller();
         }
         if rank != 0 {
             let why = format!(
                 "this process is to be rank {rank} of {world_size}, and no launcher has started it: {start}; or, for {world_size} ranks that are threads of one process, \
                  give rank 0; or give a `shared_folder` through which all processes join"
             );
-            return Err(wrong("rank", why));
+            return Err(wrong("rank", why)).at_caller();
         }
         Ok(EngineKind::Threads)
     }

@@ -8,7 +8,7 @@ use distributed::{
     train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
 };
 use nn::{Module, ModuleExt, set_counted_rows};
-use numcore::{Error, NullRuntime, Result, Runtime};
+use numcore::{Error, NullRuntime, Result, Runtime, Within};
 use optim::IntoOptimizer;
 
 use super::{DistributedTrainConfig, Trainer, Weighting};
@@ -118,9 +118,10 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
     ///
     /// # Errors
     /// An error if the loader's options are invalid.
+    #[track_caller]
     pub fn epoch<B: Send + 'static>(&self, loader: &Loader<B>, epoch: u64) -> Result<Batches<B>> {
         let BatchShare { index, of } = self.step.ranks().share;
-        loader.clone().rank(index, of).resume(State { epoch, position: 0 })
+        loader.clone().rank(index, of).resume(State { epoch, position: 0 }).at_caller()
     }
 
     /// Takes a step over one batch, on all ranks together.

@@ -318,3 +318,16 @@ fn lengths_that_differ_are_an_error() {
         assert!(error.contains("the length of the run"), "{error}");
     }
 }
+
+#[test]
+fn errors_name_the_caller_s_line() {
+    let state = std::collections::BTreeMap::from([("count".to_string(), "many".to_string())]);
+    let errors = [
+        train::parsed::<u64>(&state, "count").map(|_| ()),
+        train::parsed::<u64>(&state, "step").map(|_| ()),
+        train::compat::DistributedTrainConfig { world_size: 0, ..Default::default() }.engine(None).map(|_| ()),
+    ];
+    for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {
+        assert_eq!(error.location().map(|at| at.file()), Some(file!()), "{k}: {error}");
+    }
+}

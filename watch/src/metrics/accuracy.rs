@@ -1,6 +1,6 @@
 //! [`Accuracy`]: the fraction of rows whose right class is among the best.
 
-use numcore::{Result, Runtime, Tensor};
+use numcore::{Result, Runtime, Tensor, Within};
 
 use super::{Metric, bytes, scores};
 
@@ -35,8 +35,9 @@ impl Accuracy {
     ///
     /// # Errors
     /// An error if the number of scores is not rows times classes, or a target is no class; nothing is counted then.
+    #[track_caller]
     pub fn update(&mut self, scores: &[f32], classes: usize, targets: &[i64]) -> Result<()> {
-        for (row, target) in scores::rows("Accuracy::update", scores, classes, targets)? {
+        for (row, target) in scores::rows("Accuracy::update", scores, classes, targets).at_caller()? {
             self.rows += 1;
             self.right += u64::from(scores::place(row, target) < self.k);
         }
@@ -47,9 +48,10 @@ impl Accuracy {
     ///
     /// # Errors
     /// The errors of [`update`](Accuracy::update), and an error if a tensor cannot be read.
+    #[track_caller]
     pub fn update_tensors<R: Runtime>(&mut self, scores: &Tensor<R>, targets: &Tensor<R>) -> Result<()> {
         let classes = scores.dims().last().copied().unwrap_or(0);
-        self.update(&host_scores(scores)?, classes, &targets.to_vec::<i64>()?)
+        self.update(&host_scores(scores).at_caller()?, classes, &targets.to_vec::<i64>()?)
     }
 
     /// The number of counted rows.

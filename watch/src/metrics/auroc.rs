@@ -1,6 +1,6 @@
 //! [`Auroc`]: the area under the receiver operating characteristic.
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::{IGNORED, Metric, bytes};
 
@@ -26,22 +26,23 @@ impl Auroc {
     /// # Errors
     /// An error if scores and targets differ in number, a score is NaN, or a target is neither 0 nor 1; nothing is kept
     /// then.
+    #[track_caller]
     pub fn update(&mut self, scores: &[f64], targets: &[i64]) -> Result<()> {
         const OP: &str = "Auroc::update";
         if scores.len() != targets.len() {
-            return Err(Error::lengths(OP, &[scores.len(), targets.len()], "each target needs one score"));
+            return Err(Error::lengths(OP, &[scores.len(), targets.len()], "each target needs one score")).at_caller();
         }
         for (i, (score, target)) in scores.iter().zip(targets).enumerate() {
             match *target {
                 IGNORED => {}
                 0 | 1 if score.is_nan() => {
                     let allowed = format!("a number, to have a place among the others; it is score {i}");
-                    return Err(Error::range(OP, "score", *score, allowed));
+                    return Err(Error::range(OP, "score", *score, allowed)).at_caller();
                 }
                 0 | 1 => {}
                 other => {
                     let allowed = format!("0, 1, or {IGNORED} where it does not count; it is target {i}");
-                    return Err(Error::range(OP, "target", other, allowed));
+                    return Err(Error::range(OP, "target", other, allowed)).at_caller();
                 }
             }
         }

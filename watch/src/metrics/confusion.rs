@@ -1,6 +1,6 @@
 //! [`ConfusionMatrix`]: counts of each class given for each right class.
 
-use numcore::{Error, Result, Runtime, Tensor};
+use numcore::{Error, Result, Runtime, Tensor, Within};
 
 use super::{IGNORED, Metric, accuracy::host_scores, bytes, scores};
 use crate::sink::Picture;
@@ -17,10 +17,11 @@ impl ConfusionMatrix {
     ///
     /// # Errors
     /// An error if the matrix would have more elements than there are addresses.
+    #[track_caller]
     pub fn new(classes: usize) -> Result<Self> {
         let cells = classes.checked_mul(classes).filter(|n| n.checked_mul(8).is_some_and(|b| b <= isize::MAX as usize));
         let many = || Error::range("ConfusionMatrix::new", "classes", classes, "less, for memory to hold their square");
-        let cells = cells.ok_or_else(many)?;
+        let cells = cells.ok_or_else(many).at_caller()?;
         Ok(ConfusionMatrix { classes, counts: vec![0; cells] })
     }
 
@@ -29,17 +30,18 @@ impl ConfusionMatrix {
     ///
     /// # Errors
     /// An error if the two differ in length, or one of them has a value that is no class; nothing is counted then.
+    #[track_caller]
     pub fn update(&mut self, given: &[i64], targets: &[i64]) -> Result<()> {
         const OP: &str = "ConfusionMatrix::update";
         if given.len() != targets.len() {
-            return Err(Error::lengths(OP, &[given.len(), targets.len()], "each target needs one class"));
+            return Err(Error::lengths(OP, &[given.len(), targets.len()], "each target needs one class")).at_caller();
         }
         let classes = self.classes;
         let rows = given.iter().zip(targets).filter(|(_, target)| **target != IGNORED);
         let cell = |(&given, &target): (&i64, &i64)| {
             Ok(scores::class(OP, target, classes)? * classes + scores::class(OP, given, classes)?)
         };
-        let cells: Vec<usize> = rows.map(cell).collect::<Result<_>>()?;
+        let cells: Vec<usize> = rows.map(cell).collect::<Result<_>>().at_caller()?;
         cells.into_iter().for_each(|cell| self.counts[cell] += 1);
         Ok(())
     }
@@ -48,11 +50,13 @@ impl ConfusionMatrix {
     ///
     /// # Errors
     /// An error if the sizes do not fit, a target is no class, or a tensor cannot be read.
+    #[track_caller]
     pub fn update_tensors<R: Runtime>(&mut self, scores: &Tensor<R>, targets: &Tensor<R>) -> Result<()> {
-        let (values, targets) = (host_scores(scores)?, targets.to_vec::<i64>()?);
+        let (values, targets) = (host_scores(scores).at_caller()?, targets.to_vec::<i64>()?);
         if Some(values.len()) != targets.len().checked_mul(self.classes) {
             let why = format!("{} scores are not {} rows of {} classes", values.len(), targets.len(), self.classes);
-            return Err(Error::lengths("ConfusionMatrix::update_tensors", &[values.len(), targets.len()], why));
+            return Err(Error::lengths("ConfusionMatrix::update_tensors", &[values.len(), targets.len()], why))
+                .at_caller();
         }
         let given: Vec<i64> = values.chunks(self.classes.max(1)).map(best).collect();
         self.update(&given, &targets)
@@ -88,6 +92,7 @@ impl ConfusionMatrix {
     ///
     /// # Errors
     /// An error if there is no class.
+    #[track_caller]
     pub fn to_image(&self) -> Result<Picture> {
         /// The side of a cell in pixels.
         const CELL: usize = 16;

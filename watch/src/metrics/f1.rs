@@ -1,6 +1,6 @@
 //! [`F1`]: precision and recall in one number.
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::{ConfusionMatrix, Metric};
 
@@ -33,12 +33,13 @@ impl F1 {
     ///
     /// # Errors
     /// An error if no memory holds their matrix, or the class of [`Average::Of`] is none of them.
+    #[track_caller]
     pub fn new(classes: usize, average: Average) -> Result<Self> {
         if let Average::Of(class) = average
             && class >= classes
         {
             let why = format!("there is no class {class} among {classes}: they are numbered from 0");
-            return Err(Error::config("F1", "average", why));
+            return Err(Error::config("F1", "average", why)).at_caller();
         }
         Ok(F1 { average, matrix: ConfusionMatrix::new(classes)? })
     }
@@ -48,6 +49,7 @@ impl F1 {
     ///
     /// # Errors
     /// An error if the two differ in length, or one of them has a value that is no class; nothing is counted then.
+    #[track_caller]
     pub fn update(&mut self, given: &[i64], targets: &[i64]) -> Result<()> {
         self.matrix.update(given, targets)
     }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numcore::{Error, Result, trace};
+use numcore::{Error, Result, Within, trace};
 
 /// Adds counters to the recording in progress until it is dropped: `cpu %`, of which 100 is one core of this process,
 /// and `gpu %`, the mean of all GPUs of the machine. The first exists on Linux, the second where there is `nvidia-smi`.
@@ -25,6 +25,7 @@ impl UsageSampler {
     ///
     /// # Errors
     /// An error if no thread can be started.
+    #[track_caller]
     pub fn start(interval: Duration) -> Result<Self> {
         let interval = interval.max(Duration::from_millis(20));
         let (stop, stopped) = channel::<()>();
@@ -39,8 +40,8 @@ impl UsageSampler {
             }
         };
         let mut sampler = UsageSampler { stop: Some(stop), threads: Vec::new(), smi: None };
-        sampler.spawn("usage", look)?;
-        sampler.watch_gpus(interval)?;
+        sampler.spawn("usage", look).at_caller()?;
+        sampler.watch_gpus(interval).at_caller()?;
         Ok(sampler)
     }
 

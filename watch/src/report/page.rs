@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 use super::{axis::label, charts_of, memory, samples};
 use crate::{escape::escaped, recorder::RunTimeline, sink::Record};
@@ -89,8 +89,9 @@ impl Report {
     ///
     /// # Errors
     /// An error if the file cannot be written.
+    #[track_caller]
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
-        replace(path.as_ref(), &self.to_html())
+        replace(path.as_ref(), &self.to_html()).at_caller()
     }
 
     fn head(&self) -> String {

@@ -1,6 +1,6 @@
 //! [`Picture`]: a picture of bytes.
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 /// A picture: rows from the top, pixels from the left, one byte per channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,15 +16,16 @@ impl Picture {
     ///
     /// # Errors
     /// An error if there are other channels, a side is 0, or the number of bytes is not width × height × channels.
+    #[track_caller]
     pub fn new(width: u32, height: u32, channels: u8, pixels: Vec<u8>) -> Result<Self> {
         let bytes = u64::from(width).checked_mul(u64::from(height)).and_then(|n| n.checked_mul(u64::from(channels)));
         if !matches!(channels, 1 | 3 | 4) {
             let allowed = "1 (grey), 3 (RGB) or 4 (RGBA) for a picture";
-            return Err(Error::range("Picture::new", "number of channels", u32::from(channels), allowed));
+            return Err(Error::range("Picture::new", "number of channels", u32::from(channels), allowed)).at_caller();
         }
         if width == 0 || height == 0 || bytes != Some(pixels.len() as u64) {
             let why = format!("{} bytes are no picture of {width} × {height} × {channels}", pixels.len());
-            return Err(Error::lengths("Picture::new", &[pixels.len()], why));
+            return Err(Error::lengths("Picture::new", &[pixels.len()], why)).at_caller();
         }
         Ok(Picture { width, height, channels, pixels })
     }
@@ -33,6 +34,7 @@ impl Picture {
     ///
     /// # Errors
     /// The errors of [`new`](Picture::new).
+    #[track_caller]
     pub fn of_numbers(width: u32, height: u32, channels: u8, numbers: &[f32]) -> Result<Self> {
         // A cast of a NaN is 0.
         let pixels = numbers.iter().map(|x| (x.clamp(0.0, 1.0) * 255.0).round() as u8).collect();

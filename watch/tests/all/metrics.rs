@@ -221,3 +221,18 @@ fn a_world_of_one_is_what_it_counted() {
     assert_eq!(over_ranks(&own.2, &comm).unwrap().value(), own.2.value());
     assert_eq!(over_ranks(&own.3, &comm).unwrap(), own.3);
 }
+
+#[test]
+fn errors_name_the_caller_s_line() {
+    let errors = [
+        Accuracy::top(1).update(&[1.0], 2, &[0]),
+        Auroc::default().update(&[1.0], &[7]),
+        ConfusionMatrix::new(usize::MAX).map(|_| ()),
+        F1::new(3, Average::Of(3)).map(|_| ()),
+        watch::sink::Picture::new(2, 2, 1, vec![0]).map(|_| ()),
+        watch::sink::read_jsonl("no such file").map(|_| ()),
+    ];
+    for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {
+        assert_eq!(error.location().map(|at| at.file()), Some(file!()), "{k}: {error}");
+    }
+}

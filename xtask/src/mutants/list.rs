@@ -137,7 +137,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "data/src/sources/tokenizer.rs", from: "last as usize + 1", to: "last as usize", test: TOKENIZER },
     Mutant { file: "data/src/sources/tokenizer.rs", from: "*dropout > 0.0", to: "*dropout > 1.0", test: TOKENIZER },
     Mutant { file: "data/src/sources/csv.rs", from: "(Some((at, _)), None) =>", to: "(Some((at, _)), _) =>", test: DATA },
-    Mutant { file: "data/src/sources/safetensors.rs", from: "reader.names().map(column).collect::<Result<_>>()?", to: "reader.names().flat_map(column).collect()", test: DATA },
+    Mutant { file: "data/src/sources/safetensors.rs", from: "reader.names().map(column).collect::<Result<_>>().at_caller()?", to: "reader.names().flat_map(column).collect()", test: DATA },
     Mutant { file: "data/src/sources/image.rs", from: ".filter(|_| !first.starts_with('.'))", to: "", test: IMAGES },
     Mutant { file: "data/src/sources/image.rs", from: "ends_with(path, &NOT_READ)", to: "ends_with(path, &[])", test: IMAGES },
     Mutant { file: "data/src/files/gzip.rs", from: "next_member(ended.into_inner())?", to: "None", test: DATA },

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 pub use read::read_jsonl;
 use summary::Summary;
 
@@ -57,8 +57,9 @@ impl Jsonl {
     ///
     /// # Errors
     /// An error if the folder cannot be made, or the file cannot be written.
+    #[track_caller]
     pub fn replacing(folder: impl AsRef<Path>) -> Result<Self> {
-        let (file, path, summary_path) = open(folder.as_ref())?;
+        let (file, path, summary_path) = open(folder.as_ref()).at_caller()?;
         Ok(Jsonl {
             file,
             path,
@@ -75,11 +76,12 @@ impl Jsonl {
     /// # Errors
     /// An error if the folder cannot be made, the file cannot be written, or an earlier run's lines in it are
     /// malformed.
+    #[track_caller]
     pub fn in_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let mut sink = Self::replacing(folder)?;
         sink.replaces = false;
         // Malformed lines of an earlier run are an error before this one trains.
-        sink.read_again()?;
+        sink.read_again().at_caller()?;
         Ok(sink)
     }
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use serde_json::{Map, Value as Json};
 
 use crate::{
@@ -21,15 +21,17 @@ use crate::{
 ///
 /// # Errors
 /// An error if the file cannot be read, or a line of it is malformed.
+#[track_caller]
 pub fn read_jsonl(path: impl AsRef<Path>) -> Result<Vec<Record>> {
     let path = path.as_ref();
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let file = File::open(path).map_err(|e| Error::io(path, e)).at_caller()?;
     let mut records: Vec<Record> = Vec::new();
     for (i, line) in BufReader::new(file).lines().enumerate() {
-        let line = line.map_err(|e| Error::io(path, e))?;
+        let line = line.map_err(|e| Error::io(path, e)).at_caller()?;
         let wrong = |why: String| Error::format(format!("{} line {}", path.display(), i + 1), why);
-        let json: Json = serde_json::from_str(&line).map_err(|e| wrong(e.to_string()))?;
-        let record = record(&json).ok_or_else(|| wrong("is no object of step, epoch, time and values".into()))?;
+        let json: Json = serde_json::from_str(&line).map_err(|e| wrong(e.to_string())).at_caller()?;
+        let record =
+            record(&json).ok_or_else(|| wrong("is no object of step, epoch, time and values".into())).at_caller()?;
         while records.last().is_some_and(|last| last.step > record.step) {
             records.pop();
         }

@@ -17,7 +17,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 use thread::EventThread;
 
 use super::{Record, Sink};
@@ -43,14 +43,15 @@ impl TensorBoard {
     ///
     /// # Errors
     /// An error if the folder cannot be made, or the file cannot be written.
+    #[track_caller]
     pub fn in_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
-        fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+        fs::create_dir_all(folder).map_err(|e| Error::io(folder, e)).at_caller()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let resumes = has_events(folder)?;
-        let (file, path) = fresh_file(folder, now.as_secs())?;
-        let writer = EventThread::start(file, path)?;
-        writer.put(frame::of(&message::version(now.as_secs_f64())))?;
+        let resumes = has_events(folder).at_caller()?;
+        let (file, path) = fresh_file(folder, now.as_secs()).at_caller()?;
+        let writer = EventThread::start(file, path).at_caller()?;
+        writer.put(frame::of(&message::version(now.as_secs_f64()))).at_caller()?;
         Ok(TensorBoard { writer, resumes })
     }
 
