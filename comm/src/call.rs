@@ -233,7 +233,7 @@ impl Fingerprint {
             && (places == Places::Any || a.at == b.at)
     }
 
-    /// Translates the root or peer from a rank of the group to a world rank, for error texts: `members[r]` is the world
+    /// Translates the root or peer from a rank of the group to a world rank, for error texts. `members[r]` is the world
     /// rank of the group's rank `r`.
     pub fn in_world(&self, members: &[usize]) -> Fingerprint {
         let seat = |rank: usize| members.get(rank).copied().unwrap_or(rank);

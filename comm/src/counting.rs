@@ -20,8 +20,8 @@ pub struct Traffic {
     pub calls: u64,
     /// The bytes of unsharded tensors: of the values that are combined, gathered or sent.
     pub payload: u64,
-    /// The bytes that this rank must send at least: `2(n−1)/n` of the payload for an all-reduce, `(n−1)/n` for a
-    /// reduce-scatter, an all-gather or an all-to-all (less its own part).
+    /// The bytes that this rank must send at least: `2(n−1)/n` of the payload for an all-reduce. For a reduce-scatter,
+    /// an all-gather or an all-to-all they are `(n−1)/n` of it (less its own part).
     pub sent: u64,
     /// The time that the host spent in `wait`: communication that nothing hid.
     pub exposed: Duration,

@@ -14,8 +14,9 @@ pub trait Rendezvous<R: Runtime>: Send {
     /// Blocks until a world is formed that this rank is in. Every rank that can go on calls it, each for itself.
     ///
     /// # Errors
-    /// An error if the ranks that came cannot form a world: they are fewer than a [`Quorum`] requires, or no rank of
-    /// the last world is left. All of them get the error; a newcomer that does not fit the others gets one alone.
+    /// An error if the ranks that came cannot form a world. Either they are fewer than a [`Quorum`] requires, or no
+    /// rank of the last world is left. All of them get the error; a newcomer that does not fit the others gets one
+    /// alone.
     fn next_world(&mut self) -> Result<Membership<R>>;
 
     /// The number of waiting ranks that are in no world yet. It may differ between ranks.
@@ -62,7 +63,7 @@ impl Default for Quorum {
 
 impl Quorum {
     /// The reason for which `ranks` ranks, `back` of which were among the `before` ranks of the last world, may not
-    /// form a world; `None` if they may.
+    /// form a world. It is `None` if they may.
     pub fn missing(&self, ranks: usize, back: usize, before: usize) -> Option<String> {
         if self.majority && 2 * back <= before {
             return Some(format!("{back} of the last world's {before} ranks are no majority"));

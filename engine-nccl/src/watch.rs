@@ -1,5 +1,5 @@
-//! The watch thread of queued work. It ends the world if a device does not reach the end of a call, or if the library
-//! or another rank fails while the device waits.
+//! The watch thread of queued work. It ends the world if a device does not reach the end of a call. It also does if the
+//! library or another rank fails while the device waits.
 
 use std::{
     collections::VecDeque,

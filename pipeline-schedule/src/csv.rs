@@ -26,8 +26,8 @@ impl Schedule {
     /// largest micro-batch defines their number.
     ///
     /// # Errors
-    /// Fails for a cell that is no action, or that waits for an action missing before it in its row: names row and
-    /// column, from 1. A stage in two rows, or in no row, is an error too.
+    /// Fails for a cell that is no action, or that waits for an action missing before it in its row. The error names
+    /// row and column, from 1. A stage in two rows, or in no row, is an error too.
     pub fn from_csv(text: &str) -> Result<Self> {
         let rows =
             text.trim_end().lines().enumerate().map(|(row, line)| parse_row(row, line)).collect::<Result<Vec<_>>>()?;

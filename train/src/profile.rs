@@ -19,7 +19,7 @@ use watch::recorder::{RunTimeline, UsageSampler};
 
 use crate::{Callback, Event, Run};
 
-/// Records windows of steps, each after some steps that are not recorded, and writes them as files:
+/// Records windows of steps, each after some steps that are not recorded, and writes them as files. These are
 /// `trace.rank<r>.<n>.json` for Perfetto, one file per rank, and `trace.<n>.svg`. PyTorch's `torch.profiler.schedule`.
 ///
 /// A custom loop has one per process. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, on every rank. If

@@ -113,8 +113,8 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         iter::once(self.model as &dyn Module<R>).chain(self.engine.modules()).collect()
     }
 
-    /// An error, with the reason, if the run cannot end with other weights: the training step excludes the feature, or
-    /// this run has no module with parameters.
+    /// An error, with the reason, if the run cannot end with other weights. Either the training step excludes the
+    /// feature, or this run has no module with parameters.
     pub(crate) fn check_end(&mut self, feature: Feature, op: &'static str) -> Result<()>
     where
         M: Module<R>,

@@ -6,7 +6,7 @@ use numcore::{Error, Result};
 ///
 /// The estimate starts as the median of the first measurements, one of which may include compilation. Later, a
 /// measurement near the estimate moves it a little. A farther one is dropped, as a pause is, unless the next is far off
-/// in the same direction: then the speed has changed, and the estimate becomes the mean of the two.
+/// in the same direction. Then the speed has changed, and the estimate becomes the mean of the two.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpeedEstimate {
     options: SpeedOptions,

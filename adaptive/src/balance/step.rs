@@ -149,7 +149,7 @@ impl<S> Balanced<S> {
         Ok(metrics)
     }
 
-    /// Exchanges the measurements. The time of a share is that of its slowest rank; the time of an exchange is that on
+    /// Exchanges the measurements. The time of a share is that of its slowest rank. The time of an exchange is that on
     /// the rank that came to it last.
     fn report<R: Runtime>(&mut self, ranks: &StepRanks<R>, own: [Duration; 2], batches: &[usize]) -> Result<()> {
         let mut bytes = [0; 24];
@@ -183,9 +183,9 @@ impl<S> Balanced<S> {
     }
 }
 
-/// Ranks take whole batches in turn, numbered from 0 among the remaining ones: in a step, as many as the counts add up
-/// to, or as remain. Counts depend on measurements: a resumed run does not repeat the uninterrupted one, but reads the
-/// same batches, once.
+/// Ranks take whole batches in turn, numbered from 0 among the remaining ones. In a step they take as many as the
+/// counts add up to, or as remain. Counts depend on measurements: a resumed run does not repeat the uninterrupted one,
+/// but reads the same batches, once.
 impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
     fn ranks(&self) -> &StepRanks<R> {
         self.inner.ranks()

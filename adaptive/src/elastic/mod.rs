@@ -1,6 +1,6 @@
 //! Elastic training: ranks are lost and others join, and the run goes on.
 //!
-//! At intervals the ranks *commit*: each copies its part of a checkpoint to host memory, and so do its neighbours
+//! At intervals the ranks *commit*: each copies its part of a checkpoint to host memory. So do its neighbours
 //! ([`Elastic::copies`]), so that the part survives a lost rank. When a rank is lost, the communicator is dead. The
 //! survivors [meet](distributed::comm::Rendezvous) in a new world, build model and step over it, and restore the last
 //! commit. Each reads the elements of its new pieces, as from a checkpoint of another number of ranks. A newcomer joins

@@ -58,7 +58,7 @@ impl<R: Runtime> Elastic<R> {
 
     /// Sets the number of other ranks that hold a copy of this rank's commits, by default 1. As many ranks can be lost
     /// at once, or as many machines with all of their ranks, if there are more machines. Must be equal on all ranks. A
-    /// rank needs host memory for twice the sum of its own piece and the copies it holds; with uneven numbers of ranks,
+    /// rank needs host memory for twice the sum of its own piece and the copies it holds. With uneven numbers of ranks,
     /// those of small machines hold more.
     pub fn copies(mut self, ranks: usize) -> Self {
         self.world.placing.copies = ranks;
@@ -83,8 +83,8 @@ impl<R: Runtime> Elastic<R> {
     /// it has ended on all ranks of a world.
     ///
     /// # Errors
-    /// This rank's own error, with which it leaves the run to the others: any error of the program that does not name
-    /// another rank, or a panic. Also fails if too few ranks are left, or too much state was lost with them.
+    /// This rank's own error, with which it leaves the run to the others. It is any error of the program that does not
+    /// name another rank, or a panic. Also fails if too few ranks are left, or too much state was lost with them.
     pub fn run<T>(mut self, mut program: impl FnMut(&mut ElasticWorld<R>) -> Result<T>) -> Result<T> {
         loop {
             let comm = match self.world.next() {

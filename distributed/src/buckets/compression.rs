@@ -11,7 +11,7 @@ pub enum GradCompression {
     /// `bf16`: half the bytes of `f32`, its range, three digits.
     Bf16,
     /// `f16`: half the bytes of `f32`, four digits. Sums over examples or tokens would leave its range (65504). So the
-    /// gradient of the mean loss is sent, times the loss scale if there is one: a rank's sum times `n / weight`,
+    /// gradient of the mean loss is sent, times the loss scale if there is one. It is a rank's sum times `n / weight`,
     /// averaged over the `n` ranks. `weight` is the sum of the weights of all losses of the step. Ranks learn it by one
     /// more all-reduce, of one number, at the start of the step's last backward pass.
     F16,

@@ -20,8 +20,8 @@ pub struct BucketOptions {
     /// every `n` that divides `C`; losses and their weights are summed in the same order.
     ///
     /// The price is an exchange in every micro-batch, which sends `(n − 1)·Ψ` bytes in place of `2·(n − 1)/n·Ψ` (`Ψ`:
-    /// bytes of the gradients), a second buffer of gradients, and `n` times the memory of a bucket in flight. Gradients
-    /// travel in their own dtype.
+    /// bytes of the gradients). It is also a second buffer of gradients, and `n` times the memory of a bucket in
+    /// flight. Gradients travel in their own dtype.
     pub canonical: bool,
     /// Accumulates gradients of half-precision parameters in `f32`, over micro-batches and over ranks (Megatron's main
     /// gradients, DeepSpeed's `grad_accum_dtype`). A backward pass computes each gradient in the parameter's type, and

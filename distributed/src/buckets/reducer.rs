@@ -54,8 +54,8 @@ pub trait BucketReducer<R: Runtime>: Send + Sync {
     /// Prepares a step: drops everything that a failed step has left in flight.
     fn begin_step(&mut self) {}
 
-    /// Takes the weight of this rank's losses, before the last backward pass of a step; in a pipeline that of the
-    /// replica's losses, after the last pass.
+    /// Takes the weight of this rank's losses, before the last backward pass of a step. In a pipeline it takes that of
+    /// the replica's losses, after the last pass.
     fn set_loss_weight(&mut self, losses: LossWeight) -> Result<()> {
         let _ = losses;
         Ok(())

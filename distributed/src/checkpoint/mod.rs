@@ -6,8 +6,8 @@
 //! a tensor or, if the tensor is cut over ranks, of a piece of it.
 //!
 //! A finished folder becomes visible by a rename. The file `latest` names the new checkpoint just before, together with
-//! its predecessor, which counts until the new one is in its place: the rename completes the save. Whatever fails
-//! before or after it, the checkpoint that was completed last exists and is the one that loads.
+//! its predecessor. The predecessor counts until the new one is in its place: the rename completes the save. Whatever
+//! fails before or after it, the checkpoint that was completed last exists and is the one that loads.
 //!
 //! **Invariant**: an error that one rank finds is reported by all. Nothing is changed before all data to be read, and
 //! the state that takes it, was checked. If a rank still fails after that, the communicator ends: ranks have different

@@ -34,7 +34,7 @@ impl Folder {
         latest.map(|step| self.load(comm, step, state)).transpose()
     }
 
-    /// The [latest](Folder::latest) step on rank 0, once all ranks see that checkpoint: ranks on several hosts see a
+    /// The [latest](Folder::latest) step on rank 0, once all ranks see that checkpoint. Ranks on several hosts see a
     /// change in a shared folder at different times. Collective: every rank calls it.
     pub fn latest_of_all<R: Runtime>(&self, comm: &Comm<R>) -> Result<Option<u64>> {
         let own = all_ok(comm, "load", if comm.rank() == 0 { self.latest() } else { Ok(None) })?;

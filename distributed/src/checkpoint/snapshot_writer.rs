@@ -21,7 +21,7 @@ type Written = (Result<()>, Option<Snapshot>);
 /// their parts to host memory. A thread on each rank writes its copy, and that of rank 0 publishes the checkpoint.
 /// Training changes nothing that is being saved.
 ///
-/// A rank needs host memory for one copy of its part: the next save waits until the last one is in place, and reuses
+/// A rank needs host memory for one copy of its part. The next save waits until the last one is in place, and reuses
 /// its memory. An error in the thread is returned by the next call of [`save`](SnapshotWriter::save) or
 /// [`finish`](SnapshotWriter::finish), on all ranks; the last good checkpoint stays. With an engine whose transfers are
 /// [not independent](crate::comm::Guarantees::independent_transfers), `save` returns only after everything is written.

@@ -123,8 +123,8 @@ impl Folder {
     }
 }
 
-/// A name that the ranks of a save share, and no other save has: the time of its start on rank 0, and the process
-/// there.
+/// A name that the ranks of a save share, and no other save has. It consists of the time of its start on rank 0, and of
+/// the process there.
 fn name_of_save<R: Runtime>(comm: &Comm<R>) -> Result<String> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let own = format!("{since:020x}-{:x}", std::process::id());

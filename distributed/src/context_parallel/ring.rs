@@ -39,7 +39,7 @@ const EARLY: (usize, usize) = (0, 1);
 const LATE: (usize, usize) = (1, 2);
 
 /// The computation of step `j`, with the block that has made `j` hops. The early chunks of earlier ranks come before
-/// all queries of this rank, and their late ones after; both chunks of later ranks come between this rank's two.
+/// all queries of this rank, and their late ones after. Both chunks of later ranks come between this rank's two.
 fn step(order: ZigZag, causal: bool, j: usize) -> RingStep {
     let ZigZag { rank, ranks, .. } = order;
     let owner = (rank + ranks - j) % ranks;

@@ -12,7 +12,7 @@
 //! | experts | those of data × shard × context with the same ones | see below | once, summed over the expert axis |
 //!
 //! ZeRO shards an expert over the ranks along shard × context that have it. For that, the size `e` of the expert axis
-//! must divide shard × context into several such ranks; otherwise ZeRO shards over all ranks with the expert.
+//! must divide shard × context into several such ranks. Otherwise ZeRO shards over all ranks with the expert.
 //!
 //! The gradient of an expert sums over the tokens of all ranks that reached it; nothing is scaled.
 //!

@@ -11,8 +11,8 @@ use numcore::{Error, Result};
 
 use crate::{Launch, Processes, Transport};
 
-/// A folder in which the processes of a job find each other and exchange messages, on one machine or on several with a
-/// shared file system.
+/// A folder in which the processes of a job find each other and exchange messages. They are on one machine, or on
+/// several with a shared file system.
 ///
 /// The launcher gives each process its rank: Slurm's `srun`, `torchrun`, or a script that sets `RANK`, `WORLD_SIZE` and
 /// `LOCAL_RANK`. A folder suits small messages: as the control plane of GPUs that exchange through NCCL, and for tests.
@@ -81,8 +81,8 @@ impl SharedFolder {
     /// Blocks until all processes have come to the folder.
     ///
     /// # Errors
-    /// An error if the rank of this process is unknown, the folder cannot be written, two processes have one rank, or
-    /// some do not come in time. The last error names the missing ranks.
+    /// An error if the rank of this process is unknown, or the folder cannot be written. Also if two processes have one
+    /// rank, or some do not come in time. The last error names the missing ranks.
     pub fn join(self) -> Result<Processes> {
         const OP: &str = "SharedFolder::join";
         let SharedFolder { path, launch, join_timeout } = self;

@@ -29,7 +29,7 @@ impl TensorPlan {
     }
 
     /// Tells, for each pattern of the entries and then of the regions, whether it names a parameter of a model or of a
-    /// part of one.
+    /// part.
     pub fn found_in<R: Runtime>(&self, model: &(impl Module<R> + ?Sized)) -> Vec<bool> {
         let parameters = NamedParameter::all_of(model);
         let lines = self.entries().iter().map(|entry| parameters.iter().any(|p| p.is_named_by(entry)));

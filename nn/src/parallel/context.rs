@@ -346,8 +346,8 @@ pub fn cut_sequences_of_part<R: Runtime>(
     Ok(())
 }
 
-/// The number of ranks that sequences are cut over, for each slot of a model, with the name of its module; 1 if they
-/// are not cut.
+/// The number of ranks that sequences are cut over, for each slot of a model, with the name of its module. It is 1 if
+/// they are not cut.
 pub fn context_ranks<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<(String, usize)> {
     context_slots(model).into_iter().map(|(name, slot)| (name, slot.ranks())).collect()
 }

@@ -73,9 +73,9 @@ pub trait TensorGroup<R: Runtime>: Send + Sync + Debug {
     /// other layers. The result is differentiable, any number of times.
     fn exchange(&self, what: Exchange, x: &Var<R>, of: &str) -> Result<Var<R>>;
     /// The linear layer `x · Wᵀ + b` with its exchange. With [`Exchange::AllGather`] it is the product of all ranks'
-    /// parts of `x`; with [`Exchange::ReduceScatter`], this rank's part of the sum of all ranks' products, without `b`.
-    /// A group may exchange `pieces` pieces one after another and compute beside the exchange; values are the same. The
-    /// default exchanges everything at once.
+    /// parts of `x`. With [`Exchange::ReduceScatter`], it is this rank's part of the sum of all ranks' products,
+    /// without `b`. A group may exchange `pieces` pieces one after another and compute beside the exchange; values are
+    /// the same. The default exchanges everything at once.
     fn linear_in_pieces(
         &self,
         what: Exchange,

@@ -14,7 +14,7 @@
 //! | [`Replicated`](TensorStyle::Replicated) | unsharded | nothing | nothing |
 //! | [`Experts`](TensorStyle::Experts) | some of the experts | tokens travel to their experts, and back | their gradients do |
 //!
-//! A column-parallel layer followed by a row-parallel one, as in attention and in a feed-forward network, costs one
+//! A column-parallel layer followed by a row-parallel one, as in attention and feed-forward networks, costs one
 //! all-reduce forward and one backward (Shoeybi et al. 2019).
 //!
 //! Experts are sharded over other ranks ([`ExpertGroups`]), which have different examples.

@@ -81,8 +81,8 @@ impl<R: Runtime> Placed<R> {
     }
 
     /// Prepares an input as [`enter`](Placed::enter) does, for an input that no other layer shares. Where the sequence
-    /// is cut, only this rank's part is kept, and the whole is gathered again for the gradient of the weight
-    /// (Korthikanti et al. 2022). In mixed precision it travels in the dtype in which the layer reads it.
+    /// is cut, only this rank's part is kept, and the whole is gathered again for the weight's gradient (Korthikanti et
+    /// al. 2022). In mixed precision it travels in the dtype in which the layer reads it.
     ///
     /// The second gather comes after the product for the input gradient, and nothing is computed beside it. A split
     /// backward pass gathers in I, and keeps the gathered input until W. A checkpointed block gathers a third time.
@@ -97,8 +97,8 @@ impl<R: Runtime> Placed<R> {
         with_recomputation(true, || recomputed(&[x], gathered))
     }
 
-    /// The output of a layer that is cut along its outputs and shares its input with no other layer, if its gather goes
-    /// [in pieces](super::TensorPlan::exchange_in_pieces); otherwise `None`.
+    /// The output of a layer that is cut along its outputs and shares its input with no other layer. It is `None`
+    /// unless its gather goes [in pieces](super::TensorPlan::exchange_in_pieces).
     pub(crate) fn column_in_pieces(
         &self,
         x: &Var<R>,

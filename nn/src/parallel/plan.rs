@@ -149,8 +149,8 @@ impl TensorPlan {
 
     /// Sets the number of pieces in which linear layers exchange parts of the sequence in forward, with
     /// [`sequence_parallel`](TensorPlan::sequence_parallel); 1 by default. The gather of a column-parallel layer
-    /// travels beside the product with the piece before, and so does the sum of a row-parallel layer (asynchronous
-    /// tensor parallelism).
+    /// travels beside the product with the piece before. So does the sum of a row-parallel layer (asynchronous tensor
+    /// parallelism).
     ///
     /// Bytes sent are as many as with one piece, and every element is computed alike. Bits are the same if the
     /// runtime's product of some rows equals those rows of the product of all. In backward a gather and a sum travel

@@ -61,8 +61,8 @@ impl Schedule {
     /// Jointly, with synchronous sends, every rank ends.
     ///
     /// # Errors
-    /// Fails if one of these does not hold: names the rank, the position in its row, the action, and the fact or
-    /// message that it lacks.
+    /// Fails if one of these does not hold. The error names the rank, the position in its row, the action, and the fact
+    /// or message that it lacks.
     pub fn check(self, limits: Limits) -> Result<Checked> {
         let is_shard =
             |action| matches!(action, Action::Unit(UnitAction { op: UnitOp::Unshard | UnitOp::Reshard, .. }));

@@ -19,8 +19,8 @@ use crate::{
     BestValue, Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Selection, interrupt,
 };
 
-/// Saves checkpoints: at the end of the run, after a failed step (the state before it), and at a signal (SIGTERM,
-/// Ctrl-C), which ends the run; on request at an [interval](Checkpoints::every), or when a value is the
+/// Saves checkpoints: at the end of the run, after a failed step (the state before it), and at a signal that ends it
+/// (SIGTERM, Ctrl-C). On request it also saves at an [interval](Checkpoints::every), or when a value is the
 /// [best](Checkpoints::best). The training step waits for a copy to host memory; a thread writes the copy.
 ///
 /// A checkpoint is complete or absent, and an old one is removed only after a new one is in place. A save that fails

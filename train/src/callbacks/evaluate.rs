@@ -31,9 +31,9 @@ type Measure<'e, B, O> = Box<dyn FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e
 /// The model is in evaluation mode, no gradients are recorded, and training goes on with the random values it would
 /// have had. Names of values begin with the evaluation's name: `validation/loss`.
 ///
-/// The model runs once in each batch: [`predict`](Evaluate::predict) computes the outputs for metrics, and for a
-/// [loss of outputs](Evaluate::loss). The training loss runs it once more. Every row of a batch counts: padding rows
-/// are not read (but by the stages of a pipeline), and the prediction of a rank without an example is dropped.
+/// The model runs once in each batch: [`predict`](Evaluate::predict) computes the outputs for metrics, and for a [loss
+/// of outputs](Evaluate::loss). The training loss runs it once more. Every row of a batch counts: padding rows are not
+/// read (but by the stages of a pipeline). The prediction of a rank without an example is dropped.
 ///
 /// ```
 /// use train::{Evaluate, metrics::Accuracy};

@@ -11,8 +11,9 @@ use std::{
 
 use numcore::{Error, Result, Within, trace};
 
-/// Adds counters to the recording in progress until it is dropped: `cpu %`, of which 100 is one core of this process,
-/// and `gpu %`, the mean of all GPUs of the machine. The first exists on Linux, the second where there is `nvidia-smi`.
+/// Adds counters to the recording in progress until it is dropped. These are `cpu %`, of which 100 is one core of this
+/// process, and `gpu %`, the mean of all GPUs of the machine. The first exists on Linux, the second where there is
+/// `nvidia-smi`.
 #[derive(Debug)]
 pub struct UsageSampler {
     stop: Option<Sender<()>>,

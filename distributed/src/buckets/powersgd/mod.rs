@@ -6,7 +6,7 @@
 //! residual that it could not send, `M − P̂·(Mᵀ·P̂)ᵀ`, to its next gradient (error feedback). Sums serve as well as the
 //! paper's means, because making `P` orthonormal takes any factor out.
 //!
-//! Residuals are in units of the mean gradient: a step's sums are divided by the total weight of its losses on all
+//! Residuals are in units of the mean gradient. A step's sums are divided by the total weight of its losses on all
 //! ranks, loss scale included, before a residual is added. Otherwise the residual of a batch of a thousand tokens would
 //! count a hundredfold in one of ten.
 //!

@@ -29,9 +29,9 @@ use super::{Record, Sink};
 /// histograms and pictures are objects, so nothing is mistaken for them. Of a picture only the sizes are written.
 ///
 /// A resumed run goes on in the file of the earlier run. Steps after the checkpoint are measured again then;
-/// [`read_jsonl`] keeps the later lines. A line that a kill cut short is removed. One run at a time writes into a file:
-/// the first line of another one is an error, unless the file is released within 5 seconds. An elastic run takes
-/// [no lock](Jsonl::unlocked).
+/// [`read_jsonl`] keeps the later lines. A line that a kill cut short is removed. One run at a time writes into a file.
+/// The first line of another one is an error, unless the file is released within 5 seconds. An elastic run takes [no
+/// lock](Jsonl::unlocked).
 ///
 /// Each line is handed to the operating system as it is written; it is on the disk when the system puts it there.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! [`TensorBoard`]: event files.
 //!
-//! An event file is a sequence of records, each a protocol buffer between two checksums: `frame` writes the records,
+//! An event file is a sequence of records, each a protocol buffer between two checksums. `frame` writes the records,
 //! `message` the messages, `data::protobuf` the fields of messages. The file is written by a thread of its own,
 //! `thread`.
 
@@ -25,7 +25,7 @@ use super::{Record, Sink};
 /// Writes an event file that TensorBoard reads: numbers, texts, histograms and pictures. NaN and infinities are written
 /// as they are.
 ///
-/// Every run writes a file of its own, also one that is resumed: TensorBoard reads all files of a folder as one run,
+/// Every run writes a file of its own, also one that is resumed. TensorBoard reads all files of a folder as one run,
 /// and stops at the first damaged record of a file. Numbers in it are `f32`. In a folder with earlier files, the first
 /// record begins a session. TensorBoard then drops the record's step and later ones from the earlier files.
 ///
