@@ -18,6 +18,9 @@ const FACADE: &str = "weftgrad/src/lib.rs";
 /// The macro that makes tests of a chapter's code.
 const CALL: &str = "chapter!(";
 
+/// The widest line of prose.
+const COLUMNS: usize = 120;
+
 /// What is missing of the book, what is there twice, and links to headings that are not there.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let chapters = || tree.texts(".md").filter(|(path, _)| path.starts_with(FOLDER) && *path != SUMMARY);
@@ -39,6 +42,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
                 format!("`{words}`: a block that no test compiles; say `no_run`, or `text` for what is no program"),
             )
         }));
+        found.extend(wide(path, text));
         found.extend(outside(path, text));
     }
     found.extend(tree.texts(".md").flat_map(|(path, text)| lost_anchors(tree, path, text)));
@@ -61,6 +65,15 @@ fn listed(tree: &Tree) -> Vec<Finding> {
     let twice = lines.iter().filter(|(_, at)| at.len() > 1);
     found.extend(twice.map(|(path, at)| Finding::new(SUMMARY, at[1], format!("`{path}` is listed twice"))));
     found
+}
+
+/// Lines of prose that are wider than a page. Rows of tables are lines, and links may not break.
+fn wide(path: &str, text: &str) -> Vec<Finding> {
+    let lines = prose(text).filter(|(_, line)| !line.starts_with('|') && !line.contains("]("));
+    let columns = lines.map(|(number, line)| (number, line.chars().count())).filter(|(_, columns)| *columns > COLUMNS);
+    columns
+        .map(|(n, columns)| Finding::new(path, n, format!("a line of {columns} columns: {COLUMNS} at most")))
+        .collect()
 }
 
 /// Whether a block with these words after its fence is Rust that rustdoc does not compile.
@@ -141,6 +154,13 @@ mod tests {
         check_chapter("```rust,no_run\n```\n```text\nignore\n```\n", &[]);
         check_chapter("x\n```rust,ignore\n```\n", &["docs/book/src/a.md:2: `rust,ignore`"]);
         check_chapter("```ignore-windows\n```\n", &["docs/book/src/a.md:1: `ignore-windows`"]);
+    }
+
+    #[test]
+    fn wide_lines_of_prose_are_found() {
+        let wide = "x".repeat(121);
+        check_chapter(&format!("| {wide}\n```text\n{wide}\n```\n[{wide}](b.md)\n"), &[]);
+        check_chapter(&format!("x\n{wide}\n"), &["docs/book/src/a.md:2: a line of 121 columns"]);
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     tree.texts(".rs").filter(|(path, _)| is_documented(path)).flat_map(|(path, text)| in_file(path, text)).collect()
 }
 
-fn is_documented(path: &str) -> bool {
+pub(super) fn is_documented(path: &str) -> bool {
     path.contains("/src/") && !path.contains("/bin/") && !path.starts_with("xtask/") && !path.ends_with("tests.rs")
 }
 

@@ -18,6 +18,7 @@ mod paths;
 mod recipes;
 mod rust;
 mod safety;
+mod sentences;
 mod tree;
 mod words;
 
@@ -58,6 +59,7 @@ const RULES: &[fn(&Tree) -> Vec<Finding>] = &[
     book::check,
     names::check,
     doc_comments::check,
+    sentences::check,
     aliases::check,
 ];
 
