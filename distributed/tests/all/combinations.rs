@@ -154,11 +154,12 @@ fn printed_pairs() -> String {
     let columns = Feature::ALL.len() - 1;
     let head: String = (1..=columns).map(|k| format!(" {k} |")).collect();
     let list = |all: BTreeMap<&str, Vec<String>>| {
-        all.into_iter().map(|(name, pairs)| format!("- {name}: {}\n", pairs.join("; "))).collect::<String>()
+        all.into_iter().map(|(name, pairs)| format!("| {name} | {} |\n", pairs.join("; "))).collect::<String>()
     };
     let (tests, never) = (list(tests), list(never));
     format!(
-        "| |{head}\n|---|{}\n{rows}\nTests of their own:\n\n{tests}\nPairs that nobody can ask for:\n\n{never}",
+        "| |{head}\n|---|{}\n{rows}\n| a test of its own | of |\n|---|---|\n{tests}\n| why nobody can ask for both | pairs |\n\
+         |---|---|\n{never}",
         "---|".repeat(columns)
     )
 }

@@ -531,3 +531,31 @@ fn mixtures_that_count_tokens_together_pass_together() {
         assert!(error.contains("tokens counted over ranks exclude each other"), "{error}");
     }
 }
+
+/// Ways in which draws have found faults.
+#[test]
+fn ways_that_once_failed() {
+    let plain = Wrapped::PLAIN;
+    let staged = |way: Way| way.staged(ScheduleKind::OneFOneB, 1).over(&[(Axis::Pipe, 2), (Axis::Data, 2)]);
+    let local = Wrapped { wrapper: Wrapper::Local, ..plain };
+    let first_frozen = Way { frozen: &["wte", "wpe", "blocks.0"], ..Way::gpt(2) };
+    let mut untied = first_frozen.clone();
+    untied.gpt.tied_head = false;
+    let powersgd = Wrapped { exchange: Exchange::PowerSgd, ..local };
+    let ways = [
+        // The first stage sends values without gradient, and then with one.
+        (Wrapped { unfreezes: true, ..plain }, staged(first_frozen)),
+        // A replica without examples divides by their number.
+        (Wrapped { taken: Loop::Idle, ..powersgd }, Way::gpt(2).over(&[(Axis::Data, 3)])),
+        // A rank has nothing to synchronize.
+        (local, staged(untied)),
+        // Each rank has all experts.
+        (local, staged(Way::mixture(4))),
+    ];
+    for (wrapped, way) in ways {
+        let mut way = Way { frozen: way.frozen, ..wrapped.of(way.clone()) };
+        way.zero.stage = ZeroStage::None;
+        let off = wrapped.off(&way).unwrap_or_else(|error| panic!("{wrapped:?} {way:?}: {error}"));
+        assert!(off <= wrapped.close(), "{wrapped:?} {way:?}: {off:e}");
+    }
+}

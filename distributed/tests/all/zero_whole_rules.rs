@@ -31,7 +31,9 @@ fn replicas_pipelines_and_places_of_shards_are_one_rank() {
         way.gpt.tied_head = true;
         way.staged(ScheduleKind::OneFOneB, 1).micros(2)
     };
-    same(&[(Pipe, 2), (Shard, 3)], ZeroOptions::from, |way| Way { examples: 12, ..staged(way) });
+    for n in [2, 3] {
+        same(&[(Pipe, 2), (Shard, n)], ZeroOptions::from, |way| Way { examples: 12, ..staged(way) });
+    }
     let once = |stage: ZeroStage| ZeroOptions {
         reduce_once: true,
         units: UnitOf::whole(),

@@ -201,3 +201,18 @@ fn the_best_weights_are_those_that_were_evaluated() {
         }
     }
 }
+
+#[test]
+fn a_run_ends_with_one_of_two_weights() {
+    let (comm, scratch) = (one(), Scratch::new("two-ends"));
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let best = Checkpoints::in_folder(&scratch.0).best("validation/loss").ignore_signals().restore_best();
+    let error = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()))
+        .with(WeightAveraging::new(0.7).use_at_end())
+        .with(Evaluate::on(held_out(comm.runtime())))
+        .with(best)
+        .run(loss)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("the best weights at the end and averages of weights at the end exclude"), "{error}");
+}

@@ -49,10 +49,6 @@ const KNOWN: &[Known] = &[
     known("optim", "params", "memory"),
     known("optim", "params", "rule"),
     known("optim", "rule", "elementwise"),
-    known("optim", "shard", "elementwise"),
-    known("optim", "shard", "flat_optimizer"),
-    known("optim", "shard", "rule"),
-    known("optim", "shard", "state"),
     // The emulated driver runs the texts of kernels, which launches give to a driver.
     known("runtime-cuda", "driver", "handwritten"),
     // An engine keeps the choices that its queues have measured.
