@@ -119,8 +119,10 @@ pub use watch;
 /// | `DistributedTrainConfig` | the arguments of [`Launcher::from_config`], in one struct |
 #[cfg(all(feature = "cpu", feature = "distributed"))]
 pub mod compat {
+    #[doc(no_inline)]
     pub use distributed::compat::*;
     #[cfg(feature = "train")]
+    #[doc(no_inline)]
     pub use train::compat::*;
 }
 

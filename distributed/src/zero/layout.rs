@@ -6,8 +6,8 @@ use numcore::{ALIGN, DType, FlatLayout, Result, Shape};
 
 /// Parameters one after another, each at a multiple of 256 bytes, cut into shards that start at such multiples too.
 ///
-/// Shards are equal, by padding at the end, and a cut may go through a parameter; or every parameter is in one shard,
-/// and shards are of different lengths.
+/// Shards are equal, by padding at the end, and a cut may go through a parameter. For rules that need whole parameters,
+/// each parameter is in one shard, and shards have different lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitLayout {
     full: FlatLayout,

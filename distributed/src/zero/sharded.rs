@@ -32,7 +32,7 @@ use crate::{
 /// The strategy of a model whose state, gradients and parameters are sharded, as [`ZeroOptions`] set.
 ///
 /// A shard ends anywhere in a parameter if the optimizer's rule is elementwise. A rule that needs whole matrices or
-/// norms (Muon, LAMB, Adafactor) has shards of whole parameters: a unit with few of them is on few ranks.
+/// norms (Muon, LAMB, Adafactor) has shards of whole parameters. A unit with few of them is on few ranks.
 ///
 /// After a drop, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: save a checkpoint, or
 /// copy them within [`gather_full_params`](Strategy::gather_full_params).

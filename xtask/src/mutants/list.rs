@@ -24,7 +24,7 @@ const SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", 
 const LOCAL: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "local_updates"];
 const POWER: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "powersgd::a_step_that_is_left_out"];
-const WRAPPED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "ways_that_once_failed"];
+const DRAWN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "ways_that_once_failed"];
 const AVERAGES: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "averaging"];
 const TENSOR: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "tensor_decisions"];
 const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--test", "collectives"];
@@ -229,9 +229,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/chat/python.rs", from: "escapes == Some(true)", to: "escapes == Some(false)", test: CHATS },
     Mutant { file: "distributed/src/train/updates.rs", from: "self.scaler.is_some() || self.config.skip_non_finite", to: "self.scaler.is_some()", test: POWER },
     Mutant { file: "distributed/src/train/updates.rs", from: "skippable: self.may_skip() || weight == 0.0", to: "skippable: weight == 0.0", test: POWER },
-    Mutant { file: "distributed/src/train/updates.rs", from: "skippable: self.may_skip() || weight == 0.0", to: "skippable: self.may_skip()", test: WRAPPED },
-    Mutant { file: "distributed/src/pipeline/run/pipeline.rs", from: "plan.forget_frozen();", to: "let _ = &plan;", test: WRAPPED },
-    Mutant { file: "distributed/src/train/builder.rs", from: "make.experts && mesh.plan().size(Axis::Expert) > 1", to: "make.experts", test: WRAPPED },
+    Mutant { file: "distributed/src/train/updates.rs", from: "skippable: self.may_skip() || weight == 0.0", to: "skippable: self.may_skip()", test: DRAWN },
+    Mutant { file: "distributed/src/pipeline/run/pipeline.rs", from: "plan.forget_frozen();", to: "let _ = &plan;", test: DRAWN },
+    Mutant { file: "distributed/src/train/builder.rs", from: "make.experts && mesh.plan().size(Axis::Expert) > 1", to: "make.experts", test: DRAWN },
     Mutant { file: "train/src/run.rs", from: "self.features().union(self.state.at_end)", to: "self.features().and(feature)", test: AVERAGES },
     Mutant { file: "distributed/src/ddp/data_parallel.rs", from: "Unused::Allow => self.tensor.used_anywhere(&own)?,", to: "Unused::Allow => vec![true; own.len()],", test: TENSOR },
     Mutant { file: "distributed/src/zero/checkpoint.rs", from: "self.groups.replicas.is_some() || self.tensor.is_cut()", to: "self.groups.replicas.is_some()", test: TENSOR },
