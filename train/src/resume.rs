@@ -8,7 +8,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime, Tensor, Within};
 
-use crate::{Callback, CallbackState, control::Selection, run::RunState};
+use crate::{Callback, CallbackState, control::Selection, run::RunState, sink::Value};
 
 /// The checkpoint from which a run goes on.
 ///
@@ -78,6 +78,8 @@ pub(crate) struct ResumedNotes {
     pub owes_save: Option<Selection>,
     evaluated: BTreeMap<String, f64>,
     notes: CheckpointNotes,
+    /// True if the checkpoint has averages of weights, and the run none.
+    pub drops_averages: bool,
 }
 
 impl ResumedNotes {
@@ -103,6 +105,7 @@ impl ResumedNotes {
             owes_save: notes.get(OWES_SAVE).map(|which| if which == "due" { Selection::Due } else { Selection::All }),
             evaluated: evaluated.collect::<Result<_>>()?,
             notes: notes.clone(),
+            drops_averages: false,
         })
     }
 
@@ -115,6 +118,9 @@ impl ResumedNotes {
         state.progress.tokens = self.tokens;
         state.progress.elapsed = self.elapsed;
         state.evaluated = self.evaluated;
+        if self.drops_averages {
+            state.measure("averages", Value::Text("of the checkpoint are dropped: the run has none".into()));
+        }
         for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
             let own = self.notes.iter().filter_map(|(k, v)| Some((k.strip_prefix(&prefix)?.to_string(), v.clone())));
             let mut own: CallbackState = own.collect();

@@ -23,4 +23,4 @@ pub use non_finite::NonFinite;
 pub use stop_on_signal::StopOnSignal;
 pub use throughput::Throughput;
 pub use weight_averaging::WeightAveraging;
-pub(crate) use weight_averaging::with_hint;
+pub(crate) use weight_averaging::dropped;

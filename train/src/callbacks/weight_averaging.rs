@@ -16,13 +16,13 @@ use distributed::{
 };
 use nn::{Module, ModuleExt};
 use numcore::{
-    DType, Error, ErrorKind, Result, Runtime, Tensor,
+    DType, Error, Result, Runtime, Tensor,
     ops::{PointwiseOps, ViewOps},
     placement::TensorPlacement,
     pointwise::Program,
 };
 
-use crate::{Callback, Event, Run};
+use crate::{Callback, Event, Run, sink::Value};
 
 /// The program `average + (weight − average)·take`, in the average's type.
 static BLEND: LazyLock<Program> =
@@ -36,6 +36,9 @@ static BLEND: LazyLock<Program> =
 /// are put into the shards, so that no rank has more of the parameters than it keeps; elsewhere ranks broadcast their
 /// parts. Averages of halves are `f32`. An update waits for ZeRO's gather. Stages with ties are evaluated with weights.
 ///
+/// Averages begin with the weights of a checkpoint that has none. A run without averaging drops those of a checkpoint.
+/// The run's first record says either, as the text `averages`.
+///
 /// A limit: parameters may be sharded (ZeRO stage 3) in a pipeline, beside a tensor axis, or with replicas of the
 /// shards. An evaluation then holds all parameters that a rank computes with in its memory, and putting weights of half
 /// precision back rounds their `f32` masters. [`skip_evaluations`](WeightAveraging::skip_evaluations) avoids both.
@@ -46,8 +49,8 @@ pub struct WeightAveraging<R: Runtime> {
     warmup: bool,
     evaluate: bool,
     use_at_end: bool,
-    /// The handling of a checkpoint whose run had no averages, or had some where this run has none.
-    on_mismatch: OnMismatch,
+    /// True if averages of a checkpoint are only read, for a run without any.
+    is_dropped: bool,
     /// True if the checkpoint that is being loaded has averages; none if no checkpoint is being loaded.
     has_averages: Option<bool>,
     /// True if averages begin with the weights that were loaded.
@@ -58,17 +61,6 @@ pub struct WeightAveraging<R: Runtime> {
     own: Option<Vec<Tensor<R>>>,
     /// The values of the leaves that the averages replace.
     leaves: Vec<(Arc<Leaf<R>>, Tensor<R>)>,
-}
-
-/// The handling of a checkpoint whose run differs in having averages.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OnMismatch {
-    /// A checkpoint without averages is an error.
-    Refused,
-    /// Averages begin with the weights of a checkpoint that has none.
-    Begins,
-    /// No averaging: the averages of a checkpoint that has some are dropped.
-    Dropped,
 }
 
 /// This rank's part of the average of a parameter.
@@ -92,17 +84,19 @@ const ZERO: [Feature; 3] = [Feature::ZeroOptimizer, Feature::ZeroGradients, Feat
 /// The number that is 1 if evaluations used the averages.
 const EVALUATED: &str = "ema/evaluated";
 
-/// Adds a hint to the error of a checkpoint that differs in having averages.
-pub(crate) fn with_hint(error: Error) -> Error {
-    let ErrorKind::State { name, why } = error.kind() else { return error };
-    let is_average = |name: &str| name.split(", ").any(|name| name.starts_with(AVERAGE));
-    let hint = match why.starts_with("is missing") {
-        _ if !is_average(name) => return error,
-        true => "averaging may begin with the weights of a checkpoint without averages: `WeightAveraging::begin_anew`",
-        false => "a run without averaging drops them by `.with(WeightAveraging::dropped())`",
-    };
-    let hinted = Error::state(name.clone(), format!("{why}; {hint}"));
-    if let Some(rank) = error.rank() { hinted.on_rank(rank) } else { hinted }
+/// The averages of a checkpoint, if none of the states takes them: a run without averaging reads and drops them.
+pub(crate) fn dropped<R: Runtime>(
+    saved: &BTreeMap<String, u64>,
+    own: &BTreeMap<String, u64>,
+    step: &mut dyn Checkpointed<R>,
+    comm: &Comm<R>,
+) -> Result<Option<WeightAveraging<R>>> {
+    if !saved.contains_key(UPDATES) || own.contains_key(UPDATES) {
+        return Ok(None);
+    }
+    let mut averaging = WeightAveraging { is_dropped: true, ..WeightAveraging::new(0.0) };
+    averaging.take_parts(step, comm)?;
+    Ok(Some(averaging))
 }
 
 /// The name of a parameter's average in checkpoints.
@@ -123,7 +117,7 @@ impl<R: Runtime> WeightAveraging<R> {
             warmup: false,
             evaluate: true,
             use_at_end: false,
-            on_mismatch: OnMismatch::Refused,
+            is_dropped: false,
             has_averages: None,
             begins: false,
             updates: 0,
@@ -131,26 +125,6 @@ impl<R: Runtime> WeightAveraging<R> {
             own: None,
             leaves: Vec::new(),
         }
-    }
-
-    /// Averages nothing, and drops those of a checkpoint: for a run that goes on without averaging.
-    pub fn dropped() -> Self {
-        WeightAveraging { on_mismatch: OnMismatch::Dropped, ..WeightAveraging::new(0.0).skip_evaluations() }
-    }
-
-    /// Lets averages begin with the weights of a checkpoint that has none, which is an error otherwise.
-    pub fn begin_anew(mut self) -> Self {
-        self.on_mismatch = OnMismatch::Begins;
-        self
-    }
-
-    fn is_dropped(&self) -> bool {
-        self.on_mismatch == OnMismatch::Dropped
-    }
-
-    /// Tells whether it takes the averages of the checkpoint that is being loaded.
-    fn takes(&self) -> bool {
-        self.on_mismatch == OnMismatch::Refused || self.has_averages.unwrap_or(true)
     }
 
     /// Lets the decay rise as `min(δ, (1 + t)/(10 + t))` at update `t`, from 1: early weights soon count little.
@@ -169,6 +143,21 @@ impl<R: Runtime> WeightAveraging<R> {
     pub fn use_at_end(mut self) -> Self {
         self.use_at_end = true;
         self
+    }
+
+    /// Takes this rank's part of each parameter as its average.
+    fn take_parts(&mut self, step: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
+        for weight in weights(step)? {
+            let row = weight.row.on(comm.runtime())?;
+            let wide = if row.dtype().is_half() { DType::F32 } else { row.dtype() };
+            let (len, dtype) = (row.shape().numel(), row.dtype());
+            let kept = if self.is_dropped { row.narrow(0, 0, 0)? } else { row };
+            // A copy, as updates overwrite the weights' memory.
+            let average = kept.to_dtype(wide)?.copy()?;
+            let CheckpointPart { name, placement, start, .. } = weight;
+            self.parts.push(AveragedPart { name, placement, start, len, dtype, average });
+        }
+        Ok(())
     }
 
     fn update(&mut self, step: &dyn Checkpointed<R>) -> Result<()> {
@@ -249,17 +238,7 @@ fn weights<R: Runtime>(step: &dyn Checkpointed<R>) -> Result<Vec<CheckpointPart<
 
 impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
     fn attach(&mut self, step: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
-        for weight in weights(step)? {
-            let row = weight.row.on(comm.runtime())?;
-            let wide = if row.dtype().is_half() { DType::F32 } else { row.dtype() };
-            let (len, dtype) = (row.shape().numel(), row.dtype());
-            let kept = if self.is_dropped() { row.narrow(0, 0, 0)? } else { row };
-            // A copy, as updates overwrite the weights' memory.
-            let average = kept.to_dtype(wide)?.copy()?;
-            let CheckpointPart { name, placement, start, .. } = weight;
-            self.parts.push(AveragedPart { name, placement, start, len, dtype, average });
-        }
-        Ok(())
+        self.take_parts(step, comm)
     }
 
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
@@ -267,10 +246,13 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
             run.check_end(Feature::UseAtEnd, "WeightAveraging")?;
         }
         match event {
-            Event::Begin | Event::WentBack if std::mem::take(&mut self.begins) => self.begin(run.step_state()),
+            Event::Begin | Event::WentBack if std::mem::take(&mut self.begins) => {
+                run.state.measure("averages", Value::Text("begin with the weights of a checkpoint without any".into()));
+                self.begin(run.step_state())
+            }
             // The loop's count decides, which is equal on all ranks: this rank may have left out a step that others
             // took.
-            Event::StepEnd(_) if run.has_stepped() && !self.is_dropped() => self.update(run.step_state()),
+            Event::StepEnd(_) if run.has_stepped() => self.update(run.step_state()),
             Event::BeforeEvaluate if self.evaluate => self.swap_in(run),
             Event::Evaluated(_) => self.swap_out(run),
             Event::End(_) if self.use_at_end => {
@@ -307,13 +289,11 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
                 row: average.clone().into(),
             }
         };
-        let saved = self.parts.iter().filter(|_| !self.is_dropped());
-        Ok(saved.map(part).collect())
+        Ok(self.parts.iter().map(part).collect())
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
-        // A run without averages saves no numbers, but takes the numbers of a checkpoint that has some.
-        if !self.takes() || (self.is_dropped() && self.has_averages.is_none()) {
+        if self.has_averages == Some(false) {
             return BTreeMap::new();
         }
         BTreeMap::from([(UPDATES.into(), self.updates), (EVALUATED.into(), u64::from(self.evaluate))])
@@ -329,7 +309,7 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
             let (name, placement) = (in_checkpoint(&part.name), part.placement.clone());
             Wanted { name, placement, dtype: part.average.dtype(), elements }
         };
-        let taken = self.parts.iter().filter(|_| self.takes());
+        let taken = self.parts.iter().filter(|_| self.has_averages != Some(false));
         Ok(taken.map(wanted).collect())
     }
 
@@ -344,7 +324,7 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
     ) -> Result<()> {
         let (wanted, there) = (self.wanted()?, self.has_averages.take());
         self.updates = numbers.get(UPDATES).copied().unwrap_or(0);
-        if self.is_dropped() {
+        if self.is_dropped {
             return Ok(());
         }
         self.begins = there == Some(false);

@@ -15,7 +15,7 @@ use super::{before_step::BeforeStep, train_loop::TrainLoop};
 use crate::{
     Event, Progress,
     callback::RunSnapshot,
-    callbacks::with_hint,
+    callbacks::dropped,
     control::{Agreed, Selection},
     resume::{Callbacks, CombinedState, ResumedNotes, notes},
     sink::Value,
@@ -152,9 +152,17 @@ pub(super) fn load<R: Runtime, M, B, S: Step<R>>(
         newest = newest.into_iter().chain(latest).max_by_key(|(step, _)| *step);
     }
     let Some((at, folder)) = newest else { return Ok(None) };
-    let read = CheckpointReader::open(folder.step(at)).and_then(|reader| ResumedNotes::read(reader.manifest().notes()));
-    let checked = read.and_then(|notes| check(&notes).map(|()| notes));
-    let notes = all_ok(&comm, "resume", checked)?;
-    folder.load(&comm, at, &mut combined_state(step, callbacks)).map_err(with_hint)?;
+    let read = CheckpointReader::open(folder.step(at)).and_then(|reader| {
+        let manifest = reader.manifest();
+        Ok((ResumedNotes::read(manifest.notes())?, manifest.numbers().clone()))
+    });
+    let checked = read.and_then(|(notes, numbers)| check(&notes).map(|()| (notes, numbers)));
+    let (mut notes, numbers) = all_ok(&comm, "resume", checked)?;
+    let own = combined_state(step, callbacks).numbers();
+    let mut dropped = dropped(&numbers, &own, step, &comm)?;
+    let mut state = combined_state(step, callbacks);
+    notes.drops_averages = dropped.is_some();
+    state.0.extend(dropped.as_mut().map(|dropped| dropped as &mut dyn Checkpointed<R>));
+    folder.load(&comm, at, &mut state)?;
     Ok(Some((folder.clone(), notes)))
 }
