@@ -218,6 +218,57 @@ fn train_gpt_on_a_mesh() {
     assert!(local[1] < local[0], "{local:?}");
 }
 
+/// The recipes, of smaller models and shorter runs, take the steps of one rank, or of two where these train alone.
+#[test]
+fn recipes_of_train_gpt() {
+    let recipes = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("recipes");
+    let losses = |name: &str, recipe: &toml::Table| -> Vec<f64> {
+        let (mut recipe, out) = (recipe.clone(), folder(&format!("recipe-{name}")));
+        recipe.insert("out".into(), out.clone().into());
+        let mut set = |table: &str, all: &[(&str, toml::Value)]| {
+            let table = recipe.entry(table).or_insert_with(|| toml::Table::new().into());
+            table
+                .as_table_mut()
+                .expect("a table")
+                .extend(all.iter().map(|(key, value)| ((*key).into(), value.clone())));
+        };
+        set("model", &[("layers", 2.into()), ("width", 32.into()), ("context", 16.into())]);
+        set("data", &[("batch", 16.into()), ("validation", 0.01.into())]);
+        set(
+            "run",
+            &[("steps", 20.into()), ("evaluate_every", 20.into()), ("save_every", 20.into()), ("every", 5.into())],
+        );
+        let config = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("recipe-{name}.toml"));
+        std::fs::write(&config, recipe.to_string()).expect("the folder of tests can be written");
+        runs(program!("train-gpt"), &format!("--config {}", config.display()));
+        let metrics = std::fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics");
+        let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
+        records.filter_map(|record| record["values"]["loss"].as_f64()).collect()
+    };
+    let mut seen = 0;
+    for entry in std::fs::read_dir(recipes).expect("recipes") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned();
+        let recipe: toml::Table = std::fs::read_to_string(&path).expect("a file").parse().expect("TOML");
+        assert!(recipe["out"].as_str().is_some_and(|out| out.ends_with(&name)), "{name}");
+        let is_local = recipe.get("run").is_some_and(|run| run.get("together").is_some());
+        let mut alone = recipe.clone();
+        alone.insert("ranks".into(), if is_local { 2 } else { 1 }.into());
+        alone.remove("mesh");
+        if let Some(run) = alone.get_mut("run").and_then(toml::Value::as_table_mut) {
+            run.remove("zero");
+            // Replicas then have the examples that they have in pipelines.
+            run.remove("accumulation");
+        }
+        let (many, one) = (losses(&name, &recipe), losses(&format!("{name}-alone"), &alone));
+        let close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4 * b;
+        assert!(many.len() == one.len() && !many.is_empty(), "{name}: {many:?}, one rank: {one:?}");
+        assert!(many.iter().zip(&one).all(close), "{name}: {many:?}, one rank: {one:?}");
+        seen += 1;
+    }
+    assert_eq!(seen, 8);
+}
+
 #[test]
 fn ddp() {
     runs(program!("ddp"), "--ranks 3 --steps 4");

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use weftgrad::{
     Result,
     distributed::{
+        context_parallel::ContextExchange,
         pipeline::{Checked, Limits, Lowering, PipeShape, ScheduleKind},
         plan::{Axis, ParallelPlan},
         zero::ZeroStage,
@@ -52,12 +53,35 @@ pub(crate) struct Axes {
     pub tensor: usize,
     /// Ranks that have parts of every sequence.
     pub context: usize,
+    /// Ranks among which ZeRO shards, in groups that sum gradients; with 1 it shards over those along data.
+    pub shard: usize,
     /// Ranks among which experts are shared out, of those along data and context.
     pub experts: usize,
+    /// The exchange of keys and values between parts of a sequence.
+    pub exchange: Exchange,
     /// The schedule of the pipeline, such as 1F1B, ZB-H1 or ZBV.
     pub schedule: String,
     /// Pipeline stages on each rank.
     pub stages_per_rank: usize,
+}
+
+/// The exchange of keys and values between ranks that have parts of a sequence.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Exchange {
+    AllGather,
+    Ring,
+    Ulysses,
+}
+
+impl From<Exchange> for ContextExchange {
+    fn from(exchange: Exchange) -> Self {
+        match exchange {
+            Exchange::AllGather => ContextExchange::AllGather,
+            Exchange::Ring => ContextExchange::Ring,
+            Exchange::Ulysses => ContextExchange::Ulysses,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -84,7 +108,7 @@ pub(crate) struct Run {
     pub steps: u64,
     /// Micro-batches of a step; in a pipeline, those of its schedule.
     pub accumulation: usize,
-    /// The stage of ZeRO over the data axis: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
+    /// The stage of ZeRO over the shard axis or, without one, the data axis: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
     pub zero: u8,
     /// The cooperation of the ranks.
     pub together: Together,
@@ -120,7 +144,9 @@ impl Default for Config {
                 pipeline: 1,
                 tensor: 1,
                 context: 1,
+                shard: 1,
                 experts: 1,
+                exchange: Exchange::AllGather,
                 schedule: ScheduleKind::OneFOneB.to_string(),
                 stages_per_rank: 1,
             },
@@ -149,6 +175,7 @@ impl Config {
             ("mesh.pipeline", self.mesh.pipeline as u64),
             ("mesh.tensor", self.mesh.tensor as u64),
             ("mesh.context", self.mesh.context as u64),
+            ("mesh.shard", self.mesh.shard as u64),
             ("mesh.experts", self.mesh.experts as u64),
             ("data.batch", self.data.batch as u64),
             ("run.steps", self.run.steps),
@@ -177,10 +204,10 @@ impl Config {
 
     /// The plan of a mesh of `ranks` ranks.
     pub(crate) fn plan(&self, ranks: usize) -> Result<ParallelPlan> {
-        let Axes { pipeline, tensor, context, experts, .. } = self.mesh;
-        let data = (ranks / (pipeline * tensor * context)).max(1);
-        let cut = [(Axis::Pipe, pipeline), (Axis::Context, context), (Axis::Tensor, tensor), (Axis::Expert, experts)];
-        ParallelPlan::new(ranks, cut.into_iter().chain([(Axis::Data, data)]))
+        let Axes { pipeline, tensor, context, shard, experts, .. } = self.mesh;
+        let data = (ranks / (pipeline * tensor * context * shard)).max(1);
+        let cut = [(Axis::Pipe, pipeline), (Axis::Shard, shard), (Axis::Context, context), (Axis::Tensor, tensor)];
+        ParallelPlan::new(ranks, cut.into_iter().chain([(Axis::Expert, experts), (Axis::Data, data)]))
     }
 
     /// The checked schedule; none without a pipeline.

@@ -20,7 +20,6 @@ use weftgrad::{
     data::{Batch, Last, Loader, sources::Characters},
     distributed::{
         comm::Comm,
-        context_parallel::ContextExchange,
         mesh::Mesh,
         pipeline::{MicroBatches, PipelineModel},
         plan::{Axis, ParallelPlan},
@@ -105,7 +104,7 @@ fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> 
         // Replicas take steps of their own.
         Together::Local => {
             let plan = mesh.plan();
-            let axes = [Axis::Pipe, Axis::Context, Axis::Tensor];
+            let axes = [Axis::Pipe, Axis::Shard, Axis::Context, Axis::Tensor];
             let group = mesh.group(&axes)?;
             Mesh::new(&group, ParallelPlan::of(axes.map(|axis| (axis, plan.size(axis))))?)?
         }
@@ -153,14 +152,14 @@ fn model(mesh: &Mesh<AnyRuntime>, config: &Config, vocab: usize) -> Result<Parts
     };
     let Some(checked) = config.schedule()? else {
         mesh.parallelize(&model, &plan)?;
-        mesh.context_parallel(&model, ContextExchange::AllGather)?;
+        mesh.context_parallel(&model, config.mesh.exchange.into())?;
         return Ok((Some(model), None));
     };
     let (stages, loss) = model.split_with_loss(checked.schedule().stages(), sum_of_tokens())?;
     let stages = PipelineModel::on(mesh.axis(Axis::Pipe).rank(), checked, stages)
         .loss(move |y, t| Loss::sum(loss.of(&y[0], &t[0])?, t[0].spec().shape.numel() as f64))
         .parallelize(mesh, &plan)?
-        .context_parallel(mesh, ContextExchange::AllGather)?;
+        .context_parallel(mesh, config.mesh.exchange.into())?;
     Ok((None, Some(stages)))
 }
 
