@@ -288,5 +288,6 @@ pub static COMBINATIONS: &[Refused] = {
         refused([Tensor, ByHand], BY_HAND),
         refused([Context, ByHand], BY_HAND),
         refused([Experts, ByHand], BY_HAND),
+        refused([CountedTokens, ByHand], BY_HAND),
     ]
 };

@@ -78,6 +78,7 @@ pub use lion::{Lion, LionConfig};
 pub use memory::UpdateMemory;
 pub use muon::{AdjustLr, Muon, MuonConfig};
 pub use nadam::{NAdam, NAdamConfig};
+pub use one_of::OneOf;
 pub use optimizer::{Optimizer, OptimizerCore};
 pub use own::OwnGradients;
 pub use param_groups::ParamGroups;

@@ -7,7 +7,9 @@ use crate::{Config, HyperParam, Scalars, StateSpec, StepContext, UpdateMemory, U
 /// One of two rules: that of a group of [`ParamGroups::others`](crate::ParamGroups::others).
 #[derive(Clone)]
 pub enum OneOf<A, B> {
+    /// The rule of the first groups.
     First(A),
+    /// The rule of the other groups.
     Second(B),
 }
 

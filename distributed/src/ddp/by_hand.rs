@@ -37,7 +37,10 @@ impl<R: Runtime> Ddp<R> {
     #[track_caller]
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         let context = context_ranks(model).iter().any(|(_, over)| *over > 1);
-        let features = Features::of([Feature::ByHand]).and_if(context, Feature::Context);
+        let counts = |p: &Param<R>| p.placed().is_some_and(|placed| placed.examples().is_some());
+        let features = Features::of([Feature::ByHand])
+            .and_if(context, Feature::Context)
+            .and_if(model.parameters().iter().any(counts), Feature::CountedTokens);
         let cut = model.named_parameters().into_iter().find_map(|(name, p)| Some((name, cut(&p)?)));
         let fits = match cut {
             Some((name, cut)) => features.and(cut).check("Ddp").within(name),

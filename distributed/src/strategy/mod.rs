@@ -178,7 +178,7 @@ pub struct LossWeight {
     pub weight: f64,
     /// The factor of the losses: the loss scale, or 1 without one.
     pub scale: f64,
-    /// True if the step may be skipped once its gradients are known.
+    /// True if this rank knows that the step may be skipped once its gradients are known. Ranks may differ in it.
     pub skippable: bool,
 }
 

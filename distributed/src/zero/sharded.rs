@@ -102,9 +102,11 @@ impl<R: Runtime> Sharded<R> {
         tensor.agree("the sharding of the model", &rules)?;
         let features = options.features().union(tensor.features(mesh));
         let refused = || {
-            let trained = named.iter().map(|(_, leaf)| leaf).filter(|leaf| leaf.requires_grad());
-            trained.clone().try_for_each(|leaf| optimizer.may_cut(&leaf.name(), &leaf.spec()).map(|_| ()))?;
-            features.and_if(!may_cut(&*optimizer, trained), Feature::WholeParameters).check("TrainStep::builder")
+            let mut trained = named.iter().map(|(_, leaf)| leaf).filter(|leaf| leaf.requires_grad());
+            trained.try_for_each(|leaf| optimizer.may_cut(&leaf.name(), &leaf.spec()).map(|_| ()))?;
+            // Frozen ones too: they may be trained later.
+            let all = named.iter().map(|(_, leaf)| leaf);
+            features.and_if(!may_cut(&*optimizer, all), Feature::WholeParameters).check("TrainStep::builder")
         };
         // All ranks have the same options by now, and refuse them alike.
         options.check().and_then(|()| refused()).map_err(|error| error.on_rank(comm.world_rank()))?;

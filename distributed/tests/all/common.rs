@@ -101,7 +101,6 @@ pub fn adamw() -> ParamGroups<AdamWConfig> {
     ParamGroups::decay_matrices(AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() })
 }
 
-/// Muon for the matrices between the tables, AdamW for all else.
 pub fn sgd() -> SgdConfig {
     SgdConfig { lr: 0.05, ..Default::default() }
 }
@@ -110,6 +109,7 @@ pub fn lamb() -> LambConfig {
     LambConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() }
 }
 
+/// Muon for the matrices between the tables, AdamW for all else.
 pub fn muon() -> ParamGroups<impl UpdateRule> {
     let others = |name: &str, spec: &numcore::ops::Spec| {
         spec.shape.rank() != 2 || ["wte", "wpe", "head"].iter().any(|t| name.contains(t))

@@ -21,7 +21,8 @@ fn model(random: &mut Philox, size: impl Fn(Axis) -> usize) -> Way {
             (1..=experts).filter(|n| experts.is_multiple_of(*n) && replicas.is_multiple_of(*n)).collect();
         let frozen = one(random, &[&[][..], &["blocks.0.mlp.experts", "wte"]]);
         let way = Way::mixture(experts).over(&[(Axis::Expert, one(random, &over))]);
-        return Way { frozen, examples: 16, ..way };
+        let bare = way.size(Axis::Expert) == 1 && one(random, &[true, false]);
+        return Way { frozen, examples: 16, bare, ..way };
     }
     let mut way = Way::gpt(4);
     let context = if size(Axis::Context) == 3 { 12 } else { 16 };
@@ -60,7 +61,7 @@ fn buckets(random: &mut Philox) -> BucketOptions {
     let limit = |first, others| Some(BucketLimits { first, others });
     BucketOptions {
         limits: one(random, &[None, limit(100, 1000), limit(1, 1)]),
-        unused: one(random, &[[Unused::Error; 6].as_slice(), &[Unused::Allow]].concat()),
+        unused: one(random, &[[Unused::Error; 2].as_slice(), &[Unused::Allow]].concat()),
         canonical: one(random, &[true, false, false]),
         check_finite: one(random, &[false, true]),
         main_gradients: one(random, &[false, true]),
@@ -129,7 +130,7 @@ pub fn features(way: &Way, readers: usize) -> Features {
     let axes = axes.into_iter().filter(|(axis, _)| way.size(*axis) > 1).map(|(_, feature)| feature);
     stage
         .union(Features::of(axes))
-        .and_if(matches!(way.kind, Kind::Mixture(_)), Feature::Experts)
+        .and_if(way.is_mixture() && !way.bare, Feature::Experts)
         .and_if(unused == Unused::Allow, Feature::Unused)
         .and_if(way.size(Axis::Pipe) > 1 && way.gpt.tied_head && !way.is_mixture(), Feature::Tied)
         .and_if(way.buckets.canonical && !sharded, Feature::Canonical)
@@ -141,11 +142,18 @@ pub fn features(way: &Way, readers: usize) -> Features {
         .and_if(is_whole, Feature::WholeParameters)
 }
 
+/// The features that a way shows to work on several ranks, of which so many have the experts together.
+pub fn shown(features: Features, way: &Way, expert_ranks: usize) -> Option<Features> {
+    let shares = |feature: &Feature| *feature != Feature::Experts || expert_ranks > 1;
+    let shown = Features::of(features.iter().filter(shares)).and_if(way.rule.is_whole(), Feature::WholeParameters);
+    (way.axes.iter().map(|(_, size)| size).product::<usize>() > 1).then_some(shown)
+}
+
 /// The features of each way that works.
 pub fn worked() -> Vec<Features> {
-    let all = ways().into_iter().map(|way| (features(&way, readers(&way)), way.rule.is_whole()));
+    let all = ways().into_iter().map(|way| (features(&way, readers(&way)), way));
     let worked = all.filter(|(features, _)| features.check("a test").is_ok());
-    worked.map(|(features, is_whole)| features.and_if(is_whole, Feature::WholeParameters)).collect()
+    worked.filter_map(|(features, way)| shown(features, &way, way.size(Axis::Expert))).collect()
 }
 
 /// Sizes along pipe, data, shard, context and tensor, of so many ranks in all, that the model can be cut by.

@@ -119,7 +119,7 @@ impl<'w> Training<'w> {
                 ZeroStage::None => builder.buckets(way.buckets.clone()),
                 _ => builder.zero(way.zero.clone()),
             };
-            ask(if way.is_mixture() { builder.experts() } else { builder }).build()
+            ask(if way.is_mixture() && !way.bare { builder.experts() } else { builder }).build()
         };
         let (step, model, loads) = match way.kind {
             _ if way.stages.is_some() => {

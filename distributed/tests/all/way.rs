@@ -85,6 +85,8 @@ pub struct Way {
     pub stages: Option<Stages>,
     /// Whether the first replica has all examples, and what the others compute weighs nothing.
     pub first_has_all: bool,
+    /// Whether a mixture of which each rank has all experts is trained as any model.
+    pub bare: bool,
     /// Parameters of stages that are one, beside those that a GPT's configuration ties.
     pub tied: &'static [&'static str],
 }
@@ -123,6 +125,7 @@ impl Way {
             exchange: ContextExchange::AllGather,
             stages: None,
             first_has_all: false,
+            bare: false,
             tied: &[],
         }
     }

@@ -159,7 +159,7 @@ pub(super) fn load<R: Runtime, M, B, S: Step<R>>(
     let checked = read.and_then(|(notes, numbers)| check(&notes).map(|()| (notes, numbers)));
     let (mut notes, numbers) = all_ok(&comm, "resume", checked)?;
     let own = combined_state(step, callbacks).numbers();
-    let mut dropped = dropped(&numbers, &own, step, &comm)?;
+    let mut dropped = all_ok(&comm, "resume", dropped(&numbers, &own, step, &comm))?;
     let mut state = combined_state(step, callbacks);
     notes.drops_averages = dropped.is_some();
     state.0.extend(dropped.as_mut().map(|dropped| dropped as &mut dyn Checkpointed<R>));
