@@ -54,9 +54,9 @@ impl<R: Runtime> Ddp<R> {
     /// reads.
     #[track_caller]
     pub(crate) fn of(comm: &Comm<R>, model: &(impl Module<R> + ?Sized), share: usize) -> Result<Self> {
-        let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
-        let buffers = model.named_buffers();
+        let (parameters, buffers) = (model.named_parameters(), model.named_buffers());
         comm.agree("the model", described(&parameters, &buffers).as_bytes())?;
+        let parameters = parameters.into_iter().map(|(name, p)| (name, p.leaf())).collect();
         set_random_stream(share as u32);
         Ok(Ddp { comm: comm.clone(), parameters, buffers })
     }

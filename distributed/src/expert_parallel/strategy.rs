@@ -69,9 +69,9 @@ fn make_equal<R: Runtime>(ranks: &Comm<R>, experts: &impl Module<R>) -> Result<(
     if ranks.size() == 1 {
         return Ok(());
     }
-    let named: Vec<_> = experts.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
+    let named = experts.named_parameters();
     ranks.agree("the experts", described(&named, &[]).as_bytes())?;
-    named.iter().try_for_each(|(name, leaf)| {
+    named.iter().map(|(name, p)| (name, p.leaf())).try_for_each(|(name, leaf)| {
         let comm = Named::over(ranks, &format!("the first value of `{name}`"));
         leaf.set(comm.broadcast(memory(&leaf.value()?)?, 0)?.wait()?.freeze()?)
     })

@@ -91,8 +91,7 @@ impl<R: Runtime> TensorAxis<R> {
     /// the layers. Ranks along the expert axis may have different random states.
     fn agree_on_model(&self, model: &(impl Module<R> + ?Sized)) -> Result<()> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
-        let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
-        ranks.agree("the model", described(&parameters, &model.named_buffers()).as_bytes())?;
+        ranks.agree("the model", described(&model.named_parameters(), &model.named_buffers()).as_bytes())?;
         if self.of_experts {
             return Ok(());
         }
@@ -216,12 +215,11 @@ impl<R: Runtime> TensorAxis<R> {
     }
 }
 
-/// A description of a model, a line for each parameter and buffer, on which ranks must agree.
-pub(crate) fn described<R: Runtime>(parameters: &[(String, Arc<Leaf<R>>)], buffers: &[(String, Buffer<R>)]) -> String {
-    let parameter = |(name, leaf): &(String, Arc<Leaf<R>>)| {
-        let (spec, trained) = (leaf.spec(), leaf.requires_grad());
-        let trained = if trained { "trained" } else { "frozen" };
-        format!("{name} {} {} {trained}\n", spec.dtype, spec.shape)
+/// A description of a whole model, a line for each parameter and buffer, on which ranks must agree.
+pub(crate) fn described<R: Runtime>(parameters: &[(String, Param<R>)], buffers: &[(String, Buffer<R>)]) -> String {
+    let parameter = |(name, p): &(String, Param<R>)| {
+        let trained = if p.leaf().requires_grad() { "trained" } else { "frozen" };
+        format!("{name} {} {} {trained}\n", p.dtype(), p.logical_shape())
     };
     let buffer =
         |(name, buffer): &(String, Buffer<R>)| format!("{name} {} {}\n", buffer.spec().dtype, buffer.spec().shape);

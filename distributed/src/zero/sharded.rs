@@ -90,14 +90,14 @@ impl<R: Runtime> Sharded<R> {
         let comm = &groups.all;
         let ddp = Ddp::of(comm, model, mesh.batch().rank())?;
         let tensor = Arc::new(TensorAxis::new(mesh, &groups.label, model)?);
-        let named: Vec<(String, Arc<Leaf<R>>)> =
-            model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
+        let parameters = model.named_parameters();
+        let named: Vec<(String, Arc<Leaf<R>>)> = parameters.iter().map(|(name, p)| (name.clone(), p.leaf())).collect();
         let units: Vec<String> = named.iter().map(|(name, _)| options.units.of(name)).collect();
         let members: Vec<usize> = named.iter().map(|(name, l)| optimizer.group(name, &l.spec())).collect();
         let label = &groups.label;
         // With the names of units, and not the function that gives them.
         let rules = format!("{options:?} {units:?} {} {members:?}", rates.describe());
-        let all = format!("{label:?} {rules}{}", described(&named, &[]));
+        let all = format!("{label:?} {rules}{}", described(&parameters, &[]));
         comm.agree("the sharding of the model", all.as_bytes())?;
         tensor.agree("the sharding of the model", &rules)?;
         let features = options.features().union(tensor.features(mesh));

@@ -106,6 +106,10 @@ fn draw(axes: [usize; 5], stage: ZeroStage, k: u64) -> Way {
         (false, false) => one(random, &[Rule::AdamW, Rule::Lamb, Rule::Adafactor, Rule::Muon]),
         _ => one(random, &few),
     };
+    // Of 5 rows the last of 4 ranks has none.
+    if !way.is_mixture() {
+        way.gpt.vocab = one(random, &[12, 13, 5]);
+    }
     way
 }
 

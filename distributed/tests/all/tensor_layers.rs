@@ -77,10 +77,16 @@ fn a_column_and_a_row_make_a_feed_forward_network() {
             m.down.forward_onto(&m.up.forward(&input(rt, &[4, 3])?)?, &input(rt, &[4, 5])?)
         };
         same(t, &plan, make, onto);
-        // Along the vocabulary outputs are gathered.
-        same(t, &TensorPlan::new().vocabulary("up"), make, |m, rt| {
-            m.down.forward(&m.up.forward(&input(rt, &[4, 3])?)?)
-        });
+        // Along the vocabulary outputs are gathered, of any number of them.
+        for rows in [1, 2, 7, 13, 2 * t] {
+            let make = |init: &Init<Cpu>| {
+                let [up, down] = [Linear::new(init, 3, rows)?, Linear::new(init, rows, 5)?];
+                Ok(FeedForward { up: up.to_vocabulary(), down })
+            };
+            same(t, &TensorPlan::new().vocabulary("up"), make, |m, rt| {
+                m.down.forward(&m.up.forward_onto(&input(rt, &[4, 3])?, &input(rt, &[4, rows])?)?)
+            });
+        }
     }
 }
 
@@ -145,13 +151,23 @@ struct Words<R: Runtime> {
 #[test]
 fn rows_of_a_table_are_looked_up_where_they_are() {
     let indices = |rt: &Cpu, k: &[i64]| Ok::<_, numcore::Error>(Var::new(Tensor::from_slice(rt, [k.len()], k)?));
-    for t in [1, 2, 3, 4, 5, 8] {
-        let last = 4 * t as i64 - 1;
+    let sizes = [1, 2, 3, 4, 5, 8].into_iter().flat_map(|t| [1, 4, 7, 13, 4 * t].map(|rows| (t, rows)));
+    for (t, rows) in sizes {
+        let (last, third) = (rows as i64 - 1, rows.min(4) - 1);
         let plan = TensorPlan::new().vocabulary("table");
-        let make = |init: &Init<Cpu>| Ok(Words { table: Embedding::new(init, 4 * t, 3)? });
-        same(t, &plan, make, |m, rt| m.table.forward(&indices(rt, &[0, last, 3, 3, last / 2])?));
-        let padded = |init: &Init<Cpu>| Ok(Words { table: Embedding::new(init, 4 * t, 3)?.with_padding_idx(3)? });
-        same(t, &plan, padded, |m, rt| m.table.forward(&indices(rt, &[0, last, 3, 3, last / 2])?));
+        let make = |init: &Init<Cpu>| Ok(Words { table: Embedding::new(init, rows, 3)? });
+        let ids = [0, last, third as i64, third as i64, last / 2];
+        same(t, &plan, make, |m, rt| m.table.forward(&indices(rt, &ids)?));
+        same(t, &plan, make, |m, rt| m.table.project(&input(rt, &[2, 5, 3])?));
+        // Of logits far below 0, and none on some ranks.
+        same(t, &plan, make, |m, rt| {
+            let logits = m.table.project_here(&input(rt, &[5, 3])?)?.sub(1e3)?;
+            let cross_entropy = CrossEntropyOptions { reduction: Reduction::None, ..Default::default() };
+            let loss = VocabularyLoss { cross_entropy, z_loss: 0.0 };
+            loss.of(&logits, &indices(rt, &ids)?, m.table.weight.placed().as_deref())
+        });
+        let padded = |init: &Init<Cpu>| Ok(Words { table: Embedding::new(init, rows, 3)?.with_padding_idx(third)? });
+        same(t, &plan, padded, |m, rt| m.table.forward(&indices(rt, &ids)?));
         for wrong in [-1, last + 1] {
             let outcome = Ranks::new(t).run(cpu, |comm| {
                 let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, t)])?)?;
@@ -160,7 +176,7 @@ fn rows_of_a_table_are_looked_up_where_they_are() {
                 words.table.forward(&indices(comm.runtime(), &[0, wrong])?)?.value()?.to_vec::<f32>()
             });
             let error = outcome.unwrap_err().to_string();
-            assert!(error.contains("embedding") || error.contains("index"), "{t} ranks, index {wrong}: {error}");
+            assert!(error.contains("embedding") || error.contains("index"), "{t} ranks, {rows} rows, {wrong}: {error}");
         }
     }
 }

@@ -8,7 +8,7 @@ const FOUR: [(Axis, usize); 2] = [(Axis::Pipe, 2), (Axis::Tensor, 2)];
 
 fn staged(tied_head: bool) -> Way {
     let mut way = Way::gpt(2).staged(ScheduleKind::OneFOneB, 1).over(&FOUR);
-    way.gpt.tied_head = tied_head;
+    (way.gpt.tied_head, way.gpt.vocab) = (tied_head, 7);
     way
 }
 
@@ -131,7 +131,7 @@ fn stages_that_cannot_be_cut_or_were_not_are_refused_everywhere() {
 fn ranks_along_tensor_go_on_with_one_random_state() {
     let scratch = Scratch::new("random-states");
     // Saved by ranks of which each has a seed of its own.
-    Way::gpt(2).over(&[(Axis::Data, 4)]).each(|training| {
+    Way { gpt: staged(false).gpt, ..Way::gpt(2) }.over(&[(Axis::Data, 4)]).each(|training| {
         manual_seed(10 + training.mesh.world().rank() as u64);
         training.go_on(None, 0..1, Some(&scratch.folder())).map(drop)
     });

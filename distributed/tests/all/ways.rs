@@ -163,6 +163,37 @@ fn losses_of_cut_vocabularies_and_sequences() {
     }
 }
 
+/// Ranks have different numbers of rows, and the last ones none where rows are few.
+#[test]
+fn vocabularies_of_any_size() {
+    let mut turns = Turns::one_of(4);
+    let tensor = [2, 3, 4, 5, 8].into_iter().flat_map(|t| [1, 2, 7, 13, 257].map(|vocab| (t, vocab)));
+    for (t, vocab) in tensor {
+        for tied_head in [false, true] {
+            for (sequence, label_smoothing, z_loss) in [(false, 0.0, 1e-2), (true, 0.1, 1e-2), (true, 0.2, 0.0)] {
+                let cross_entropy = CrossEntropyOptions { label_smoothing, ignore_index: 3, reduction: Reduction::Sum };
+                let mut way = Way { loss: VocabularyLoss { cross_entropy, z_loss }, examples: 2, ..Way::gpt(t) };
+                way = Way { sequence, ..way.over(&[(Axis::Tensor, t)]) };
+                (way.gpt.vocab, way.gpt.tied_head, way.gpt.layers) = (vocab, tied_head, 1);
+                if turns.come() {
+                    way.same();
+                }
+            }
+        }
+    }
+    for zero in STAGES {
+        for vocab in [1, 4, 13] {
+            let mut way = Way { zero: zero.into(), ..Way::gpt(3).over(&[(Axis::Shard, 2), (Axis::Tensor, 3)]) };
+            (way.gpt.vocab, way.gpt.tied_head) = (vocab, vocab != 13);
+            way.same();
+        }
+    }
+    // A stage that leaves logits cut has all of them, or none, where there is one.
+    let mut way = Way::gpt(2).staged(ScheduleKind::OneFOneB, 1).over(&[(Axis::Pipe, 2), (Axis::Tensor, 2)]);
+    (way.gpt.vocab, way.loss.z_loss) = (1, 1e-2);
+    way.same();
+}
+
 #[test]
 fn models_without_biases() {
     for sequence in [false, true] {

@@ -11,9 +11,8 @@ impl<R: Runtime> Decoder<R> {
     /// their gradients summed, embedding and head cut along the vocabulary, and experts along the expert axis. Heads
     /// must divide evenly among ranks; those of keys and values may be fewer than ranks.
     ///
-    /// A vocabulary that ranks do not divide stays replicated with
-    /// `Decoder::tensor_plan().without("embed_tokens").without("lm_head")`. Models built [lazily](nn::Init::lazily) are
-    /// read into each rank's pieces, a parameter at a time.
+    /// A vocabulary may have any size. Models built [lazily](nn::Init::lazily) are read into each rank's pieces, a
+    /// parameter at a time.
     pub fn tensor_plan() -> TensorPlan {
         let attention = ["q_proj", "k_proj", "v_proj", "qkv_proj"].iter();
         let attention = attention.fold(TensorPlan::new(), |plan, projection| {

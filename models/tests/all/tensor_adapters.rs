@@ -55,7 +55,7 @@ impl Case {
     fn model(&self) -> GptConfig {
         let heads = self.tensor.max(2);
         let (width, context) = (4 * heads, 2 * heads);
-        GptConfig { vocab: 4 * heads, context, layers: 2, heads, width, ..Default::default() }
+        GptConfig { vocab: heads + 1, context, layers: 2, heads, width, ..Default::default() }
     }
 
     fn adapted(&self, comm: &Comm<Cpu>) -> Result<(Gpt<Cpu>, Lora<Cpu>)> {

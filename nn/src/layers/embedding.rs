@@ -10,7 +10,7 @@ use numcore::{
 
 use crate::{
     Forward, Init, Initializer, Module, Param,
-    parallel::{Cuts, Exchange, Placed, TensorStyle, local_rows},
+    parallel::{Cuts, Exchange, Placed, TensorStyle, fill_up, local_rows},
 };
 
 /// An embedding: maps indices `[..]` (`i64`) to rows of a table, giving `[.., D]`.
@@ -71,7 +71,7 @@ impl<R: Runtime> Embedding<R> {
         let here = self.project_here(x)?;
         match self.cut() {
             None => Ok(here),
-            Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
+            Some(placed) => placed.all_logits(&here),
         }
     }
 
@@ -91,7 +91,9 @@ impl<R: Runtime> Embedding<R> {
     /// Looks up rows of a table that is cut along them: each rank adds the rows it has, and zeros for others, to a sum.
     fn summed(&self, placed: &Placed<R>, indices: &Var<R>) -> Result<Var<R>> {
         let (here, place) = local_rows(indices, placed.rows())?;
-        let rows = self.weight.var().embedding(&place)?.where_cond(&here.unsqueeze(-1)?, 0.0)?;
+        // A rank without rows reads one of zeros, which no index means.
+        let none = usize::from(placed.rows().count == 0);
+        let rows = fill_up(&self.weight.var(), 0, none)?.embedding(&place)?.where_cond(&here.unsqueeze(-1)?, 0.0)?;
         placed.exchange(Exchange::AllReduce, &rows)
     }
 

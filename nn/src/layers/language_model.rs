@@ -8,7 +8,7 @@ use numcore::{Error, Result, Runtime, Within, fused::NnOps};
 use super::{Dropout, Embedding, Linear, Numbered, optional};
 use crate::{
     Forward, Module, ModuleExt, Param, Visitor,
-    parallel::{ContextSlot, Exchange, Placed, TensorStyle, VocabularyLoss},
+    parallel::{ContextSlot, Placed, TensorStyle, VocabularyLoss},
 };
 
 /// A decoder-only language model as the list of its parts: embeddings, blocks `B`, and a norm `N` with the projection
@@ -236,16 +236,20 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     /// The logits of normalized values, of the whole vocabulary.
     #[track_caller]
     pub fn project(&self, x: &Var<R>) -> Result<Var<R>> {
-        let here = self.project_here(x)?;
-        match cut_of(self.end()?.projection.weight()) {
-            None => Ok(here),
-            Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
-        }
+        let here = self.projected(x)?;
+        cut_of(self.end()?.projection.weight()).map_or(Ok(here.clone()), |placed| placed.all_logits(&here))
     }
 
     /// The logits of normalized values, of this rank's rows of the vocabulary.
     #[track_caller]
     pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+        // Of one row a rank has all logits, or none: their number does not tell which they are.
+        let one = self.end()?.projection.weight().logical_shape()[0] == 1;
+        if one { self.project(x) } else { self.projected(x) }
+    }
+
+    #[track_caller]
+    fn projected(&self, x: &Var<R>) -> Result<Var<R>> {
         let projection = &self.end()?.projection;
         // An uncut projection computes with the whole sequence, on every rank alike.
         let whole = projection.weight().placed().filter(|placed| placed.style() != TensorStyle::Vocabulary);

@@ -9,7 +9,7 @@ use numcore::{
 use super::{Adapter, AdapterSlot, optional, without_bias};
 use crate::{
     Forward, Init, Initializer, Module, Param,
-    parallel::{Cuts, Exchange, Placed, RowCut, TensorStyle},
+    parallel::{Cuts, Placed, RowCut, TensorStyle},
 };
 
 /// The affine layer `x · Wᵀ + b` of `x: [.., I]`, giving `[.., O]`.
@@ -97,7 +97,8 @@ impl<R: Runtime> Linear<R> {
     }
 
     /// The logits of this rank's rows of the vocabulary, `[.., V/t]` where the layer is cut along it over `t` ranks.
-    /// For a loss that takes sharded logits ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
+    /// Where these do not divide it, the last have fewer logits, or none. For a loss that takes sharded logits
+    /// ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
     #[track_caller]
     pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
@@ -135,7 +136,7 @@ impl<R: Runtime> Linear<R> {
             TensorStyle::Row => self.summed(&placed, x, residual),
             TensorStyle::Vocabulary => {
                 let here = self.product_here(&placed.enter_alone(x)?, None)?;
-                plus(placed.exchange(Exchange::Gather(here.dims().len() - 1), &here)?, residual)
+                plus(placed.all_logits(&here)?, residual)
             }
         }
     }
@@ -162,7 +163,7 @@ impl<R: Runtime> Linear<R> {
     fn adapted(&self, adapter: &dyn Adapter<R>, x: &Var<R>) -> Result<Var<R>> {
         let here = adapter.forward(self.adaptable(adapter)?, &self.enter(x)?)?;
         match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
-            Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
+            Some(placed) => placed.all_logits(&here),
             None => Ok(here),
         }
     }

@@ -90,14 +90,14 @@ impl Cuts {
                 Ok((words(TensorPlacement::part(shape, 0, rows.parts, place, of))?, size / of))
             }
             (Cuts::Weight(_) | Cuts::Bias(_) | Cuts::LowRankUp(_) | Cuts::Table, TensorStyle::Vocabulary) => {
-                let rows = shape.dims().first().copied().unwrap_or(0);
-                if !rows.is_multiple_of(size) {
-                    let padded = rows.next_multiple_of(size);
-                    return Err(format!(
-                        "{rows} rows cannot be shared out among {size} ranks: pad the vocabulary to {padded}"
-                    ));
-                }
-                Ok((words(TensorPlacement::part(shape, 0, 1, rank, size))?, 1))
+                // The first ranks have as many rows as each other, the last fewer or none.
+                let start = |rows: usize, rank: usize| (rank * rows.div_ceil(size)).min(rows);
+                let range = |(dim, &count): (usize, &usize)| match dim {
+                    0 => start(count, rank)..start(count, rank + 1),
+                    _ => 0..count,
+                };
+                let ranges = shape.dims().iter().enumerate().map(|dim| std::iter::once(range(dim)).collect());
+                Ok((words(TensorPlacement::new(shape, ranges.collect()))?, 1))
             }
             (Cuts::Experts { .. }, TensorStyle::Experts) => {
                 let experts = shape.dims().first().copied().unwrap_or(0);

@@ -12,7 +12,7 @@ use numcore::{
 
 use super::{
     Exchange, Placed,
-    placed::{LocalRows, local_rows},
+    placed::{LocalRows, fill_up, local_rows},
 };
 
 /// The cross-entropy of a language model, unsharded or cut along the vocabulary: the options of
@@ -75,7 +75,9 @@ impl VocabularyLoss {
         // Ignored targets are set to an index of this rank, for a valid look-up.
         let target = target.where_cond(&counts, &number(target, own.first as i64)?)?;
         let (here, place) = local_rows(&target, own)?;
-        let picked = logits.gather(1, &place.unsqueeze(1)?)?.sub(&top)?.where_cond(&here.unsqueeze(1)?, 0.0)?;
+        // A rank without logits picks one of zeros, which no target means.
+        let some = fill_up(logits, 1, usize::from(own.count == 0))?;
+        let picked = some.gather(1, &place.unsqueeze(1)?)?.sub(&top)?.where_cond(&here.unsqueeze(1)?, 0.0)?;
         let mut parts = vec![sum(&EXP_SHIFTED)?, picked];
         if label_smoothing != 0.0 {
             parts.push(sum(&SHIFTED)?);
@@ -114,10 +116,14 @@ fn top_of<R: Runtime>(logits: &Tensor<R>, placed: Option<&Placed<R>>) -> Result<
     static FINITE: LazyLock<Program> =
         LazyLock::new(|| Program::new("finite", |[m], []| [m.abs().eq(f64::INFINITY).select(m.sign() * 0.0, m)]));
     let shape = *logits.shape();
-    if shape.numel() == 0 {
-        return Tensor::zeros(logits.runtime(), Shape::new(&[shape[0], 1])?, logits.dtype());
+    if shape[0] == 0 {
+        return Tensor::zeros(logits.runtime(), Shape::new(&[0, 1])?, logits.dtype());
     }
-    let own = logits.amax_keepdim(&[1])?;
+    // A rank without logits asks the others for the largest.
+    let own = match shape[1] {
+        0 => Tensor::full(logits.runtime(), [shape[0], 1], logits.dtype(), f64::NEG_INFINITY)?,
+        _ => logits.amax_keepdim(&[1])?,
+    };
     placed.map_or(Ok(own.clone()), |placed| placed.max(&own))?.apply_program(&FINITE, &[], &[])
 }
 

@@ -44,6 +44,6 @@ pub use cuts::{Cuts, RowCut};
 pub use group::{Exchange, ExpertGroups, TensorGroup};
 pub use loss::VocabularyLoss;
 pub use placed::Placed;
-pub(crate) use placed::local_rows;
+pub(crate) use placed::{fill_up, local_rows};
 pub use plan::{TensorPlan, TensorStyle};
 pub use sequence::SequencePart;

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use autograd::{Var, autocast_dtype, recomputed, with_recomputation};
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
-    ops::{Apply, MatmulOps, PointwiseOps},
+    ops::{Apply, JoinOps, MatmulOps, PointwiseOps, ViewOps},
     placement::TensorPlacement,
     pointwise::Program,
 };
@@ -169,12 +169,31 @@ impl<R: Runtime> Placed<R> {
         self.group.max(x, &self.name)
     }
 
+    /// The logits of all ranks' rows, `[.., V]`, from those of this rank's. Ranks with fewer rows fill up their part of
+    /// the exchange with zeros, which come last and are dropped.
+    pub(crate) fn all_logits(&self, here: &Var<R>) -> Result<Var<R>> {
+        let LocalRows { count, of, .. } = self.rows();
+        let (last, most) = (here.dims().len() - 1, of.div_ceil(self.group.size()));
+        let what = Exchange::Gather(last);
+        if of.is_multiple_of(self.group.size()) {
+            return self.exchange(what, here);
+        }
+        self.exchange(what, &fill_up(here, last, most - count)?)?.narrow(last as isize, 0, of)
+    }
+
     /// The first row of this rank, the number of its rows, and the number of all rows.
     pub(crate) fn rows(&self) -> LocalRows {
         let of = self.placement.logical()[0];
         let own = self.placement.ranges(0).first().cloned().unwrap_or(0..0);
         LocalRows { first: own.start, count: own.len(), of }
     }
+}
+
+/// A value with `count` zeros more at the end of dimension `dim`.
+pub(crate) fn fill_up<R: Runtime>(x: &Var<R>, dim: usize, count: usize) -> Result<Var<R>> {
+    let mut pads = vec![(0, 0); x.dims().len()];
+    pads[dim].1 = count;
+    x.pad(&pads, 0.0)
 }
 
 /// Casts a value to the dtype in which a matrix product reads it in mixed precision.

@@ -74,7 +74,8 @@ impl TensorPlan {
         self.with(pattern, TensorStyle::Row, Partiality::Never)
     }
 
-    /// Cuts these embeddings, or projections to logits, along the vocabulary.
+    /// Cuts these embeddings, or projections to logits, along the vocabulary. Of a size that ranks do not divide, the
+    /// last ranks have fewer rows, or none.
     pub fn vocabulary(self, pattern: impl Into<String>) -> Self {
         self.with(pattern, TensorStyle::Vocabulary, Partiality::Never)
     }

@@ -27,6 +27,10 @@ const POWER: &[&str] =
 const DRAWN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "ways_that_once_failed"];
 const AVERAGES: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "averaging"];
 const TENSOR: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "tensor_decisions"];
+#[rustfmt::skip]
+const VOCABULARY: &[&str] = &[
+    "test", "-p", "weftgrad-distributed", "--test", "all", "--", "vocabularies_of_any_size", "rows_of_a_table",
+];
 const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--test", "collectives"];
 const JOBS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--test", "jobs"];
 const BALANCE: &[&str] =
@@ -218,6 +222,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/decoder/mod.rs", from: "        self.parts.is_whole()", to: "        true", test: STAGES },
     Mutant { file: "nn/src/layers/language_model.rs", from: "Embedding::of(table.weight.duplicate()?)", to: "Embedding::of(table.weight.clone())", test: FOLDED },
     Mutant { file: "nn/src/layers/language_model.rs", from: "if k + 1 == stages { head.take() }", to: "if k == 0 { head.take() }", test: STAGES },
+    Mutant { file: "nn/src/layers/language_model.rs", from: "if one { self.project(x) }", to: "if one { self.projected(x) }", test: VOCABULARY },
+    Mutant { file: "nn/src/parallel/loss.rs", from: "if shape[0] == 0 {", to: "if shape.numel() == 0 {", test: VOCABULARY },
+    Mutant { file: "nn/src/parallel/loss.rs", from: "f64::NEG_INFINITY)?", to: "0.0)?", test: VOCABULARY },
     Mutant { file: "nn/src/layers/numbered.rs", from: "first: self.first + start", to: "first: self.first", test: STAGES },
     Mutant { file: "distributed/src/strategy/tied.rs", from: "filter(|of| of.len() > 1)", to: "filter(|of| of.len() > 2)", test: STAGES },
     Mutant { file: "models/src/chat/source.rs", from: "text.operands.push(std::mem::take(&mut text.operand));", to: "text.operand.push('~');", test: CHATS },
