@@ -141,10 +141,6 @@ fn model(mesh: &Mesh<AnyRuntime>, config: &Config, vocab: usize) -> Result<Parts
     let init = nn::Init::new(mesh.world().runtime(), config.seed).lazily();
     let model = Decoder::from_fields(&init, &config.decoder(vocab))?;
     let plan = Decoder::<AnyRuntime>::tensor_plan();
-    let plan = match vocab.is_multiple_of(config.mesh.tensor) {
-        true => plan,
-        false => plan.without("embed_tokens").without("lm_head"),
-    };
     // Ranks that take different numbers of micro-batches cannot count the tokens of experts together.
     let plan = match config.run.together {
         Together::Balanced if config.mesh.experts == 1 => plan.without("layers.*.mlp.experts"),
