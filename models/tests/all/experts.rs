@@ -37,7 +37,7 @@ fn train(name: &str, axes: &[(Axis, usize)]) -> Vec<f64> {
         |comm| {
             let (mesh, rt) = (Mesh::new(&comm, plan.clone())?, comm.runtime());
             let model = Decoder::from_pretrained(reference(name), &Init::new(rt, 0).dtype(DType::F64).lazily())?;
-            let cut = Decoder::<Cpu>::tensor_plan().without("embed_tokens").without("lm_head");
+            let cut = Decoder::<Cpu>::tensor_plan();
             mesh.parallelize(&model, &cut)?;
             if mesh.plan().size(Axis::Context) > 1 {
                 mesh.context_parallel(&model, ContextExchange::AllGather)?;
@@ -99,7 +99,7 @@ fn a_rank_reads_its_own_experts_alone() {
             let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, ranks), (Axis::Expert, ranks)])?)?;
             let rt = comm.runtime();
             let model = Decoder::from_pretrained(reference("qwen3_moe"), &Init::new(rt, 0).lazily())?;
-            let plan = Decoder::<Cpu>::tensor_plan().without("embed_tokens").without("lm_head");
+            let plan = Decoder::<Cpu>::tensor_plan();
             mesh.parallelize(&model, &plan)?;
             let (_, gate_up) = model.named_parameters().into_iter().find(|(n, _)| n.ends_with("gate_up_proj")).unwrap();
             rt.reset_peak();
@@ -258,7 +258,7 @@ fn ranks_with_different_experts_do_not_generate() {
         |comm| {
             let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 3), (Axis::Expert, 3)])?)?;
             let model = Decoder::from_pretrained(reference("mixtral"), &Init::new(comm.runtime(), 0).lazily())?;
-            let plan = Decoder::<Cpu>::tensor_plan().without("embed_tokens").without("lm_head");
+            let plan = Decoder::<Cpu>::tensor_plan();
             mesh.parallelize(&model, &plan)?;
             let prompt = Prompt { tokens: vec![1, 2], ..Default::default() };
             generate(&model, &[prompt], &GenerationOptions::default(), None).map(drop)

@@ -110,14 +110,12 @@ struct Case {
     name: &'static str,
     axes: &'static [(Axis, usize)],
     zero: Option<ZeroStage>,
-    /// Whether the vocabulary is one that ranks along tensor share out, of a model with drawn values.
-    vocabulary: bool,
     lora: bool,
 }
 
 impl Case {
     const fn of(name: &'static str, axes: &'static [(Axis, usize)], zero: Option<ZeroStage>) -> Self {
-        Case { name, axes, zero, vocabulary: false, lora: false }
+        Case { name, axes, zero, lora: false }
     }
 
     fn checked(&self, stages: usize) -> Result<Checked> {
@@ -125,13 +123,10 @@ impl Case {
         ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())
     }
 
-    /// Read lazily, or drawn lazily.
+    /// Read lazily.
     fn model(&self, rt: &Cpu) -> Result<Decoder<Cpu>> {
         let init = Init::new(rt, 3).lazily();
-        let model = Decoder::from_pretrained(reference(self.name), &init)?;
-        let mut config = model.config().clone();
-        config.vocab += 1;
-        if self.vocabulary { Decoder::new(&init, config) } else { Ok(model) }
+        Decoder::from_pretrained(reference(self.name), &init)
     }
 
     fn adapted(&self, model: &Decoder<Cpu>) -> Result<Option<Lora<Cpu>>> {
@@ -177,7 +172,6 @@ impl Case {
         let own = stages[pipe.rank()].num_parameters().total;
         assert!(own < all);
         let plan = Decoder::<Cpu>::tensor_plan();
-        let plan = if self.vocabulary { plan } else { plan.without("embed_tokens").without("lm_head") };
         let model = PipelineModel::on(pipe.rank(), self.checked(pipe.size())?, stages)
             .loss(move |y, t| Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64))
             .parallelize(&mesh, &plan)?
@@ -250,13 +244,6 @@ fn every_family_trains_in_stages() {
     }
     Case::of("qwen2", ALL, Some(ZeroStage::Parameters)).check();
     Case::of("gpt2", SHARDS, Some(ZeroStage::Gradients)).check();
-}
-
-#[test]
-fn logits_stay_cut_where_a_plan_cuts_the_vocabulary() {
-    for name in ["llama", "qwen2"] {
-        Case { vocabulary: true, ..Case::of(name, TENSOR, None) }.check();
-    }
 }
 
 #[test]
