@@ -2,9 +2,9 @@
 //!
 //! [`Processes::run`] does for processes what `Ranks::run` does for threads: it passes a communicator to a program.
 //! Code above the communicator stays the same. The processes are joined by a [`Transport`], which only sends and
-//! receives messages between two of them. [`SharedFolder`] is a transport over files; the crate `weftgrad-engine-mpi`
-//! has one over Open MPI. Collectives are made of such messages. The project's own kernels combine sums in the order of
-//! ranks, so results have the same bits as with threads.
+//! receives messages between two of them. [`Tcp`] has a connection between every two, [`SharedFolder`] has files, and
+//! the crate `weftgrad-engine-mpi` has Open MPI. Collectives are made of such messages. The project's own kernels
+//! combine sums in the order of ranks, so results have the same bits as with threads.
 //!
 //! Ranks compare their calls before any data moves, which costs one small message per call to every other participant.
 //! In return, a rank that diverges, fails, leaves or stays away ends the call with an error on every rank. The error
@@ -25,6 +25,7 @@ mod progress;
 mod rendezvous;
 mod stream;
 mod tags;
+mod tcp;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -35,6 +36,7 @@ pub use folder::SharedFolder;
 pub use launch::Launch;
 pub use processes::Processes;
 pub use rendezvous::ProcessRendezvous;
+pub use tcp::Tcp;
 pub use transport::{Channel, Request, Test, Transport};
 
 /// The contract that this engine implements.

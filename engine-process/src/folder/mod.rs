@@ -16,7 +16,7 @@ use crate::{Launch, Processes, Transport};
 ///
 /// The launcher gives each process its rank: Slurm's `srun`, `torchrun`, or a script that sets `RANK`, `WORLD_SIZE` and
 /// `LOCAL_RANK`. A folder suits small messages: as the control plane of GPUs that exchange through NCCL, and for tests.
-/// For gradients in host memory, use MPI.
+/// For gradients in host memory, use [`Tcp`](crate::Tcp) or MPI.
 ///
 /// One job at a time uses a folder. Another job that starts there ends the first, and two that start at once may mix.
 /// Files of an earlier job, for example one that was killed, do no harm and are deleted. Every user who may write in

@@ -224,7 +224,7 @@ impl Transport for FolderTransport {
     }
 
     fn reports_deaths(&self) -> Result<(), String> {
-        Err("processes that share a folder cannot go on when one of them dies: use MPI (`mpirun --with-ft ulfm` of Open MPI 5), or save checkpoints and start again \
+        Err("processes that share a folder cannot go on when one of them dies: use TCP, or MPI (`mpirun --with-ft ulfm` of Open MPI 5), or save checkpoints and start again \
              from the last one, on as many processes as there are then"
             .into())
     }

@@ -1,0 +1,232 @@
+//! Processes that TCP joins: each has a connection to every other.
+
+mod environment;
+mod frame;
+mod link;
+mod outbox;
+mod rendezvous;
+mod secret;
+mod socket;
+mod table;
+#[cfg(test)]
+mod tests;
+mod transport;
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
+    time::Duration,
+};
+
+use numcore::{Error, Result};
+
+use self::{rendezvous::Meeting, secret::Secret, transport::TcpTransport};
+use crate::{Launch, Processes, Transport};
+
+const OP: &str = "Tcp::join";
+/// The most bytes in one message: those of a call go in turn over one connection.
+const MESSAGE: usize = 16 << 20;
+/// The most processes, since each has a connection to every other.
+const MOST: usize = 1 << 14;
+
+/// Processes that find each other at an address, and exchange messages over TCP.
+///
+/// The process of rank 0 listens at the address until all have come. Each process has its rank from its
+/// [`Launch`], or none: one that listens then takes rank 0, and the others take ranks in the order of their arrival.
+///
+/// On a loopback address everybody on the machine may join. Any other address needs a [`secret`](Tcp::secret), which
+/// both ends of a connection prove to know before anything else is read. Messages are neither encrypted nor signed: the
+/// network must be one that no stranger can change or read.
+///
+/// A dead process is noticed at once, and a silent one after a [while](Tcp::silence). All others get an error.
+///
+/// ```
+/// use engine_process::{Launch, Tcp, comm::Collectives};
+/// use numcore::{NullRuntime, Result};
+///
+/// # fn main() -> Result<()> {
+/// # let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("its number");
+/// # let address = free.to_string();
+/// // Each rank is a process, usually; here both are threads of one.
+/// let rank = |rank| {
+///     let launch = Launch { rank, size: 2, local_rank: rank };
+///     let processes = Tcp::at(address.as_str()).launch(launch).join()?;
+///     processes.run(|_| Ok(NullRuntime::new()), |comm| comm.exchange(&[rank as u8]))
+/// };
+/// let all = std::thread::scope(|scope| {
+///     [0, 1].map(|r| scope.spawn(move || rank(r))).map(|thread| thread.join().unwrap())
+/// });
+/// for gathered in all {
+///     assert_eq!(gathered?, [[0], [1]]);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[doc(alias("TCPStore"), alias("init_process_group"), alias("MASTER_ADDR"), alias("gloo"))]
+pub struct Tcp {
+    address: String,
+    job: Option<String>,
+    place: Option<(Option<usize>, usize, Option<usize>)>,
+    secret: Option<Vec<u8>>,
+    bind: Option<IpAddr>,
+    join_timeout: Duration,
+    silence: Duration,
+}
+
+impl Tcp {
+    /// Uses an address, `host:port`, which is equal in all processes. The host is that of rank 0.
+    pub fn at(address: impl Into<String>) -> Self {
+        Tcp {
+            address: address.into(),
+            job: None,
+            place: None,
+            secret: None,
+            bind: None,
+            join_timeout: Duration::from_secs(300),
+            silence: Duration::from_secs(10),
+        }
+    }
+
+    /// Takes address, rank and job from the environment of torchrun, Slurm or Open MPI, as
+    /// [`from_lookup`](Tcp::from_lookup) describes.
+    ///
+    /// # Errors
+    /// An error that names the variables to set, if no launcher has set them.
+    pub fn from_env() -> Result<Self> {
+        Tcp::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// Sets the rank, size and local rank of this process, where the environment does not.
+    pub fn launch(mut self, launch: Launch) -> Self {
+        let Launch { rank, size, local_rank } = launch;
+        self.place = Some((Some(rank), size, Some(local_rank)));
+        self
+    }
+
+    /// Sets the number of processes, whose ranks come with their arrival. The first at the host of the address has
+    /// rank 0.
+    pub fn any_rank(mut self, size: usize) -> Self {
+        self.place = Some((None, size, None));
+        self
+    }
+
+    /// Sets the name of the job. Processes of another name at the address are not of this job. The default is the
+    /// launcher's, or `job`.
+    pub fn job(mut self, name: impl Into<String>) -> Self {
+        self.job = Some(name.into());
+        self
+    }
+
+    /// Sets the secret of the job, at least 16 bytes. By default it is that of the variable `WEFTGRAD_SECRET`, or of
+    /// the file that `WEFTGRAD_SECRET_FILE` names.
+    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.secret = Some(secret.into());
+        self
+    }
+
+    /// Sets the address of this machine at which this process listens: that of an interface, or `0.0.0.0` for all. By
+    /// default rank 0 listens at the address of the job, and others where their connection to it begins.
+    pub fn bind(mut self, interface: IpAddr) -> Self {
+        self.bind = Some(interface);
+        self
+    }
+
+    /// Sets the time that [`join`](Tcp::join) waits for the other processes. The default is 5 minutes.
+    pub fn join_timeout(mut self, timeout: Duration) -> Self {
+        self.join_timeout = timeout;
+        self
+    }
+
+    /// Sets the time after which a process that writes nothing counts as lost. A process writes eight times as often,
+    /// also while it computes. The default is 10 seconds.
+    pub fn silence(mut self, most: Duration) -> Self {
+        self.silence = most.max(Duration::from_millis(100));
+        self
+    }
+
+    /// Blocks until all processes have come and are connected.
+    ///
+    /// # Errors
+    /// An error if the rank of this process is unknown, the address cannot be used, a secret is missing or wrong, two
+    /// processes have one rank, or some do not come in time. The last error names the missing ranks.
+    pub fn join(self) -> Result<Processes> {
+        let env = |name: &str| std::env::var(name).ok();
+        let addresses = self.resolve()?;
+        let secret = self.secret_or(&env)?;
+        let is_local =
+            addresses.iter().chain(&self.bind.map(|ip| SocketAddr::new(ip, 0))).all(|at| at.ip().is_loopback());
+        if secret.is_none() && !is_local {
+            let why = format!(
+                "{} is not a loopback address, and everybody who reaches it could join: give all processes one secret, by \
+                 `export WEFTGRAD_SECRET=$(openssl rand -hex 32)`, or a file of it by WEFTGRAD_SECRET_FILE",
+                self.bind.map_or(self.address, |ip| ip.to_string())
+            );
+            return Err(Error::config(OP, "secret", why));
+        }
+        let launched = || Launch::from_env().map(|of| (Some(of.rank), of.size, Some(of.local_rank)));
+        let (rank, size, local_rank) = self.place.or_else(launched).ok_or_else(|| {
+            let why = "the rank of this process is unknown: start all with `srun` or `torchrun`, or set RANK, WORLD_SIZE and LOCAL_RANK for each, with ranks from 0";
+            Error::config(OP, "launch", why)
+        })?;
+        if size == 0 || size > MOST {
+            return Err(Error::range(OP, "number of processes", size, format!("in 1..={MOST}")));
+        }
+        if let Some(rank) = rank.filter(|&rank| rank >= size) {
+            return Err(Error::range(OP, "rank", rank, format!("in 0..{size}")));
+        }
+        let meeting = Meeting {
+            addresses,
+            job: self.job.or_else(|| environment::job(&env)).unwrap_or_else(|| "job".into()),
+            secret: secret.unwrap_or_default(),
+            bind: self.bind,
+            rank,
+            size,
+            timeout: self.join_timeout,
+        };
+        let joined = meeting.join().map_err(|error| match rank {
+            Some(rank) => error.on_rank(rank),
+            None => error,
+        })?;
+        let silence = self.silence;
+        let local_rank = local_rank.unwrap_or(joined.local_rank);
+        let open =
+            move || Ok(Box::new(TcpTransport::new(joined.rank, joined.connections, silence)) as Box<dyn Transport>);
+        Ok(Processes::over(open)?.message_limit(MESSAGE).local(local_rank))
+    }
+
+    fn resolve(&self) -> Result<Vec<SocketAddr>> {
+        let unusable = |why: String| Error::config(OP, "address", format!("`{}` is no host:port: {why}", self.address));
+        let addresses: Vec<SocketAddr> =
+            self.address.to_socket_addrs().map_err(|error| unusable(error.to_string()))?.collect();
+        match addresses.first() {
+            None => Err(unusable("the host has no address".into())),
+            Some(first) if first.port() == 0 => Err(unusable("port 0 is no port that others can find".into())),
+            Some(_) => Ok(addresses),
+        }
+    }
+
+    fn secret_or(&self, env: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
+        let given = match (&self.secret, env("WEFTGRAD_SECRET"), env("WEFTGRAD_SECRET_FILE")) {
+            (Some(secret), ..) => Some(secret.clone()),
+            (None, Some(secret), _) => Some(secret.into_bytes()),
+            (None, None, Some(file)) => Some(std::fs::read(&file).map_err(|error| Error::io(&file, error))?),
+            (None, None, None) => None,
+        };
+        let secret = |bytes: Vec<u8>| Secret::new(&bytes).map_err(|why| Error::config(OP, "secret", why));
+        given.map(secret).transpose()
+    }
+}
+
+impl fmt::Debug for Tcp {
+    /// Leaves the secret out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tcp({}, job {:?})", self.address, self.job)
+    }
+}
+
+impl From<SocketAddr> for Tcp {
+    fn from(address: SocketAddr) -> Self {
+        Tcp::at(address.to_string())
+    }
+}

@@ -1,0 +1,108 @@
+//! Messages to be sent over one connection.
+
+use std::{
+    collections::VecDeque,
+    io::{ErrorKind, IoSlice, Write},
+};
+
+use super::frame::{HEADER, Outcome, Outgoing, TURN, part};
+
+/// The most bytes of a message that is sent before its receive is known.
+pub(super) const EAGER: usize = 16 << 10;
+/// The most announced receives without a message.
+const ANNOUNCED: usize = 1 << 16;
+
+#[derive(Default)]
+pub(super) struct Outbox {
+    pub(super) queue: VecDeque<Outgoing>,
+    /// Headers that overtake messages.
+    pub(super) urgent: Vec<u8>,
+    /// Long messages for which no receive was announced, and short ones of their tag that follow them.
+    held: VecDeque<Outgoing>,
+    /// Receives that the other end has announced, without a message so far.
+    announced: VecDeque<(u8, u32)>,
+}
+
+impl Outbox {
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.urgent.is_empty()
+    }
+
+    /// Queues a message, or holds it until its receive is announced.
+    pub(super) fn push(&mut self, message: Outgoing) {
+        let (on, tag) = message.address();
+        if message.bytes > EAGER || self.held.iter().any(|held| held.address() == (on, tag)) {
+            self.held.push_back(message);
+            self.release(on, tag);
+        } else {
+            self.queue.push_back(message);
+        }
+    }
+
+    /// Notes a receive of the other end.
+    pub(super) fn announce(&mut self, on: u8, tag: u32) -> Result<(), String> {
+        self.announced.push_back((on, tag));
+        self.release(on, tag);
+        let is_full = self.announced.len() > ANNOUNCED;
+        if is_full { Err(format!("it waits for more than {ANNOUNCED} messages")) } else { Ok(()) }
+    }
+
+    /// Forgets a receive that has ended otherwise.
+    pub(super) fn retract(&mut self, on: u8, tag: u32) {
+        if let Some(place) = self.announced.iter().position(|announced| *announced == (on, tag)) {
+            self.announced.remove(place);
+        }
+    }
+
+    /// Queues the held messages of a tag for which receives are announced, in their order.
+    fn release(&mut self, on: u8, tag: u32) {
+        while let Some(place) = self.held.iter().position(|held| held.address() == (on, tag)) {
+            if self.held[place].bytes > EAGER {
+                let Some(announced) = self.announced.iter().position(|of| *of == (on, tag)) else { return };
+                self.announced.remove(announced);
+            }
+            self.queue.extend(self.held.remove(place));
+        }
+    }
+
+    /// Writes what the connection takes. Returns true if it took anything. After an error nothing is written any more:
+    /// reading finds the end.
+    pub(super) fn write(&mut self, stream: &mut impl Write, done: &mut Vec<Outcome>) -> bool {
+        let mut total = 0;
+        while total < TURN && !self.is_empty() {
+            // A message that has begun goes on: headers come between messages.
+            let message = self.queue.front_mut().filter(|message| message.written > 0 || self.urgent.is_empty());
+            let written = match &message {
+                Some(message) => {
+                    let sent = message.written.saturating_sub(HEADER);
+                    // SAFETY: the sender promises its bytes until the request has ended, which is when all are written.
+                    let payload = unsafe { part(message.from.wrapping_add(sent), message.bytes - sent) };
+                    let head = &message.header[message.written.min(HEADER)..];
+                    stream.write_vectored(&[IoSlice::new(head), IoSlice::new(payload)])
+                }
+                None => stream.write(&self.urgent),
+            };
+            match (written, message) {
+                (Ok(count @ 1..), Some(message)) => {
+                    total += count;
+                    message.written += count;
+                    if message.written == HEADER + message.bytes {
+                        done.extend(message.request.map(|request| (request, Ok(0))));
+                        self.queue.pop_front();
+                    }
+                }
+                (Ok(count @ 1..), None) => {
+                    total += count;
+                    self.urgent.drain(..count);
+                }
+                (Err(error), _) if error.kind() == ErrorKind::WouldBlock => break,
+                (Err(error), _) if error.kind() == ErrorKind::Interrupted => {}
+                (Ok(0) | Err(_), _) => {
+                    self.queue.clear();
+                    self.urgent.clear();
+                }
+            }
+        }
+        total > 0
+    }
+}

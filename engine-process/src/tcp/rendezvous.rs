@@ -1,0 +1,328 @@
+//! The rendezvous of processes at an address, and their connections to each other.
+//!
+//! 1. Rank 0 listens at the address. Every other process listens at a port of its own, connects to rank 0, and says
+//!    job, size, wanted rank and where it listens.
+//! 2. Once all have come, rank 0 answers each with its rank, the addresses of all, and a random number of this meeting.
+//! 3. Each process connects to those of lower ranks, with that number, and accepts those of higher ranks.
+//!
+//! Both ends prove the secret first. A connection that proves nothing, or is of another meeting, is closed and costs at
+//! most [`PATIENCE`].
+
+use std::{
+    io::{self, ErrorKind as Io},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use comm::engine::{WireReader, Writer};
+use numcore::{Error, ErrorKind, Result};
+
+use super::{
+    OP,
+    secret::{ConnectionEnd, Secret},
+    socket::{PATIENCE, PAUSE, TimedStream, accept, connect, is_closed, read, write},
+    table::{Hello, ProcessTable},
+};
+
+/// The first byte of rank 0's answer.
+const WELCOME: u8 = 0;
+const REFUSED: u8 = 1;
+/// Another job meets here now; later this one may.
+const OTHER_JOB: u8 = 2;
+
+/// A rendezvous, as one process sees it.
+pub(super) struct Meeting {
+    pub(super) addresses: Vec<SocketAddr>,
+    pub(super) job: String,
+    pub(super) secret: Secret,
+    pub(super) bind: Option<IpAddr>,
+    pub(super) rank: Option<usize>,
+    pub(super) size: usize,
+    pub(super) timeout: Duration,
+}
+
+/// The connections to all others, by rank.
+pub(super) struct JoinedProcesses {
+    pub(super) rank: usize,
+    pub(super) local_rank: usize,
+    pub(super) connections: Vec<Option<TcpStream>>,
+}
+
+/// A failed attempt: to be tried again, or final.
+enum JoinFailure {
+    Again(String),
+    Final(Error),
+}
+
+impl From<io::Error> for JoinFailure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            Io::PermissionDenied | Io::InvalidData => JoinFailure::Final(failed(error.to_string())),
+            _ => JoinFailure::Again(error.to_string()),
+        }
+    }
+}
+
+impl From<Error> for JoinFailure {
+    fn from(error: Error) -> Self {
+        JoinFailure::Final(error)
+    }
+}
+
+impl Meeting {
+    pub(super) fn join(&self) -> Result<JoinedProcesses> {
+        let until = Instant::now() + self.timeout;
+        if self.size == 1 {
+            return Ok(JoinedProcesses { rank: 0, local_rank: 0, connections: vec![None] });
+        }
+        match self.rank {
+            Some(0) => self.gather(&self.listen(until)?, until),
+            Some(_) => self.meet(until),
+            None => match self.try_listen() {
+                Ok(listener) => self.gather(&listener, until),
+                Err(_) => self.meet(until),
+            },
+        }
+    }
+
+    fn try_listen(&self) -> io::Result<TcpListener> {
+        let at = |own: Option<IpAddr>| {
+            self.addresses.iter().map(move |at| SocketAddr::new(own.unwrap_or(at.ip()), at.port()))
+        };
+        let listener = TcpListener::bind(&at(self.bind).collect::<Vec<_>>()[..])?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    }
+
+    /// Listens at the address of the job, once another job that meets there has gone.
+    fn listen(&self, until: Instant) -> Result<TcpListener> {
+        loop {
+            match self.try_listen() {
+                Ok(listener) => return Ok(listener),
+                Err(error) if error.kind() == Io::AddrInUse && Instant::now() < until => thread::sleep(PAUSE),
+                Err(error) => {
+                    let hint = match error.kind() {
+                        Io::AddrNotAvailable => {
+                            ": it is not an address of this machine; `Tcp::bind` names an interface"
+                        }
+                        Io::AddrInUse => ": perhaps two processes were given rank 0",
+                        _ => "",
+                    };
+                    return Err(failed(format!("rank 0 cannot listen at {}: {error}{hint}", self.addresses[0])));
+                }
+            }
+        }
+    }
+
+    /// Waits, as rank 0, for all others, and answers them.
+    fn gather(&self, listener: &TcpListener, until: Instant) -> Result<JoinedProcesses> {
+        let mut come: Vec<(Hello, TcpStream)> = Vec::new();
+        let mut refused = String::new();
+        while come.len() + 1 < self.size {
+            let Some(mut stream) = accept(listener, until).map_err(not_accepted)? else {
+                let missing = self.missing(&come);
+                let words = format!("ranks {missing:?} did not come to {} in {:?}", self.addresses[0], self.timeout);
+                come.iter_mut().for_each(|(_, stream)| answer(stream, REFUSED, words.as_bytes()));
+                return Err(self.late(missing, &refused));
+            };
+            match self.hear(&mut stream, &mut come) {
+                Ok(hello) => come.push((hello, stream)),
+                Err(JoinFailure::Again(why)) => refused = why,
+                Err(JoinFailure::Final(error)) => {
+                    let words = error.to_string();
+                    let streams = come.iter_mut().map(|(_, stream)| stream).chain([&mut stream]);
+                    streams.for_each(|stream| answer(stream, REFUSED, words.as_bytes()));
+                    return Err(error);
+                }
+            }
+            // One that has died since is waited for again.
+            if come.len() + 1 == self.size {
+                come.retain(|(_, stream)| !is_closed(stream));
+            }
+        }
+        self.number(&mut come);
+        let mut meeting = [0; 16];
+        getrandom::fill(&mut meeting).map_err(|error| failed(error.to_string()))?;
+        let meeting = [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|k| meeting[at + k])));
+        let own = self.addresses[0];
+        let addresses: Vec<SocketAddr> = [own].into_iter().chain(come.iter().map(|(hello, _)| hello.listens)).collect();
+        for (rank, (_, stream)) in (1..).zip(&mut come) {
+            let table = ProcessTable { rank, meeting, addresses: addresses.clone() };
+            // One that cannot be told is missed by the others.
+            answer(stream, WELCOME, &table.to_bytes());
+        }
+        let connections = [None].into_iter().chain(come.into_iter().map(|(_, stream)| Some(stream)));
+        JoinedProcesses { rank: 0, local_rank: 0, connections: connections.collect() }.ready()
+    }
+
+    /// Hears who has connected to rank 0.
+    fn hear(&self, stream: &mut TcpStream, come: &mut Vec<(Hello, TcpStream)>) -> Result<Hello, JoinFailure> {
+        let from = stream.peer_addr()?;
+        let again = |why: String| JoinFailure::Again(format!("{from}: {why}"));
+        let mut timed = TimedStream { stream: &mut *stream, until: Instant::now() + PATIENCE };
+        self.secret.prove(&mut timed, ConnectionEnd::Listener).map_err(|error| again(error.to_string()))?;
+        let bytes = read(&mut timed).map_err(|error| again(error.to_string()))?;
+        let hello = Hello::from_bytes(&bytes).map_err(|error| again(error.to_string()))?;
+        if hello.job != self.job {
+            answer(stream, OTHER_JOB, self.job.as_bytes());
+            return Err(again(format!("it is of the job `{}`", hello.job)));
+        }
+        if hello.size != self.size {
+            let why = format!(
+                "a process is one of {}, and rank 0 one of {}: start all with one number",
+                hello.size, self.size
+            );
+            return Err(failed(why).into());
+        }
+        let Some(rank) = hello.rank else { return Ok(hello) };
+        if rank >= self.size {
+            return Err(again(format!("it wants rank {rank}")));
+        }
+        come.retain(|(other, stream)| other.rank != Some(rank) || !is_closed(stream));
+        if rank == 0 || come.iter().any(|(other, _)| other.rank == Some(rank)) {
+            return Err(failed(format!("two processes have come to {} as rank {rank}", self.addresses[0])).into());
+        }
+        Ok(hello)
+    }
+
+    /// Puts those that have come in the order of their ranks; those that want none take the free ones.
+    fn number(&self, come: &mut [(Hello, TcpStream)]) {
+        let mut free = self.free(come).into_iter();
+        for (hello, _) in come.iter_mut().filter(|(hello, _)| hello.rank.is_none()) {
+            hello.rank = free.next();
+        }
+        come.sort_by_key(|(hello, _)| hello.rank);
+    }
+
+    /// Ranks that nobody has asked for.
+    fn free(&self, come: &[(Hello, TcpStream)]) -> Vec<usize> {
+        (1..self.size).filter(|&rank| come.iter().all(|(hello, _)| hello.rank != Some(rank))).collect()
+    }
+
+    /// Ranks that nobody has, where those that want none get the first ones.
+    fn missing(&self, come: &[(Hello, TcpStream)]) -> Vec<usize> {
+        let any = come.iter().filter(|(hello, _)| hello.rank.is_none()).count();
+        self.free(come).split_off(any)
+    }
+
+    /// Joins through rank 0: connects to it until it answers, and then to the others.
+    fn meet(&self, until: Instant) -> Result<JoinedProcesses> {
+        let mut last = String::from("nobody listens there");
+        while Instant::now() < until {
+            match self.attend(until) {
+                Ok((table, first, listener)) => return self.mesh(&table, first, &listener, until),
+                Err(JoinFailure::Final(error)) => return Err(error),
+                Err(JoinFailure::Again(why)) => last = why,
+            }
+            thread::sleep(PAUSE);
+        }
+        Err(self.late(vec![0], &last))
+    }
+
+    fn attend(&self, until: Instant) -> Result<(ProcessTable, TcpStream, TcpListener), JoinFailure> {
+        let mut stream = connect(&self.addresses, until)?;
+        let own = stream.local_addr()?.ip();
+        let listener = TcpListener::bind((self.bind.unwrap_or(own), 0))?;
+        listener.set_nonblocking(true)?;
+        let ip = self.bind.filter(|ip| !ip.is_unspecified()).unwrap_or(own);
+        let listens = SocketAddr::new(ip, listener.local_addr()?.port());
+        let mut timed = TimedStream { stream: &mut stream, until };
+        self.secret.prove(&mut timed, ConnectionEnd::Dialer)?;
+        let hello = Hello { job: self.job.clone(), size: self.size, rank: self.rank, listens };
+        write(&mut timed, &hello.to_bytes())?;
+        let answer = read(&mut timed)?;
+        let words = |words: &[u8]| String::from_utf8_lossy(words).into_owned();
+        match answer.split_first() {
+            Some((&WELCOME, table)) => Ok((ProcessTable::from_bytes(table, self.size)?, stream, listener)),
+            Some((&REFUSED, why)) => Err(failed(words(why)).into()),
+            Some((&OTHER_JOB, job)) => Err(JoinFailure::Again(format!("the job `{}` meets there", words(job)))),
+            _ => Err(failed("rank 0 has answered with something else".into()).into()),
+        }
+    }
+
+    /// Connects to the processes of lower ranks, and waits for those of higher ones.
+    fn mesh(
+        &self,
+        table: &ProcessTable,
+        first: TcpStream,
+        listener: &TcpListener,
+        until: Instant,
+    ) -> Result<JoinedProcesses> {
+        let ProcessTable { rank, meeting, addresses } = table;
+        let mut connections: Vec<Option<TcpStream>> = (0..self.size).map(|_| None).collect();
+        connections[0] = Some(first);
+        let mut w = Writer::default();
+        w.u64(meeting[0]).u64(meeting[1]).usize(*rank);
+        let hello = w.finish();
+        for lower in 1..*rank {
+            let reached = || -> io::Result<TcpStream> {
+                let mut stream = connect(&addresses[lower..=lower], until)?;
+                let mut timed = TimedStream { stream: &mut stream, until };
+                self.secret.prove(&mut timed, ConnectionEnd::Dialer)?;
+                write(&mut timed, &hello)?;
+                Ok(stream)
+            };
+            connections[lower] = Some(reached().map_err(|error| match error.kind() {
+                Io::TimedOut | Io::WouldBlock => self.late(vec![lower], &error.to_string()),
+                _ => failed(format!("rank {lower}, at {}, cannot be reached: {error}", addresses[lower])),
+            })?);
+        }
+        let is_missing = |connections: &[Option<TcpStream>]| {
+            (rank + 1..self.size).filter(|&rank| connections[rank].is_none()).collect::<Vec<_>>()
+        };
+        let mut refused = String::new();
+        while !is_missing(&connections).is_empty() {
+            let Some(mut stream) = accept(listener, until).map_err(not_accepted)? else {
+                return Err(self.late(is_missing(&connections), &refused));
+            };
+            let mut timed = TimedStream { stream: &mut stream, until: Instant::now() + PATIENCE };
+            let heard = self.secret.prove(&mut timed, ConnectionEnd::Listener).and_then(|()| read(&mut timed));
+            let of = |bytes: Vec<u8>| {
+                let mut r = WireReader::new(&bytes);
+                let ours = [r.u64().ok()?, r.u64().ok()?] == *meeting;
+                r.usize().ok().filter(|from| ours && *from > *rank && *from < self.size)
+            };
+            match heard.map(of) {
+                Ok(Some(from)) if connections[from].is_none() => connections[from] = Some(stream),
+                Ok(_) => refused = "one of another meeting has come".into(),
+                Err(error) => refused = error.to_string(),
+            }
+        }
+        let here = addresses[*rank].ip();
+        let local_rank = addresses[..*rank].iter().filter(|other| other.ip() == here).count();
+        JoinedProcesses { rank: *rank, local_rank, connections }.ready()
+    }
+
+    fn late(&self, missing: Vec<usize>, why: &str) -> Error {
+        let at = self.addresses[0];
+        let why = if why.is_empty() { String::new() } else { format!("; the last that failed: {why}") };
+        let calls = format!("they did not join the job `{}` at {at}{why}", self.job);
+        ErrorKind::Timeout { op: OP, waited: self.timeout, missing, called: false, calls }.into()
+    }
+}
+
+impl JoinedProcesses {
+    /// Makes the connections those of a transport, which never waits for one.
+    fn ready(self) -> Result<Self> {
+        for stream in self.connections.iter().flatten() {
+            let set = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
+            set.map_err(|error| failed(error.to_string()))?;
+        }
+        Ok(self)
+    }
+}
+
+fn answer(stream: &mut TcpStream, kind: u8, words: &[u8]) {
+    let mut timed = TimedStream { stream, until: Instant::now() + PATIENCE };
+    // One that has gone needs no answer.
+    let _ = write(&mut timed, &[&[kind], words].concat());
+}
+
+fn failed(why: String) -> Error {
+    Error::argument(OP, why)
+}
+
+fn not_accepted(error: io::Error) -> Error {
+    failed(format!("no connection can be accepted: {error}"))
+}

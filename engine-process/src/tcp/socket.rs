@@ -1,0 +1,107 @@
+//! Connections whose calls end by a time, and messages of the rendezvous on them.
+
+use std::{
+    io::{self, ErrorKind as Io, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The pause between attempts to connect, and between looks for a connection.
+pub(super) const PAUSE: Duration = Duration::from_millis(5);
+/// The time that one that has connected has for its first words.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// The most bytes of one message of the rendezvous: an address of each process.
+const LONGEST: usize = 1 << 20;
+
+/// A stream whose reads and writes end by a time.
+pub(super) struct TimedStream<'a> {
+    pub(super) stream: &'a mut TcpStream,
+    pub(super) until: Instant,
+}
+
+impl TimedStream<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(Io::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for TimedStream<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for TimedStream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// The next connection; none if there is none until a time.
+pub(super) fn accept(listener: &TcpListener, until: Instant) -> io::Result<Option<TcpStream>> {
+    loop {
+        match listener.accept().and_then(|(stream, _)| stream.set_nonblocking(false).map(|()| stream)) {
+            Ok(stream) => return Ok(Some(stream)),
+            Err(error) if error.kind() == Io::WouldBlock => {}
+            // A connection that was closed before it was accepted, or an interruption.
+            Err(error) if matches!(error.kind(), Io::ConnectionAborted | Io::Interrupted) => continue,
+            Err(error) => return Err(error),
+        }
+        if Instant::now() >= until {
+            return Ok(None);
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::from(Io::TimedOut);
+    for address in addresses {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        match TcpStream::connect_timeout(address, left.min(PATIENCE)) {
+            // A port at which nobody listens may be given to the connection itself.
+            Ok(stream) if stream.local_addr()? == stream.peer_addr()? => last = Io::ConnectionRefused.into(),
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Tells whether the process at the other end has closed a connection on which it has nothing to say.
+pub(super) fn is_closed(stream: &TcpStream) -> bool {
+    let looked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    let is_open = looked.is_err_and(|error| error.kind() == Io::WouldBlock);
+    stream.set_nonblocking(false).is_err() || !is_open
+}
+
+pub(super) fn write(stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(&[&(bytes.len() as u32).to_le_bytes(), bytes].concat())
+}
+
+/// Reads one message, of a bounded length.
+pub(super) fn read(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > LONGEST {
+        return Err(io::Error::new(Io::InvalidData, format!("a message of the rendezvous has {length} bytes")));
+    }
+    let mut bytes = vec![0; length];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,9 @@
+//! What every engine must do, on ranks that TCP joins: the tests of `comm`, by their own source.
+#![allow(missing_docs)]
+
+extern crate self as comm;
+
+include!("../../../comm/tests/support/contract.rs");
+
+#[path = "../support/start_tcp.rs"]
+mod start;
