@@ -280,13 +280,20 @@ fn ddp() {
     refuses(program!("ddp"), "--ranks 0", COUNT);
 }
 
-/// Ranks as processes joined by a folder.
+/// Ranks as processes joined by a folder, and over TCP.
 #[test]
-fn shared_folder() {
+fn processes() {
     let at = folder("shared-folder");
+    two_processes(["--shared-folder", &at]);
+    refuses(program!("ddp"), &format!("--engine mpi --shared-folder {at}"), "joins processes by itself");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    two_processes(["--tcp", &free.expect("a free port").to_string()]);
+}
+
+fn two_processes(joined: [&str; 2]) {
     let rank = |rank: usize| {
         let mut process = Command::new(program!("ddp"));
-        process.args(["--steps", "4", "--shared-folder", &at]);
+        process.args(["--steps", "4"]).args(joined);
         process.envs([("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank)].map(|(name, n)| (name, n.to_string())));
         process.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
     };
@@ -294,7 +301,6 @@ fn shared_folder() {
         let output = process.wait_with_output().expect("it ends");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    refuses(program!("ddp"), &format!("--engine mpi --shared-folder {at}"), "joins processes by itself");
 }
 
 #[test]

@@ -8,13 +8,13 @@ use std::{num::NonZero, path::PathBuf, sync::Arc, thread::available_parallelism,
 #[cfg(feature = "nccl")]
 use distributed::comm::Communicator;
 use distributed::comm::{Comm, NoOpCommunicator, Ranks};
-use engine_process::{Processes, SharedFolder};
+use engine_process::{Processes, SharedFolder, Tcp};
 use numcore::Result;
 
 use crate::{AnyRuntime, Device, ListedDevice, devices};
 
-/// The ranks of a program, as this process sees them: one, threads with a device each, or processes joined by MPI or a
-/// shared folder. The program that they run is the same.
+/// The ranks of a program, as this process sees them: one, threads with a device each, or processes joined by TCP, MPI
+/// or a shared folder. The program that they run is the same.
 ///
 /// ```
 /// use weftgrad::{Device, Launcher, distributed::comm::{Communicator, NoOpCommunicator}};
@@ -93,12 +93,22 @@ impl Launcher {
         Err(numcore::Error::unsupported("Launcher::mpi", why))
     }
 
+    /// Joins processes over TCP, on one machine or on several; no library is needed. The launcher gives each process
+    /// its rank: `torchrun`, Slurm's `srun`, or a script that sets `RANK`, `WORLD_SIZE` and `LOCAL_RANK`. Blocks until
+    /// all processes have come. [`Tcp::from_env`] takes the address from the launcher too.
+    ///
+    /// # Errors
+    /// Errors of [`Tcp::join`].
+    pub fn tcp(tcp: Tcp) -> Result<Self> {
+        Ok(Launcher::of(LaunchEngine::Processes(tcp.join()?)))
+    }
+
     /// Joins processes through a shared folder, on one machine or on several with a common file system; no library is
     /// needed. The launcher gives each process its rank: Slurm's `srun`, `torchrun`, or a script that sets `RANK`,
     /// `WORLD_SIZE` and `LOCAL_RANK`. Blocks until all processes have come.
     ///
-    /// Exchange through files is slow. For gradients on the host use [`mpi`](Launcher::mpi). On GPUs,
-    /// [`nccl`](Launcher::nccl) moves them, and the folder is the control plane.
+    /// Exchange through files is slow. For gradients on the host use [`tcp`](Launcher::tcp) or
+    /// [`mpi`](Launcher::mpi). On GPUs, [`nccl`](Launcher::nccl) moves them, and the folder is the control plane.
     ///
     /// # Errors
     /// Errors of [`SharedFolder::join`].

@@ -26,11 +26,10 @@ pub struct DistributedTrainConfig {
     pub local_rank: usize,
     /// The role of this rank beside training.
     pub role: DistributedRole,
-    /// The address at which the processes would join. Under a launcher it is not used, as the launcher has joined them.
-    /// Without one it is an error, whose message describes how to start the processes.
+    /// The address at which the processes join over TCP, where rank 0 listens. Without an address, a launcher joins the
+    /// processes, or ranks are threads.
     pub coordinator_addr: Option<SocketAddr>,
-    /// A folder shared by all processes, through which they join without a launcher. Without a folder, a launcher joins
-    /// the processes, or ranks are threads.
+    /// A folder shared by all processes, through which they join instead.
     pub shared_folder: Option<PathBuf>,
     /// The kind of device that ranks compute on.
     pub backend: DistributedBackend,
@@ -67,8 +66,10 @@ pub enum EngineKind {
     NoOp,
     /// Threads: each rank is a thread of this process.
     Threads,
-    /// MPI: each rank is a process.
+    /// MPI: each rank is a process. In a build without MPI, the launcher's variables give an address for TCP.
     Mpi,
+    /// TCP: processes join at the address of rank 0.
+    Tcp,
     /// A shared folder, through which processes join.
     SharedFolder,
 }
@@ -126,18 +127,13 @@ impl DistributedTrainConfig {
         if self.shared_folder.is_some() {
             return Ok(EngineKind::SharedFolder);
         }
-        let start = format!("start all ranks with `mpirun -n {world_size} PROGRAM`, in a build with the feature `mpi`");
-        if let Some(address) = coordinator_addr {
-            let why = format!(
-                "the configuration has {world_size} processes at {address}, and no launcher has started this one, rank {rank}: {start}; or, for {world_size} ranks that are \
-                 threads of one process, leave the address out; or give a `shared_folder`, which needs no launcher to join them"
-            );
-            return Err(wrong("coordinator_addr", why)).at_caller();
+        if coordinator_addr.is_some() {
+            return Ok(EngineKind::Tcp);
         }
         if rank != 0 {
             let why = format!(
-                "this process is to be rank {rank} of {world_size}, and no launcher has started it: {start}; or, for {world_size} ranks that are threads of one process, \
-                 give rank 0; or give a `shared_folder` through which all processes join"
+                "this process is to be rank {rank} of {world_size}, and no launcher has started it: give a `coordinator_addr` at which all processes join; or start all \
+                 with `mpirun -n {world_size} PROGRAM`, in a build with the feature `mpi`; or, for {world_size} ranks that are threads of one process, give rank 0"
             );
             return Err(wrong("rank", why)).at_caller();
         }
@@ -160,7 +156,11 @@ impl DistributedTrainConfig {
     fn joined_by(&self, process: LaunchedProcess) -> Result<EngineKind> {
         let configured = (self.rank, self.world_size);
         if configured == (process.rank, process.world_size) {
-            return Ok(if self.shared_folder.is_some() { EngineKind::SharedFolder } else { EngineKind::Mpi });
+            return Ok(match (&self.shared_folder, self.coordinator_addr) {
+                (Some(_), _) => EngineKind::SharedFolder,
+                (None, Some(_)) => EngineKind::Tcp,
+                (None, None) => EngineKind::Mpi,
+            });
         }
         let why = format!(
             "the launcher has started this process as rank {} of {}, and it is configured as rank {} of {}: take rank and world size from the launcher, with \
@@ -222,10 +222,11 @@ mod tests {
             let process = LaunchedProcess { rank, world_size: 4, local_rank: rank % 2 };
             let config = DistributedTrainConfig::launched(process);
             assert_eq!(config.engine(Some(process)).unwrap(), EngineKind::Mpi);
-            // An address beside a launcher does no harm.
+            // An address joins them with a launcher and without.
             let address = Some("10.0.0.1:9000".parse().unwrap());
             let config = DistributedTrainConfig { coordinator_addr: address, ..config };
-            assert_eq!(config.engine(Some(process)).unwrap(), EngineKind::Mpi);
+            assert_eq!(config.engine(Some(process)).unwrap(), EngineKind::Tcp);
+            assert_eq!(config.engine(None).unwrap(), EngineKind::Tcp);
             assert!(config.check_world(4).is_ok());
             // A folder joins them with a launcher and without.
             let config = DistributedTrainConfig { shared_folder: Some("job".into()), ..config };
@@ -238,10 +239,8 @@ mod tests {
 
     #[test]
     fn others_are_told_what_to_write() {
-        let met = DistributedTrainConfig { coordinator_addr: Some("10.0.0.1:9000".parse().unwrap()), ..worker(2, 4) };
-        let error = says(&met, None);
-        assert!(error.contains("4 processes at 10.0.0.1:9000") && error.contains("mpirun -n 4"), "{error}");
-        assert!(says(&worker(2, 4), None).contains("this process is to be rank 2 of 4"));
+        let error = says(&worker(2, 4), None);
+        assert!(error.contains("this process is to be rank 2 of 4") && error.contains("mpirun -n 4"), "{error}");
         let process = LaunchedProcess { rank: 1, world_size: 2, local_rank: 1 };
         let error = says(&worker(2, 4), Some(process));
         assert!(error.contains("as rank 1 of 2, and it is configured as rank 2 of 4"), "{error}");
