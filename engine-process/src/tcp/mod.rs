@@ -32,7 +32,8 @@ const MOST: usize = 1 << 14;
 /// Processes that find each other at an address, and exchange messages over TCP.
 ///
 /// The process of rank 0 listens at the address until all have come. Each process has its rank from its
-/// [`Launch`], or none: one that listens then takes rank 0, and the others take ranks in the order of their arrival.
+/// [`Launch`], or none. One without a rank that listens takes rank 0; the others take ranks in the order of their
+/// arrival.
 ///
 /// On a loopback address everybody on the machine may join. Any other address needs a [`secret`](Tcp::secret), which
 /// both ends of a connection prove to know before anything else is read. Messages are neither encrypted nor signed: the
@@ -148,8 +149,8 @@ impl Tcp {
     /// Blocks until all processes have come and are connected.
     ///
     /// # Errors
-    /// An error if the rank of this process is unknown, the address cannot be used, a secret is missing or wrong, two
-    /// processes have one rank, or some do not come in time. The last error names the missing ranks.
+    /// An error if the rank of this process is unknown, the address cannot be used, or a secret is missing or wrong.
+    /// Also if two processes have one rank, or some do not come in time: the error names the missing ranks.
     pub fn join(self) -> Result<Processes> {
         let env = |name: &str| std::env::var(name).ok();
         let addresses = self.resolve()?;
