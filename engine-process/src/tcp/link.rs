@@ -143,6 +143,11 @@ impl<S: Read + Write> TcpLink<S> {
         }
     }
 
+    /// Allows the other end more time until its first bytes come.
+    pub(super) fn await_first(&mut self, most: Duration) {
+        self.last_read = self.last_read.checked_add(most).unwrap_or(self.last_read);
+    }
+
     /// Writes and reads what the connection allows, and ends it if nothing has come for `silence`.
     pub(super) fn turn(&mut self, silence: Duration, done: &mut Vec<Outcome>) {
         if self.ended.is_some() {
@@ -151,7 +156,7 @@ impl<S: Read + Write> TcpLink<S> {
         let now = Instant::now();
         // A pause of this process is not one of the other.
         if now.duration_since(self.last_turn) > silence / 8 {
-            self.last_read = now;
+            self.last_read = self.last_read.max(now);
         }
         self.last_turn = now;
         if now.duration_since(self.last_write) > silence / 8 && self.outbox.is_empty() {

@@ -112,8 +112,8 @@ impl Tcp {
         self
     }
 
-    /// Sets the name of the job. Processes of another name at the address are not of this job. The default is the
-    /// launcher's, or `job`.
+    /// Sets the name of the job. Processes of another name at the address are not of this job, and meet after it if
+    /// they have its secret. The default is the launcher's, or `job`.
     pub fn job(mut self, name: impl Into<String>) -> Self {
         self.job = Some(name.into());
         self
@@ -191,8 +191,10 @@ impl Tcp {
         })?;
         let silence = self.silence;
         let local_rank = local_rank.unwrap_or(joined.local_rank);
-        let open =
-            move || Ok(Box::new(TcpTransport::new(joined.rank, joined.connections, silence)) as Box<dyn Transport>);
+        let open = move || -> Result<Box<dyn Transport>> {
+            let transport = TcpTransport::new(joined.rank, joined.connections, silence);
+            Ok(Box::new(transport.await_others(meeting.timeout)))
+        };
         Ok(Processes::over(open)?.message_limit(MESSAGE).local(local_rank))
     }
 
@@ -208,10 +210,11 @@ impl Tcp {
     }
 
     fn secret_or(&self, env: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
+        let line = |bytes: Vec<u8>| bytes.trim_ascii_end().to_vec();
         let given = match (&self.secret, env("WEFTGRAD_SECRET"), env("WEFTGRAD_SECRET_FILE")) {
             (Some(secret), ..) => Some(secret.clone()),
-            (None, Some(secret), _) => Some(secret.into_bytes()),
-            (None, None, Some(file)) => Some(std::fs::read(&file).map_err(|error| Error::io(&file, error))?),
+            (None, Some(secret), _) => Some(line(secret.into_bytes())),
+            (None, None, Some(file)) => Some(line(std::fs::read(&file).map_err(|error| Error::io(&file, error))?)),
             (None, None, None) => None,
         };
         let secret = |bytes: Vec<u8>| Secret::new(&bytes).map_err(|why| Error::config(OP, "secret", why));

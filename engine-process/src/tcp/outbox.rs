@@ -21,6 +21,8 @@ pub(super) struct Outbox {
     held: VecDeque<Outgoing>,
     /// Receives that the other end has announced, without a message so far.
     announced: VecDeque<(u8, u32)>,
+    /// True after an error of the connection.
+    has_failed: bool,
 }
 
 impl Outbox {
@@ -69,6 +71,10 @@ impl Outbox {
     /// reading finds the end.
     pub(super) fn write(&mut self, stream: &mut impl Write, done: &mut Vec<Outcome>) -> bool {
         let mut total = 0;
+        if self.has_failed {
+            self.queue.clear();
+            self.urgent.clear();
+        }
         while total < TURN && !self.is_empty() {
             // A message that has begun goes on: headers come between messages.
             let message = self.queue.front_mut().filter(|message| message.written > 0 || self.urgent.is_empty());
@@ -98,6 +104,7 @@ impl Outbox {
                 (Err(error), _) if error.kind() == ErrorKind::WouldBlock => break,
                 (Err(error), _) if error.kind() == ErrorKind::Interrupted => {}
                 (Ok(0) | Err(_), _) => {
+                    self.has_failed = true;
                     self.queue.clear();
                     self.urgent.clear();
                 }

@@ -25,6 +25,8 @@ use super::{
     table::{Hello, ProcessTable},
 };
 
+/// A time that no process waits for, in place of one that no clock reaches.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// The first byte of rank 0's answer.
 const WELCOME: u8 = 0;
 const REFUSED: u8 = 1;
@@ -72,7 +74,8 @@ impl From<Error> for JoinFailure {
 
 impl Meeting {
     pub(super) fn join(&self) -> Result<JoinedProcesses> {
-        let until = Instant::now() + self.timeout;
+        let now = Instant::now();
+        let until = now.checked_add(self.timeout).unwrap_or(now + YEAR);
         if self.size == 1 {
             return Ok(JoinedProcesses { rank: 0, local_rank: 0, connections: vec![None] });
         }

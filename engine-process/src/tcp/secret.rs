@@ -32,9 +32,7 @@ pub(super) enum ConnectionEnd {
 }
 
 impl Secret {
-    /// Takes a secret without the line break that ends a file.
     pub(super) fn new(bytes: &[u8]) -> Result<Self, String> {
-        let bytes = bytes.trim_ascii_end();
         if bytes.len() < SHORTEST {
             return Err(format!("a secret of {} bytes is too short: `openssl rand -hex 32` prints one", bytes.len()));
         }

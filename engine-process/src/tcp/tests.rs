@@ -409,7 +409,7 @@ impl Write for Heard {
 
 #[test]
 fn changed_bytes_of_a_handshake_prove_nothing() {
-    let (secret, nonces) = (Secret::new(b"0123456789abcdef\n").unwrap(), [[1; 32], [2; 32]]);
+    let (secret, nonces) = (Secret::new(b"0123456789abcdef").unwrap(), [[1; 32], [2; 32]]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut dialer = Heard(TcpStream::connect(address(&listener)).unwrap(), Vec::new());
     let mut accepted = Heard(listener.accept().unwrap().0, Vec::new());

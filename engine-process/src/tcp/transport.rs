@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{Channel, Request, Test, Transport};
 
-/// The time for which a process that leaves waits for the others to have read its last messages.
+/// The least time for which a process that leaves waits for the others to have read its last messages.
 const LINGER: Duration = Duration::from_secs(2);
 
 pub(super) struct TcpTransport<S: Read + Write> {
@@ -44,6 +44,12 @@ impl<S: Read + Write> TcpTransport<S> {
         let peer = |stream| TcpPeer { link: TcpLink::new(stream), is_reported: false };
         let peers = connections.into_iter().map(|stream| stream.map(peer)).collect();
         TcpTransport { rank, silence, peers, operations: Vec::new(), free: Vec::new(), done: Vec::new() }
+    }
+
+    /// Allows the others this time to end their joining, in which they write nothing.
+    pub(super) fn await_others(mut self, most: Duration) -> Self {
+        self.peers.iter_mut().flatten().for_each(|peer| peer.link.await_first(most));
+        self
     }
 
     fn register(&mut self, peer: usize, on: Channel, is_send: bool) -> usize {
@@ -181,9 +187,9 @@ impl<S: Read + Write> Transport for TcpTransport<S> {
 impl<S: Read + Write> Drop for TcpTransport<S> {
     /// Waits for a while until the others have read the last messages, which an earlier end could cost them.
     fn drop(&mut self) {
-        let begun = Instant::now();
+        let (begun, most) = (Instant::now(), LINGER.max(self.silence));
         self.say_goodbye();
-        while !self.has_parted() && begun.elapsed() < LINGER {
+        while !self.has_parted() && begun.elapsed() < most {
             thread::sleep(Duration::from_micros(200));
         }
     }

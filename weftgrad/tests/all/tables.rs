@@ -56,17 +56,17 @@ macro_rules! page {
 #[test]
 fn tables_name_what_there_is() {
     page! { "coming-from.md":
-        use weftgrad::{adaptive::{balance::*, elastic::*, local_updates::*}, prelude::*};
+        use weftgrad::{adaptive::{balance::*, elastic::*, local_updates::*}, prelude::*, process};
         AdamW, AdamWConfig, BackwardHook, BalancePolicy::FollowSpeeds, BalancePolicy::Sync, Balanced, ConvOptions,
         DType::BF16, DType::F32, DType::I64, DiLoCo, Elastic, ElasticWorld, Ellipsis, Forward, Launcher, LocalSgd,
         LocalSteps, Mesh, Module, NewAxis, ParallelPlan, ReduceOp::Sum, Runtime, SlowMo, Tensor, TensorMut, TrainStep,
         Var, ZeroStage::Gradients, ZeroStage::Optimizer, ZeroStage::Parameters, autograd::Function,
-        autograd::apply_function, autograd::detect_anomaly, autograd::grad, data::Dataset, data::Loader,
+        autograd::apply_function, autograd::detect_anomaly, autograd::differentiable_grad, data::Dataset, data::Loader,
         data::tokens::TokenFile, distributed::comm::Quorum, distributed::compat::Ddp, distributed::pipeline::PipelineModel,
         distributed::pipeline::ScheduleKind::OneFOneB, distributed::train::HyperParameters::Restored, nn::Gpt, nn::Init,
         nn::Linear, nn::Sequential, nn::loss::cross_entropy, nn::loss::linear_cross_entropy, nn::loss::mse, nn::under,
         ops::cat, ops::einsum, ops::stack, optim::Cosine, optim::LossScaler, optim::ParamGroups, optim::StepLr,
-        optim::WarmupCosine, optim::clip_grad_norm, train::Checkpoints, train::compat::DistributedTrainConfig, train::EarlyStop,
+        optim::WarmupCosine, optim::clip_grad_norm, process::Tcp, train::Checkpoints, train::compat::DistributedTrainConfig, train::EarlyStop,
         train::Trainer, train::Weighting::ByWeight, train::Weighting::PerMicroBatch, train::metrics,
         train::recorder::Profile, train::sink::TensorBoard
     }
