@@ -96,8 +96,8 @@ fn tables_name_what_there_is() {
         Elastic, ElasticWorld, Quorum
     }
     page! { "first-training-run.md":
-        use weftgrad::{data::*, distributed::train::*, train::*};
-        Checkpoints, Loader, Loss, Trainer, weftgrad::devices
+        use weftgrad::{data::*, distributed::train::*, process, train::*};
+        Checkpoints, Loader, Loss, Trainer, process::Tcp, weftgrad::devices
     }
 }
 
