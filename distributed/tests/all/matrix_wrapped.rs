@@ -396,8 +396,9 @@ impl Wrapped {
         if self.wrapper != Wrapper::Differing {
             return (whole, one);
         }
-        // With the replica's own examples in each batch.
-        let replicas = Way { accumulation: way.accumulation, ..one }.over(&[(Axis::Data, way.size(Axis::Data))]);
+        // A replica has the same examples: of each batch of a trainer, or of each micro-batch.
+        let accumulation = if self.taken.is_trainer() { way.accumulation } else { one.accumulation };
+        let replicas = Way { accumulation, ..one }.over(&[(Axis::Data, way.size(Axis::Data))]);
         (Wrapped { wrapper: self.wrapper, ..whole }, replicas)
     }
 
