@@ -16,7 +16,7 @@ use engine_process::{
 use numcore::{DType, ErrorKind, Result, Tensor, TensorMut};
 use runtime_cpu::Cpu;
 
-/// What a rank is told to do, and where to meet the others.
+/// The variable that tells a rank its role.
 const ROLE: &str = "WEFTGRAD_TEST_ROLE";
 /// The rank that something happens to.
 const LOST: usize = 1;

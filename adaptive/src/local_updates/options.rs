@@ -16,6 +16,7 @@ pub struct LocalUpdates {
     pub warmup: u64,
     /// The number of parts of the parameters. Parts are consecutive, of about equal size, and synchronized one after
     /// another within [`every`](LocalUpdates::every) steps, which must be a multiple of it.
+    /// Parts beyond the number of a rank's parameters are empty.
     pub fragments: usize,
     /// The number of steps for which the sum of a fragment may be in flight before it is applied. It is less than the
     /// number of steps from one fragment to the next.

@@ -118,7 +118,7 @@ fn readers(way: &Way) -> usize {
     way.size(Axis::Data) * way.size(Axis::Shard) * way.size(Axis::Context)
 }
 
-/// What the table is asked, said once more, where so many ranks read different tokens.
+/// The features of a way, listed apart from the builder; `readers` ranks read different tokens.
 pub fn features(way: &Way, readers: usize) -> Features {
     let sharded = way.zero.stage != ZeroStage::None;
     // One rank along the expert axis has whole experts.
@@ -146,7 +146,7 @@ pub fn features(way: &Way, readers: usize) -> Features {
         .and_if(is_whole, Feature::WholeParameters)
 }
 
-/// The features that a way shows to work on several ranks, of which so many have the experts together.
+/// The features that a way on several ranks shows to work; `expert_ranks` ranks have the experts together.
 pub fn shown(features: Features, way: &Way, expert_ranks: usize) -> Option<Features> {
     let shares = |feature: &Feature| *feature != Feature::Experts || expert_ranks > 1;
     let shown = Features::of(features.iter().filter(shares)).and_if(way.rule.is_whole(), Feature::WholeParameters);

@@ -1,19 +1,15 @@
-//! The ways that `matrix` draws with an option it does not draw, in a wrapper and in a loop: each equals one rank, or is
+//! Ways to train that `matrix` draws, with further options, in a wrapper and in a loop. Each equals one rank, or is
 //! refused by the table of combinations.
 
 use adaptive::balance::BalancePolicy;
 use distributed::{
-    buckets::{BucketReducer, FullBucket},
     combinations::{COMBINATIONS, Refused},
     train::Step,
-};
-use numcore::{
-    ops::{Input, compute},
-    pointwise::{Program, standard::COPY},
 };
 
 use crate::{
     matrix::{features, one, shown, ways},
+    own_reducer::OwnReducer,
     prelude::*,
     training::{Loop, is_lost},
     worlds::elastic,
@@ -52,13 +48,13 @@ struct Wrapped {
     exchange: Exchange,
     /// The dtype of parameters, if it is a half.
     half: Option<DType>,
-    /// Whether some parameters are trained from the second step on.
+    /// True if some parameters are trained from the second step on.
     unfreezes: bool,
-    /// Whether a function makes the optimizers.
+    /// True if a function makes the optimizers.
     built: bool,
     wrapper: Wrapper,
     taken: Loop,
-    /// Whether the last rank is lost before the last step, and the others go on.
+    /// True if the last rank is lost before the last step, and the others go on.
     elastic: bool,
 }
 
@@ -105,63 +101,6 @@ impl Wrapped {
 struct Place<'a> {
     folder: &'a Scratch,
     world: Option<&'a mut ElasticWorld<Cpu>>,
-}
-
-/// A reducer whose state is zeros in checkpoints, of rank 0, and which may sum in each pass.
-struct OwnReducer {
-    inner: AllReduce<Cpu>,
-    comm: Comm<Cpu>,
-    state: bool,
-    /// The sums of the passes of a step so far, by bucket, if it sums in each.
-    passes: Option<BTreeMap<usize, TensorMut<Cpu>>>,
-}
-
-impl OwnReducer {
-    fn remembered(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Vec<(String, Arc<Leaf<Cpu>>)> {
-        let named = |leaf: &Arc<Leaf<Cpu>>| (format!("remembered/{}", leaf.name()), leaf.clone());
-        leaves.iter().filter(|_| self.state).map(named).collect()
-    }
-}
-
-impl BucketReducer<Cpu> for OwnReducer {
-    fn send(&mut self, bucket: FullBucket<'_, Cpu>, row: TensorMut<Cpu>) -> Result<()> {
-        self.inner.send(bucket, row)
-    }
-
-    fn wait(&mut self, number: usize) -> Result<TensorMut<Cpu>> {
-        let mut row = self.inner.wait(number)?;
-        let Some(passes) = &mut self.passes else { return Ok(row) };
-        let (rt, shape, dtype) = (row.runtime().clone(), *row.shape(), row.dtype());
-        let mut sum = passes.remove(&number).map_or_else(|| TensorMut::zeros(&rt, shape, dtype), Ok)?;
-        let add = Program::new("add", |[a, b], []| [a + b]);
-        compute(&rt, &add, &[Input::Own(0), Input::Memory(&row)], &[], &mut [&mut sum])?;
-        compute(&rt, &COPY, &[Input::Memory(&sum)], &[], &mut [&mut row])?;
-        passes.insert(number, sum);
-        Ok(row)
-    }
-
-    fn reduces_every_pass(&self) -> bool {
-        self.passes.is_some()
-    }
-
-    fn begin_step(&mut self) {
-        self.passes.iter_mut().for_each(BTreeMap::clear);
-    }
-
-    fn wanted(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Result<Vec<Wanted>> {
-        let of = |(name, leaf): (String, Arc<Leaf<Cpu>>)| {
-            let placement = TensorPlacement::whole(leaf.spec().shape);
-            Wanted::piece(name, placement, leaf.spec().dtype)
-        };
-        Ok(self.remembered(leaves).into_iter().map(of).collect())
-    }
-
-    fn parts(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Result<Vec<CheckpointPart<Cpu>>> {
-        let of = |(name, leaf): (String, Arc<Leaf<Cpu>>)| {
-            CheckpointPart::whole(name, &Tensor::zeros(leaf.runtime(), leaf.spec().shape, leaf.spec().dtype)?)
-        };
-        self.remembered(leaves).into_iter().filter(|_| self.comm.rank() == 0).map(of).collect()
-    }
 }
 
 impl Wrapped {
@@ -278,10 +217,9 @@ impl Wrapped {
             let builder = if self.built { builder.optimizer_with(make) } else { builder };
             match self.exchange {
                 Exchange::Plain => builder,
-                Exchange::Reducer { state, each_pass } => builder.reducer(move |comm| {
-                    let (inner, passes) = (AllReduce::new(comm, GradCompression::Own), each_pass.then(BTreeMap::new));
-                    Ok(OwnReducer { inner, comm: comm.clone(), state, passes })
-                }),
+                Exchange::Reducer { state, each_pass } => {
+                    builder.reducer(move |comm| Ok(OwnReducer::new(comm, state, each_pass)))
+                }
                 Exchange::Narrowed | Exchange::PowerSgd => builder.buckets(way.buckets.clone()),
             }
         })
@@ -388,7 +326,7 @@ impl Wrapped {
         Ok(outcome)
     }
 
-    /// What ranks are compared with: one rank, or replicas of whole models whose weights differ.
+    /// The reference of a comparison: one rank, or replicas of whole models whose weights differ.
     fn reference(self, way: &Way) -> (Self, Way) {
         let is_kept = self.taken.is_trainer() || self.wrapper == Wrapper::Differing;
         let taken = if is_kept { self.taken } else { Loop::Steps };

@@ -1,8 +1,74 @@
 //! A reducer of buckets of one's own, in the place of those there are.
 
 use distributed::buckets::{BucketReducer, FullBucket};
+use numcore::{
+    ops::{Input, compute},
+    pointwise::{Program, standard::COPY},
+};
 
 use crate::prelude::*;
+
+/// A reducer whose state is zeros in checkpoints, of rank 0, and which may sum in each pass.
+pub struct OwnReducer {
+    inner: AllReduce<Cpu>,
+    comm: Comm<Cpu>,
+    state: bool,
+    /// The sums of the passes of a step so far, by bucket, if it sums in each.
+    passes: Option<BTreeMap<usize, TensorMut<Cpu>>>,
+}
+
+impl OwnReducer {
+    pub fn new(comm: &Comm<Cpu>, state: bool, each_pass: bool) -> Self {
+        let (inner, passes) = (AllReduce::new(comm, GradCompression::Own), each_pass.then(BTreeMap::new));
+        OwnReducer { inner, comm: comm.clone(), state, passes }
+    }
+
+    fn remembered(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Vec<(String, Arc<Leaf<Cpu>>)> {
+        let named = |leaf: &Arc<Leaf<Cpu>>| (format!("remembered/{}", leaf.name()), leaf.clone());
+        leaves.iter().filter(|_| self.state).map(named).collect()
+    }
+}
+
+impl BucketReducer<Cpu> for OwnReducer {
+    fn send(&mut self, bucket: FullBucket<'_, Cpu>, row: TensorMut<Cpu>) -> Result<()> {
+        self.inner.send(bucket, row)
+    }
+
+    fn wait(&mut self, number: usize) -> Result<TensorMut<Cpu>> {
+        let mut row = self.inner.wait(number)?;
+        let Some(passes) = &mut self.passes else { return Ok(row) };
+        let (rt, shape, dtype) = (row.runtime().clone(), *row.shape(), row.dtype());
+        let mut sum = passes.remove(&number).map_or_else(|| TensorMut::zeros(&rt, shape, dtype), Ok)?;
+        let add = Program::new("add", |[a, b], []| [a + b]);
+        compute(&rt, &add, &[Input::Own(0), Input::Memory(&row)], &[], &mut [&mut sum])?;
+        compute(&rt, &COPY, &[Input::Memory(&sum)], &[], &mut [&mut row])?;
+        passes.insert(number, sum);
+        Ok(row)
+    }
+
+    fn reduces_every_pass(&self) -> bool {
+        self.passes.is_some()
+    }
+
+    fn begin_step(&mut self) {
+        self.passes.iter_mut().for_each(BTreeMap::clear);
+    }
+
+    fn wanted(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Result<Vec<Wanted>> {
+        let of = |(name, leaf): (String, Arc<Leaf<Cpu>>)| {
+            let placement = TensorPlacement::whole(leaf.spec().shape);
+            Wanted::piece(name, placement, leaf.spec().dtype)
+        };
+        Ok(self.remembered(leaves).into_iter().map(of).collect())
+    }
+
+    fn parts(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Result<Vec<CheckpointPart<Cpu>>> {
+        let of = |(name, leaf): (String, Arc<Leaf<Cpu>>)| {
+            CheckpointPart::whole(name, &Tensor::zeros(leaf.runtime(), leaf.spec().shape, leaf.spec().dtype)?)
+        };
+        self.remembered(leaves).into_iter().filter(|_| self.comm.rank() == 0).map(of).collect()
+    }
+}
 
 /// The names of the parameters of each bucket that was sent, in order.
 type Sent = Arc<Mutex<Vec<Vec<String>>>>;

@@ -257,7 +257,7 @@ impl<S: Step<Cpu>> Training<'_, S> {
         modules.flat_map(|module| module.parameters()).collect()
     }
 
-    /// Takes the first step again and again in a trainer's loop, from batches of so many examples.
+    /// Takes all steps in a trainer's loop, each from the examples of the first, in batches of `batch` examples.
     pub fn looped(
         self,
         taken: Loop,

@@ -40,7 +40,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Whether it needs whole parameters.
+    /// True if the rule needs whole parameters.
     pub fn is_whole(self) -> bool {
         !matches!(self, Rule::AdamW | Rule::Sgd)
     }
@@ -85,7 +85,7 @@ pub struct Way {
     pub stages: Option<Stages>,
     /// Whether the first replica has all examples, and what the others compute weighs nothing.
     pub first_has_all: bool,
-    /// Whether a mixture of which each rank has all experts is trained as any model.
+    /// True if a mixture is trained without `experts()`: each rank has all of them.
     pub bare: bool,
     /// Parameters of stages that are one, beside those that a GPT's configuration ties.
     pub tied: &'static [&'static str],
