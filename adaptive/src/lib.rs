@@ -1,9 +1,10 @@
-//! Training that adapts to its ranks: [local updates](local_updates) for slow links, [balancing](balance) for ranks of
-//! different speeds, and [ranks that leave and join](elastic). All of it wraps or rebuilds any
-//! [`Step`](distributed::train::Step).
+//! Training that adapts to its ranks, with any [`Step`](distributed::train::Step). [Local updates](local_updates) and
+//! [compressed gradients](powersgd) are for slow links, [balancing](balance) is for ranks of different speeds.
+//! [Elastic ranks](elastic) leave and join.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 pub mod balance;
 pub mod elastic;
 pub mod local_updates;
+pub mod powersgd;

@@ -61,8 +61,6 @@ features! {
     Buckets "buckets",
     /// Gradients that travel as `bf16` or `f16`.
     Narrowed "narrowed gradients",
-    /// Gradients that travel as products of thin matrices.
-    PowerSgd "PowerSGD",
     /// A custom reducer.
     Reducer "a reducer",
     /// A reducer with state that checkpoints save.
@@ -185,9 +183,7 @@ const UNITS: &str = "a sharded step sums its units itself, as `ZeroOptions` say:
 const OWN_WAY: &str = "a reducer sums in a format and an order of its own: leave one out";
 const WHOLE: &str = "no rank has whole parameters: take an elementwise rule";
 const SHARDS: &str = "optimizers of shards are made of a configuration: give that of a rule, or `ParamGroups` of it";
-const MATRICES: &str = "PowerSGD compresses whole matrices, of which a rank has pieces: leave it out";
 const STATE: &str = "checkpoints would have its state under one name from several ranks, which have pieces: take a reducer without a state";
-const EXPERTS: &str = "experts are summed in buckets of their own: leave it out";
 const EACH_PASS: &str = "ranks exchange in every pass, so they take equally many: take ZeRO stage 1, stage 2 with `reduce_once`, or none, and no canonical \
                          order or experts over ranks";
 const COUNTED: &str =
@@ -211,29 +207,24 @@ pub static COMBINATIONS: &[Refused] = {
         refused([Reducer, ZeroGradients], UNITS),
         refused([Reducer, ZeroParameters], UNITS),
         refused([Reducer, Narrowed], OWN_WAY),
-        refused([Reducer, PowerSgd], OWN_WAY),
         refused([Reducer, Canonical], OWN_WAY),
         refused([BuiltBefore, ZeroOptimizer], SHARDS),
         refused([BuiltBefore, ZeroGradients], SHARDS),
         refused([BuiltBefore, ZeroParameters], SHARDS),
         refused([WholeParameters, Tensor], WHOLE),
         refused([WholeParameters, Experts], WHOLE),
-        refused([PowerSgd, Tensor], MATRICES),
-        refused([PowerSgd, Experts], MATRICES),
         refused([Narrowed, Canonical], "chunks are gathered as they are: leave one out"),
-        refused([PowerSgd, Canonical], "its sums are no sums of chunks: leave one out"),
         refused([StatefulReducer, Tensor], STATE),
-        refused([Reducer, Pipeline], "a reducer is made once, and each stage has sums of its own: leave it out"),
+        refused([StatefulReducer, Experts], STATE),
         refused([Canonical, Pipeline], "passes follow one another in the order of the schedule: leave `canonical` out"),
         refused(
             [Unused, Pipeline],
             "replicas that use different parameters would exchange those of their stages in different orders: freeze them, or use them in the loss",
         ),
         refused(
-            [PowerSgd, Tied],
-            "each copy has a residual of its own, and checkpoints would have one: take `bf16` or `f16`, or give stages parameters of their own",
+            [StatefulReducer, Tied],
+            "each copy has a state of its own, and checkpoints would have one: take a reducer without a state, or give stages parameters of their own",
         ),
-        refused([Reducer, Experts], EXPERTS),
         refused([Canonical, Experts], "experts combine the chunks of the batch: leave `canonical` out"),
         refused(
             [Canonical, Context],

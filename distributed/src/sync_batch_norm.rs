@@ -48,7 +48,7 @@ impl<R: Runtime> SyncBatchNorm<R> {
         SyncBatchNorm { norm, comm: Named::over(comm, "batch norm") }
     }
 
-    /// The layer of this rank.
+    /// The underlying [`BatchNorm`]: weight, bias, and running statistics of the examples of all ranks.
     pub fn norm(&self) -> &BatchNorm<R> {
         &self.norm
     }

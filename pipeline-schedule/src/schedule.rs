@@ -104,7 +104,8 @@ impl Schedule {
         }
     }
 
-    /// The message that sends a pass's output to another rank; none if the output stays on its rank.
+    /// The message that sends a pass's output to another rank. `None` if the output stays on its rank, or the pass has
+    /// none for another stage.
     pub fn output(&self, compute: Compute) -> Option<Message> {
         let send = compute.send(self.stages())?;
         let recv = send.peer()?;

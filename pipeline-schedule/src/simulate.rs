@@ -37,7 +37,7 @@ pub struct RankReport {
 }
 
 impl Schedule {
-    /// Plays a schedule (lowered or not) with these costs.
+    /// Simulates a schedule (lowered or not) with these costs.
     ///
     /// # Errors
     /// Fails if the schedule cannot end: names every stuck rank, its position, and the cause of its wait.

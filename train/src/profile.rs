@@ -72,8 +72,8 @@ impl Profile {
         }
     }
 
-    /// Sets the number of steps before each window. The first ones of a run are no measure: kernels are compiled, pools
-    /// filled.
+    /// Sets the number of steps before each window. The first ones of a run are not representative: kernels are
+    /// compiled, pools filled.
     pub fn wait(mut self, steps: u64) -> Self {
         self.wait = steps;
         self

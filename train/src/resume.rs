@@ -19,7 +19,8 @@ pub enum Resume {
     /// No checkpoint: the run starts from scratch.
     #[default]
     No,
-    /// The checkpoint of the latest step in the folders of all callbacks that save, if there is one.
+    /// The checkpoint of the latest step in the folders of all callbacks that save, if there is one. An error if no
+    /// callback saves.
     IfThere,
     /// The checkpoint of [`IfThere`](Resume::IfThere); it is an error if there is none.
     Required,
@@ -171,10 +172,6 @@ impl<R: Runtime> Checkpointed<R> for CombinedState<'_, R> {
 
     fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
         self.0.iter_mut().for_each(|each| each.expect(numbers));
-    }
-
-    fn lost_at_resize(&self) -> Option<&'static str> {
-        self.0.iter().find_map(|each| each.lost_at_resize())
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {

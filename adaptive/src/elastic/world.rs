@@ -8,6 +8,7 @@ use super::{
     restore::{Restored, restore},
     store::{CommitId, Placing, Store},
 };
+use crate::local_updates::lost_at_resize;
 use distributed::{
     checkpoint::{Checkpointed, Folder, Snapshot},
     comm::{Collectives, Comm, Communicator, Membership, Rendezvous},
@@ -110,8 +111,8 @@ impl<R: Runtime> ElasticWorld<R> {
         self.is_changing
     }
 
-    /// The commit that this world has [restored](ElasticWorld::restore): the generation that made it, and its number of
-    /// updates.
+    /// The generation and the optimizer step of the commit that [`restore`](ElasticWorld::restore) loaded in this
+    /// world. `None` before, or if there was no commit.
     pub fn restored_commit(&self) -> Option<(u64, u64)> {
         self.restored
     }
@@ -159,7 +160,7 @@ impl<R: Runtime> ElasticWorld<R> {
     /// copies in this world.
     ///
     /// # Errors
-    /// On all ranks, if it fails on one, or if [state would be lost](Checkpointed::lost_at_resize) at another
+    /// On all ranks, if it fails on one, or if [state would be lost](lost_at_resize) at another
     /// number of ranks. Also if ranks wait to join, after the commit: pass this error on to
     /// [`Elastic::run`](super::Elastic::run), where all ranks meet again.
     #[track_caller]
@@ -177,7 +178,7 @@ impl<R: Runtime> ElasticWorld<R> {
             return Err(Error::usage(COMMIT, why));
         };
         let id = CommitId { generation, number };
-        let snapshot = match state.lost_at_resize() {
+        let snapshot = match lost_at_resize(state) {
             Some(why) => Err(Error::unsupported(COMMIT, why)),
             None => Snapshot::of(state),
         };

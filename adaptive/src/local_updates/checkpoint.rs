@@ -194,6 +194,15 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     }
 }
 
+/// The updates that another number of ranks would lose if it took over this state now; `None` if it would lose none.
+/// [`ElasticWorld`](crate::elastic::ElasticWorld) commits no state that would lose some.
+pub fn lost_at_resize<R: Runtime>(state: &(impl Checkpointed<R> + ?Sized)) -> Option<&'static str> {
+    let numbers = state.numbers();
+    (numbers.get(TAKEN) != numbers.get(LAST_EQUAL)).then_some(
+        "ranks train independently, and another number of them would begin with the global weights and lose later updates: commit where all ranks have equal weights, right after a synchronization of all parameters (one fragment, a rule that keeps nothing of a rank's own)",
+    )
+}
+
 impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let rank = self.comm.rank();
@@ -255,12 +264,6 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
         let ranks = usize::try_from(number(RANKS)).unwrap_or(0).max(1);
         let in_flight = (0..self.fragments.len()).map(|k| number(&in_flight(k)) != 0).collect();
         self.saved = Some(SavedRanks { ranks, in_flight });
-    }
-
-    fn lost_at_resize(&self) -> Option<&'static str> {
-        (self.last_equal != self.steps).then_some(
-            "ranks train independently, and another number of them would begin with the global weights and lose later updates: commit where all ranks have equal weights, right after a synchronization of all parameters (one fragment, a rule that keeps nothing of a rank's own)",
-        )
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {

@@ -32,6 +32,7 @@ mod rules;
 mod step;
 mod totals;
 
+pub use checkpoint::lost_at_resize;
 pub use options::LocalUpdates;
 pub use rules::{DiLoCo, ElasticAveraging, LocalSgd, OuterRule, OuterStep, SlowMo};
 pub use step::LocalSteps;

@@ -47,7 +47,9 @@ impl<R: Runtime> OuterRule<R> for LocalSgd {
     }
 }
 
-/// Draws the different weights of ranks to their mean: `x ← (1 − α)·x + α·X̄`.
+/// Elastic averaging: at each synchronization, every rank moves its weights towards the mean `X̄` of all ranks'
+/// current weights, `x ← (1 − α)·x + α·X̄`. EASGD (Zhang, Choromanska, LeCun 2015) keeps a slowly moving center
+/// instead; here it is `X̄`. With `α < 1`, weights still differ between ranks afterwards.
 #[doc(alias = "EASGD")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ElasticAveraging {

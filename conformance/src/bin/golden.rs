@@ -3,18 +3,17 @@
 //! One line per failing or skipped case, then `N passed, N failed, N skipped`. The exit status is 0 when none failed, 1
 //! when one did, 2 when nothing could be run: a file is missing or corrupt, or the arguments are invalid.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
+use clap::Parser;
 use conformance::golden::{Case, Options, Outcome, Placement, load, run_case};
 use numcore::{Error, Result, Runtime};
 use runtime_cpu::Cpu;
 
-const USAGE: &str = "usage: golden DIR [--device cpu|wgpu] [--threads N] [--views] [GROUP...]";
-
 fn main() -> ExitCode {
     // A panic is a failing case, reported as such.
     std::panic::set_hook(Box::new(|_| {}));
-    match arguments(std::env::args().skip(1)).and_then(|a| a.run()) {
+    match Arguments::parse().run() {
         Ok(tally) if tally.failed == 0 => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(1),
         Err(e) => {
@@ -24,39 +23,28 @@ fn main() -> ExitCode {
     }
 }
 
-#[derive(Default)]
+/// Runs a folder of reference values.
+#[derive(Parser)]
 struct Arguments {
-    folder: Option<String>,
-    device: Option<String>,
-    threads: Option<usize>,
-    views: bool,
+    /// The folder of reference values.
+    folder: PathBuf,
+    /// The groups to run; all of them without one.
     groups: Vec<String>,
-}
-
-fn arguments(mut given: impl Iterator<Item = String>) -> Result<Arguments> {
-    let bad = |why: String| Error::format("golden", format!("{why}; {USAGE}"));
-    let mut found = Arguments::default();
-    while let Some(argument) = given.next() {
-        let mut value = || given.next().ok_or_else(|| bad(format!("`{argument}` needs a value")));
-        match argument.as_str() {
-            "--device" => found.device = Some(value()?),
-            "--threads" => found.threads = Some(value()?.parse().map_err(|_| bad("threads must be a count".into()))?),
-            "--views" => found.views = true,
-            option if option.starts_with("--") => return Err(bad(format!("`{option}` is not an option"))),
-            _ if found.folder.is_none() => found.folder = Some(argument),
-            _ => found.groups.push(argument),
-        }
-    }
-    if found.folder.is_none() {
-        return Err(bad("no folder is given".into()));
-    }
-    Ok(found)
+    /// The device: `cpu`, or `wgpu` if the program was built for it.
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// The number of threads of the CPU.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Runs each case on views of its operands too.
+    #[arg(long)]
+    views: bool,
 }
 
 impl Arguments {
     fn run(&self) -> Result<Tally> {
-        let cases = load(self.folder.as_deref().unwrap_or("."), &self.groups)?;
-        match self.device.as_deref().unwrap_or("cpu") {
+        let cases = load(&self.folder, &self.groups)?;
+        match self.device.as_str() {
             "cpu" => Ok(self.run_on(&self.threads.map_or_else(Cpu::new, Cpu::with_threads), &cases)),
             #[cfg(feature = "wgpu")]
             "wgpu" => Ok(self.run_on(&runtime_wgpu::Wgpu::new(0)?, &cases)),

@@ -38,8 +38,8 @@ pub struct AllReduce<R: Runtime> {
 }
 
 impl<R: Runtime> AllReduce<R> {
-    /// Makes the reducer for the ranks of `comm`. It sends gradients in their own dtype under
-    /// [`GradCompression::PowerSgd`], which has a reducer of its own.
+    /// Makes an all-reduce over the ranks of `comm`, which sends gradients in the dtype of `compression`. Custom
+    /// reducers can wrap it; [`BucketOptions::compression`](super::BucketOptions::compression) chooses it otherwise.
     pub fn new(comm: &Comm<R>, compression: GradCompression) -> Self {
         let (weight, ranks) = (TotalWeight::new(comm), comm.size());
         AllReduce { compression, weight, ranks, sent: BTreeMap::new() }
@@ -48,7 +48,7 @@ impl<R: Runtime> AllReduce<R> {
     /// Starts to sum a bucket's row over all ranks in place.
     fn start(&mut self, comm: &Comm<R>, row: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
         let dtype = match self.compression {
-            GradCompression::Own | GradCompression::PowerSgd(_) => row.dtype(),
+            GradCompression::Own => row.dtype(),
             GradCompression::Bf16 => DType::BF16,
             GradCompression::F16 => DType::F16,
         };

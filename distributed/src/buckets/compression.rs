@@ -1,7 +1,5 @@
 //! Formats in which gradients travel between ranks.
 
-use super::PowerSgd;
-
 /// The format in which gradients travel between ranks. Values in half precision are summed in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum GradCompression {
@@ -15,9 +13,6 @@ pub enum GradCompression {
     /// averaged over the `n` ranks. `weight` is the sum of the weights of all losses of the step. Ranks learn it by one
     /// more all-reduce, of one number, at the start of the step's last backward pass.
     F16,
-    /// Products of thin matrices (PowerSGD), with the residual sent in later steps. Parameters that are not compressed
-    /// travel in their own dtype. Excludes canonical order.
-    PowerSgd(PowerSgd),
 }
 
 impl GradCompression {

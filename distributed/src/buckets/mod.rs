@@ -8,7 +8,6 @@ mod finite;
 mod layout;
 mod options;
 mod plan;
-mod powersgd;
 mod reducer;
 mod weight;
 
@@ -19,8 +18,8 @@ pub(crate) use finite::is_finite;
 pub(crate) use layout::BucketLayout;
 pub use options::BucketOptions;
 pub use plan::{BucketLimits, BucketPlan, BucketSpec};
-pub use powersgd::PowerSgd;
 pub(crate) use reducer::reducer;
 pub use reducer::{BucketMember, BucketReducer, FullBucket};
+pub use weight::TotalWeight;
 
 pub use crate::unused::Unused;

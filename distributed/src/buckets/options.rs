@@ -34,13 +34,13 @@ pub struct BucketOptions {
 }
 
 impl BucketOptions {
-    /// The features that these options give a training step.
+    /// The [`Feature`]s that these options give a training step; [`Features::check`] rejects those that exclude each
+    /// other.
     pub fn features(&self) -> Features {
         let narrowed = matches!(self.compression, GradCompression::Bf16 | GradCompression::F16);
         Features::default()
             .and_if(self.unused == Unused::Allow, Feature::Unused)
             .and_if(narrowed, Feature::Narrowed)
-            .and_if(matches!(self.compression, GradCompression::PowerSgd(_)), Feature::PowerSgd)
             .and_if(self.canonical, Feature::Canonical)
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use autograd::Leaf;
 use numcore::{Result, Runtime, Tensor, TensorMut};
 
-use super::{AllReduce, BucketOptions, Canonical, GradCompression, powersgd::Compressor};
+use super::{AllReduce, BucketOptions, Canonical};
 use crate::{
     checkpoint::{CheckpointPart, Wanted},
     comm::Comm,
@@ -28,11 +28,13 @@ pub struct FullBucket<'a, R: Runtime> {
     pub comm: &'a Comm<R>,
     /// The parameters of the bucket, in the order of the row. Gaps between them hold zeros.
     pub members: &'a [BucketMember<R>],
+    /// True if [`end_step`](BucketReducer::end_step) may name parameters that no rank has used.
+    pub may_be_unused: bool,
 }
 
-/// A way of summing buckets of gradients over ranks: [`AllReduce`], [`Canonical`] order, [`PowerSgd`](super::PowerSgd),
-/// or a custom one ([`TrainStepBuilder::reducer`](crate::train::TrainStepBuilder::reducer)). PyTorch's DDP
-/// communication hooks do this.
+/// A way of summing buckets of gradients over ranks: [`AllReduce`], [`Canonical`] order, or a custom one
+/// ([`TrainStepBuilder::reducer`](crate::train::TrainStepBuilder::reducer)), such as the crate `adaptive`'s PowerSGD.
+/// PyTorch's DDP communication hooks do this.
 ///
 /// A step calls [`begin_step`](BucketReducer::begin_step) first. In the last backward pass it sends every bucket, in
 /// order, and waits for all of them after the pass. With [`reduces_every_pass`](BucketReducer::reduces_every_pass),
@@ -69,13 +71,6 @@ pub trait BucketReducer<R: Runtime>: Send + Sync {
     /// Confirms the update of the parameters. Not called after a skipped step.
     fn step_taken(&mut self) {}
 
-    /// The part of a parameter's mean gradient that this rank has not sent yet, as a row `[numel]`; none without error
-    /// feedback.
-    fn residual(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
-        let _ = leaf;
-        Ok(None)
-    }
-
     /// The parts of the reducer's state that this rank saves in checkpoints.
     fn parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<CheckpointPart<R>>> {
         let _ = leaves;
@@ -106,10 +101,9 @@ pub trait BucketReducer<R: Runtime>: Send + Sync {
 }
 
 /// The reducer that the options require.
-pub(crate) fn reducer<R: Runtime>(comm: &Comm<R>, options: &BucketOptions) -> Result<Box<dyn BucketReducer<R>>> {
-    Ok(match options.compression {
-        GradCompression::PowerSgd(power) => Box::new(Compressor::new(comm, power, options)?),
-        _ if options.canonical => Box::new(Canonical::default()),
-        compression => Box::new(AllReduce::new(comm, compression)),
-    })
+pub(crate) fn reducer<R: Runtime>(comm: &Comm<R>, options: &BucketOptions) -> Box<dyn BucketReducer<R>> {
+    match options.canonical {
+        true => Box::new(Canonical::default()),
+        false => Box::new(AllReduce::new(comm, options.compression)),
+    }
 }

@@ -8,20 +8,21 @@ use crate::{
 };
 use numcore::TensorMut;
 
-/// The sum over all ranks of the weights of their losses in a step.
-pub(super) struct TotalWeight<R: Runtime> {
+/// The sum over all ranks of the weights of their losses in a step, for reducers that send means.
+pub struct TotalWeight<R: Runtime> {
     comm: Comm<R>,
     work: Option<Work<TensorMut<R>>>,
     total: Option<Tensor<R>>,
 }
 
 impl<R: Runtime> TotalWeight<R> {
-    pub(super) fn new(comm: &Comm<R>) -> Self {
+    /// Makes the sum over the ranks of a communicator.
+    pub fn new(comm: &Comm<R>) -> Self {
         TotalWeight { comm: comm.clone(), work: None, total: None }
     }
 
     /// Starts the sum over ranks; `own` is this rank's part.
-    pub(super) fn begin(&mut self, own: f64) -> Result<()> {
+    pub fn begin(&mut self, own: f64) -> Result<()> {
         let rt = self.comm.runtime();
         let own = Tensor::full(rt, [1], wide(rt), own)?;
         (self.work, self.total) = (Some(self.comm.all_reduce(memory(&own)?, ReduceOp::Sum)?), None);
@@ -29,7 +30,7 @@ impl<R: Runtime> TotalWeight<R> {
     }
 
     /// The sum, `[1]`; waits until it has arrived. Without a `begin` in this step, `otherwise`.
-    pub(super) fn get(&mut self, otherwise: f64) -> Result<Tensor<R>> {
+    pub fn get(&mut self, otherwise: f64) -> Result<Tensor<R>> {
         if let Some(work) = self.work.take() {
             self.total = Some(work.wait()?.freeze()?);
         }
@@ -40,7 +41,7 @@ impl<R: Runtime> TotalWeight<R> {
     }
 
     /// Discards the sum of the last step.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         (self.work, self.total) = (None, None);
     }
 }

@@ -93,7 +93,8 @@ impl Folder {
         safetensors::replace_file(self.path.join(name), step.to_string().as_bytes())
     }
 
-    /// The step that [was given](Folder::mark) a name, if there is a checkpoint of it.
+    /// The step that [`mark`](Folder::mark) stored under a name, such as `best`. `None` if there is none, or its
+    /// checkpoint is gone.
     pub fn marked(&self, name: &'static str) -> Result<Option<u64>> {
         let path = self.path.join(name);
         let text = match fs::read_to_string(&path) {

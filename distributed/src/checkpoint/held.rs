@@ -66,7 +66,7 @@ impl HeldPiece {
         Ok(HeldPiece { regions, bytes })
     }
 
-    /// The bytes of a region, by key.
+    /// The bytes of a saved range of a tensor, by the key of its [`RegionId`]; `None` if this piece lacks it.
     pub fn region(&self, key: &str) -> Option<&[u8]> {
         self.bytes.get(self.regions.get(key)?.clone())
     }

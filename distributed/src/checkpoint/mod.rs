@@ -93,11 +93,6 @@ pub trait Checkpointed<R: Runtime> {
     fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
         let _ = numbers;
     }
-    /// A description of state that would be lost if another number of ranks took over now; none if nothing would be.
-    /// Ranks that leave and join (`adaptive::elastic`) commit nothing while there is such state.
-    fn lost_at_resize(&self) -> Option<&'static str> {
-        None
-    }
     /// The elements that this rank needs from a checkpoint.
     fn wanted(&self) -> Result<Vec<Wanted>>;
     /// Checks, before tensors are read, that [`restore`](Checkpointed::restore) can succeed. An error if memory to be
@@ -134,10 +129,6 @@ macro_rules! checkpointed_by {
 
         fn expect(&mut $this, numbers: &std::collections::BTreeMap<String, u64>) {
             $inner_mut.expect(numbers);
-        }
-
-        fn lost_at_resize(&$this) -> Option<&'static str> {
-            $inner.lost_at_resize()
         }
 
         fn wanted(&$this) -> numcore::Result<Vec<$crate::checkpoint::Wanted>> {

@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Makes a bucket reducer over the ranks of a communicator.
-pub(crate) type MakeReducer<R> = Box<dyn FnOnce(&Comm<R>) -> Result<Box<dyn BucketReducer<R>>>>;
+pub(crate) type MakeReducer<R> = Box<dyn Fn(&Comm<R>) -> Result<Box<dyn BucketReducer<R>>>>;
 
 /// A strategy that gives every rank a copy of the model: PyTorch's `DistributedDataParallel` with its optimizer.
 /// Buckets are consecutive pieces of the optimizer's own gradient memory. Each is summed over all ranks, in place, as
@@ -93,7 +93,7 @@ impl<R: Runtime> DataParallel<R> {
         model: &(impl Module<R> + ?Sized),
         mut optimizer: Box<dyn Optimizer<R>>,
         options: BucketOptions,
-        make: Option<MakeReducer<R>>,
+        make: Option<&MakeReducer<R>>,
     ) -> Result<Self> {
         let mesh = mesh.as_mesh();
         let label = Label::next(mesh.gradients());
@@ -116,7 +116,7 @@ impl<R: Runtime> DataParallel<R> {
         let key = |l: &Arc<Leaf<R>>| place(&order, l);
         let reducer = match make {
             Some(make) => make(comm)?,
-            None => reducer(comm, &options)?,
+            None => reducer(comm, &options),
         };
         features.and_if(!reducer.wanted(&leaves)?.is_empty(), Feature::StatefulReducer).check("TrainStep::builder")?;
         let features = features.and_if(reducer.reduces_every_pass(), Feature::ReduceEachPass);
@@ -177,12 +177,6 @@ impl<R: Runtime> DataParallel<R> {
 
     fn ready_leaves(&self) -> impl Iterator<Item = &Arc<Leaf<R>>> {
         self.ready.iter().map(|&i| &self.layout.params[i].leaf)
-    }
-
-    /// The error-feedback residual of a parameter: the part of its mean gradient that this rank has not sent yet, as a
-    /// row `[numel]`. None unless the reducer compresses this parameter.
-    pub fn residual(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
-        self.reducer.residual(leaf)
     }
 
     pub(super) fn comm(&self) -> &Comm<R> {

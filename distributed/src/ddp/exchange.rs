@@ -112,7 +112,8 @@ impl<R: Runtime> DataParallel<R> {
         self.next = k + 1;
         let bucket = &mut self.layout.buckets[k];
         bucket.sent = true;
-        self.reducer.send(FullBucket { number: k, comm: &bucket.comm, members: &bucket.members }, row)
+        let may_be_unused = self.options.unused == Unused::Allow;
+        self.reducer.send(FullBucket { number: k, comm: &bucket.comm, members: &bucket.members, may_be_unused }, row)
     }
 
     fn require_finite(&mut self, k: usize) -> Result<()> {

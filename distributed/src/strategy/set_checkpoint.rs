@@ -58,10 +58,6 @@ impl<R: Runtime> Checkpointed<R> for StrategySet<R> {
         self.parts_mut().for_each(|part| part.expect(numbers));
     }
 
-    fn lost_at_resize(&self) -> Option<&'static str> {
-        self.parts().find_map(|part| part.lost_at_resize())
-    }
-
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let mut wanted = Vec::new();
         for (k, part) in self.parts().enumerate() {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{BufferSync, HyperParameters, TrainStep, TrainingConfig, pipeline::Stages};
 use crate::{
-    buckets::{BucketOptions, BucketReducer, GradCompression},
+    buckets::{BucketOptions, BucketReducer},
     combinations::{Feature, Features},
     comm::{Collectives, Comm, abort_on_err},
     ddp::{DataParallel, MakeReducer},
@@ -203,14 +203,11 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         Self { buckets: Some(options), ..self }
     }
 
-    /// Sums buckets of gradients by a custom reducer, made over the ranks, in place of the one that [`BucketOptions`]
-    /// name.
+    /// Sums buckets of gradients by a custom reducer, in place of the one that [`BucketOptions`] name. Each stage of a
+    /// pipeline has one, over its replicas, and so have experts, over the ranks that have the same experts.
     #[doc(alias("register_comm_hook"))]
-    pub fn reducer<B: BucketReducer<R> + 'static>(
-        mut self,
-        make: impl FnOnce(&Comm<R>) -> Result<B> + 'static,
-    ) -> Self {
-        self.reducer = Some(Box::new(|comm| Ok(Box::new(make(comm)?))));
+    pub fn reducer<B: BucketReducer<R> + 'static>(mut self, make: impl Fn(&Comm<R>) -> Result<B> + 'static) -> Self {
+        self.reducer = Some(Box::new(move |comm| Ok(Box::new(make(comm)?))));
         self
     }
 
@@ -256,11 +253,7 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
     /// The requested features: two that exclude each other are refused before anything is made.
     fn features(&self) -> Features {
         let built = self.optimizer.as_ref().is_some_and(|optimizer| optimizer.shards().is_none());
-        let mut buckets = self.buckets.clone().unwrap_or_default();
-        if self.mesh.plan().size(Axis::Expert) == 1 && self.experts {
-            // Each rank has all experts, whose matrices are unsharded.
-            buckets.compression = GradCompression::Own;
-        }
+        let buckets = self.buckets.clone().unwrap_or_default();
         let is_tied = matches!(&self.model, StepModel::Stages(model) if !model.ties.is_empty());
         Features::default()
             .union(self.zero.features())
@@ -325,7 +318,8 @@ impl<R: Runtime> StrategyMaker<R> {
         if !self.experts {
             return self.for_parameters(mesh, model);
         }
-        let means = self.zero.stage == ZeroStage::None && self.buckets.compression.sends_means();
+        let means = self.buckets.compression.sends_means() || self.reducer.is_some();
+        let means = self.zero.stage == ZeroStage::None && means;
         with_experts(mesh, model, means, &mut |mesh, part| self.for_parameters(mesh, part))
     }
 
@@ -339,7 +333,7 @@ impl<R: Runtime> StrategyMaker<R> {
         let trained = part.parameters().into_iter().map(|p| p.leaf()).filter(|leaf| leaf.requires_grad());
         let mut optimizer = self.optimizer.optimizer(trained.collect())?;
         schedule.into_iter().for_each(|schedule| optimizer.set_schedule(schedule));
-        let (options, reducer) = (self.buckets.clone(), self.reducer.take());
+        let (options, reducer) = (self.buckets.clone(), self.reducer.as_ref());
         Ok(Box::new(DataParallel::reduced_by(mesh, part, optimizer, options, reducer)?))
     }
 }

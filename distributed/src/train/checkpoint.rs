@@ -177,10 +177,6 @@ impl<R: Runtime> Checkpointed<R> for TrainStep<R> {
         self.strategy.expect(numbers);
     }
 
-    fn lost_at_resize(&self) -> Option<&'static str> {
-        self.strategy.lost_at_resize()
-    }
-
     fn wanted(&self) -> Result<Vec<Wanted>> {
         self.strategy.wanted()
     }

@@ -27,7 +27,8 @@ impl<R: Runtime> Stages<R> {
 
     /// Runs the pipeline `runs` times. Returns the losses on the rank of the last stage.
     ///
-    /// Compressed gradients are sent after the last run, because only the last stage knows the weight of losses before.
+    /// Gradients that are narrowed, or summed by a custom reducer, are sent after the last run. Before, only the last
+    /// stage knows the weight of losses.
     pub(super) fn run(
         &mut self,
         strategy: &mut dyn Strategy<R>,
@@ -38,7 +39,7 @@ impl<R: Runtime> Stages<R> {
     ) -> Result<Vec<Loss<R>>> {
         self.pipeline.set_loss_scale(updates.loss_scale());
         let features = strategy.features();
-        let waits = features.has(Feature::Narrowed) || features.has(Feature::PowerSgd);
+        let waits = features.has(Feature::Narrowed) || features.has(Feature::Reducer);
         let mut losses: Vec<Loss<R>> = Vec::new();
         for k in 0..runs {
             let batch = input(k)?.run()?;

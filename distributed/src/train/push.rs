@@ -45,8 +45,9 @@ impl<R: Runtime> TrainStep<R> {
         self.all(done).map_err(|error| at_call(error, line))
     }
 
-    /// Discards the micro-batches of a step that [`backward_and_step`](TrainStep::backward_and_step) has begun. Every
-    /// rank calls it alike.
+    /// Abandons a step that is accumulated in part: discards the micro-batches passed to
+    /// [`backward_and_step`](TrainStep::backward_and_step) since the last update, and their gradients. Every rank calls
+    /// it, for example where an epoch ends within an accumulation.
     pub fn discard_pushed(&mut self) {
         (self.pushed, self.prepared) = (Vec::new(), false);
     }

@@ -235,7 +235,8 @@ impl ZeroOptions {
         }
     }
 
-    /// The features of a step with these options.
+    /// The [`Feature`]s that these options give a training step; [`Features::check`] rejects those that exclude each
+    /// other.
     pub fn features(&self) -> Features {
         let each_pass = self.stage.shards_gradients() && !self.reduce_once;
         let as_read = self.stage.shards_parameters() && self.unused == Unused::Error;

@@ -129,7 +129,7 @@ fn local_updates_are_saved_beside_a_step_as_at_once() {
 /// Data parallelism, with a step taken.
 fn trained(comm: &Comm<Cpu>) -> Result<(Mlp<Cpu>, TrainStep<Cpu>)> {
     let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-    let mut step = bucketed(comm, &model, config(), Default::default())?;
+    let mut step = bucketed(comm, &model, config(), GradientSums::default())?;
     step.step(|_| model.loss(comm.runtime(), 0, &own(comm)))?;
     Ok((model, step))
 }

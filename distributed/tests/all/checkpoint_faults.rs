@@ -114,7 +114,7 @@ fn ranks_load_what_rank_0_has_once_they_see_it() {
     let load = |patience| {
         let loaded = Ranks::new(2).timeout(patience).outcomes(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
-            let mut trainer = bucketed(&comm, &model, config(), Default::default())?;
+            let mut trainer = bucketed(&comm, &model, config(), GradientSums::default())?;
             [&first, &second][comm.rank()].folder().load_latest(&comm, &mut trainer)?;
             Ok(trainer.global_step())
         });
@@ -272,7 +272,7 @@ fn a_save_that_wakes_after_a_later_one_does_not_become_the_latest() {
     let save = |folder: &Folder, step: u64| {
         Ranks::new(2).run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
-            let trainer = bucketed(&comm, &model, config(), Default::default())?;
+            let trainer = bucketed(&comm, &model, config(), GradientSums::default())?;
             folder.save(&comm, step, &trainer, &CheckpointNotes::new())
         })
     };

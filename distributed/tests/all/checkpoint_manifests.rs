@@ -170,9 +170,7 @@ fn numbers_that_nobody_takes_are_refused_as_tensors_are() {
 
 /// A trainer that compresses, which keeps errors of each rank's own.
 fn compressing(comm: &Comm<Cpu>, model: &Mlp<Cpu>) -> Result<TrainStep<Cpu>> {
-    let options = PowerSgd { start_iter: 2, ..Default::default() };
-    let options = BucketOptions { compression: GradCompression::PowerSgd(options), ..Default::default() };
-    bucketed(comm, model, config(), options)
+    bucketed(comm, model, config(), PowerSgd { start_iter: 2, ..Default::default() })
 }
 
 #[test]

@@ -14,10 +14,9 @@ const PAIRS: [&str; 2] = ["<!-- pairs -->\n", "<!-- end of pairs -->\n"];
 const WRITE: &str = "WEFTGRAD_TEST_WRITE";
 
 /// Features that come with another.
-const IMPLIED: [(Feature, Feature); 7] = [
+const IMPLIED: [(Feature, Feature); 6] = [
     (Feature::Tied, Feature::Pipeline),
     (Feature::Narrowed, Feature::Buckets),
-    (Feature::PowerSgd, Feature::Buckets),
     (Feature::Canonical, Feature::Buckets),
     (Feature::Canonical, Feature::ReduceEachPass),
     (Feature::GatherAsRead, Feature::ZeroParameters),
@@ -25,9 +24,8 @@ const IMPLIED: [(Feature, Feature); 7] = [
 ];
 
 /// Features of which a step or a loop has one at most.
-const ALTERNATIVES: [&[Feature]; 4] = [
+const ALTERNATIVES: [&[Feature]; 3] = [
     &[Feature::ZeroOptimizer, Feature::ZeroGradients, Feature::ZeroParameters],
-    &[Feature::Narrowed, Feature::PowerSgd],
     &[Feature::GatherAsRead, Feature::Unused],
     &[Feature::Idle, Feature::NoBatches, Feature::RestoreBest, Feature::UseAtEnd],
 ];
@@ -35,20 +33,17 @@ const ALTERNATIVES: [&[Feature]; 4] = [
 /// Pairs that nobody can ask for, beside those of [`ALTERNATIVES`] and of Ddp.
 const NEVER: &[([Feature; 2], &str)] = {
     use Feature::*;
-    const REDUCERS: &str = "a reducer with a state is a reducer or PowerSGD, which are refused";
+    const REDUCERS: &str = "a reducer with a state is a reducer, which is refused";
     const LOOPS: &str = "`TrainStep::run` is a loop of the plain step";
     &[
         ([ZeroOptimizer, ReduceEachPass], "stage 1 sums once"),
         ([ReduceEachPass, Narrowed], "canonical order, reducers and stages of ZeRO are refused"),
-        ([ReduceEachPass, PowerSgd], "canonical order, reducers and stages of ZeRO are refused"),
         ([StatefulReducer, ZeroOptimizer], REDUCERS),
         ([StatefulReducer, ZeroGradients], REDUCERS),
         ([StatefulReducer, ZeroParameters], REDUCERS),
         ([StatefulReducer, GatherAsRead], REDUCERS),
         ([StatefulReducer, Narrowed], REDUCERS),
         ([StatefulReducer, Canonical], REDUCERS),
-        ([StatefulReducer, Tied], REDUCERS),
-        ([StatefulReducer, Experts], REDUCERS),
         ([NoBatches, Local], LOOPS),
         ([NoBatches, WeightsDiffer], LOOPS),
         ([NoBatches, Uneven], LOOPS),

@@ -125,13 +125,37 @@ pub fn simple(rt: &Cpu, model: &impl Module<Cpu>, config: TrainingConfig) -> Res
     TrainStep::builder(&NoOpCommunicator::new(rt), model).optimizer(adamw()).config(config).build()
 }
 
+/// The exchange of gradients in buckets, compressed by PowerSGD or not.
+#[derive(Clone, Default)]
+pub struct GradientSums {
+    pub options: BucketOptions,
+    pub power: Option<PowerSgd>,
+}
+
+impl From<BucketOptions> for GradientSums {
+    fn from(options: BucketOptions) -> Self {
+        GradientSums { options, power: None }
+    }
+}
+
+impl From<PowerSgd> for GradientSums {
+    fn from(power: PowerSgd) -> Self {
+        GradientSums { options: BucketOptions::default(), power: Some(power) }
+    }
+}
+
 pub fn bucketed<R: Runtime>(
     mesh: &impl AsMesh<R>,
     model: &impl Module<R>,
     config: TrainingConfig,
-    options: BucketOptions,
+    sums: impl Into<GradientSums>,
 ) -> Result<TrainStep<R>> {
-    TrainStep::builder(mesh, model).optimizer(adamw()).config(config).buckets(options).build()
+    let GradientSums { options, power } = sums.into();
+    let builder = TrainStep::builder(mesh, model).optimizer(adamw()).config(config).buckets(options);
+    match power {
+        Some(power) => builder.reducer(move |comm| power.reducer(comm)).build(),
+        None => builder.build(),
+    }
 }
 
 pub fn sharded<R: Runtime>(

@@ -99,23 +99,17 @@ fn two(scaled: bool) -> Result<TrainingConfig> {
 fn with_buckets() {
     let limits = Some(BucketLimits { first: 1, others: 1 });
     for (unused, scaled) in [(Unused::Error, false), (Unused::Allow, false), (Unused::Error, true)] {
-        for (what, own) in [
-            ("plain", BucketOptions::default()),
-            ("small", BucketOptions { limits: limits.clone(), ..Default::default() }),
-            ("canonical", BucketOptions { canonical: true, limits: limits.clone(), ..Default::default() }),
-            ("f16", BucketOptions { compression: GradCompression::F16, limits: limits.clone(), ..Default::default() }),
-            (
-                "powersgd",
-                BucketOptions {
-                    compression: GradCompression::PowerSgd(PowerSgd { min_rate: 0.0, ..Default::default() }),
-                    limits: limits.clone(),
-                    ..Default::default()
-                },
-            ),
+        let small = BucketOptions { unused, limits: limits.clone(), ..Default::default() };
+        let power = Some(PowerSgd { min_rate: 0.0, ..Default::default() });
+        for (what, sums) in [
+            ("plain", BucketOptions { unused, ..Default::default() }.into()),
+            ("small", small.clone().into()),
+            ("canonical", BucketOptions { canonical: true, ..small.clone() }.into()),
+            ("f16", BucketOptions { compression: GradCompression::F16, ..small.clone() }.into()),
+            ("powersgd", GradientSums { options: small, power }),
         ] {
             compare(&format!("{what} {unused:?} {scaled}"), &FAULTS, |model, rt, comm, fault| {
-                let options = BucketOptions { unused, ..own.clone() };
-                train(model, rt, bucketed(&comm, model, two(scaled)?, options)?, fault)
+                train(model, rt, bucketed(&comm, model, two(scaled)?, sums.clone())?, fault)
             });
         }
     }

@@ -241,7 +241,7 @@ fn ranks_that_keep_a_part_of_their_own_are_not_together() {
         let (rt, model) = (comm.runtime(), model(comm.runtime())?);
         let mut step = LocalSteps::new(comm, &model, adam(rt, &model)?, rule, every(1))?;
         step.step(|_| model.loss(rt, 0, &own(comm.rank(), comm.size())))?;
-        Ok(step.lost_at_resize().is_some())
+        Ok(lost_at_resize(&step).is_some())
     }
     let told = Ranks::new(2).run(cpu, |comm| Ok([lost(&comm, LocalSgd)?, lost(&comm, ElasticAveraging::default())?]));
     assert_eq!(told.unwrap(), [[false, true]; 2]);

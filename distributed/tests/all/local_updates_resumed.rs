@@ -79,7 +79,7 @@ fn another_number_of_ranks_begins_with_the_global_weights() {
         let inner = adam(comm.runtime(), &model)?;
         let mut step: Local = LocalSteps::new(&comm, &model, inner, DiLoCo::default(), every(4))?;
         folder.load_latest(&comm, &mut step)?;
-        Ok(step.lost_at_resize())
+        Ok(lost_at_resize(&step))
     });
     assert_eq!(together.unwrap(), [None; 2]);
     // The parameters alone, for a model that is trained otherwise or not at all.

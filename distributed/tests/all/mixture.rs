@@ -105,7 +105,7 @@ impl Mixture {
     pub fn new(init: &Init<Cpu>, config: &MoeConfig, router: [f64; 2]) -> Result<Self> {
         let wte = Embedding::new(init, VOCAB, WIDTH)?;
         let blocks = (0..2).map(|_| MoeBlock::new(init, config)).collect::<Result<_>>()?;
-        let (norm, head) = (RmsNorm::new(init, WIDTH)?, Linear::new(init, WIDTH, VOCAB)?.to_vocabulary());
+        let (norm, head) = (RmsNorm::new(init, WIDTH)?, Linear::new(init, WIDTH, VOCAB)?.with_cuts(Cuts::Table));
         let head = Some((norm, head, ContextSlot::cuts()));
         Ok(Mixture { first: 0, embed: Some((wte, ContextSlot::cuts())), loads: Loads::of(blocks), head, router })
     }

@@ -100,7 +100,12 @@ fn train(comm: &Comm<Cpu>, reducer: Option<Sent>) -> Result<Trace> {
     let mut trainer = match reducer {
         None => builder.build()?,
         Some(sent) => {
-            builder.reducer(|comm| Ok(ThroughRankZero { comm: comm.clone(), sent, flying: BTreeMap::new() })).build()?
+            let own = move |comm: &Comm<Cpu>| ThroughRankZero {
+                comm: comm.clone(),
+                sent: sent.clone(),
+                flying: BTreeMap::new(),
+            };
+            builder.reducer(move |comm| Ok(own(comm))).build()?
         }
     };
     let mut trace = Trace::default();

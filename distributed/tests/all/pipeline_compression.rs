@@ -2,24 +2,22 @@
 
 use crate::prelude::*;
 
-const KINDS: [GradCompression; 3] = [
-    GradCompression::Bf16,
-    GradCompression::F16,
-    GradCompression::PowerSgd(PowerSgd { rank: 1, start_iter: 1, min_rate: 0.0, seed: 0 }),
-];
+const POWER: PowerSgd = PowerSgd { rank: 1, start_iter: 1, min_rate: 0.0, seed: 0 };
+const KINDS: [(GradCompression, Option<PowerSgd>); 3] =
+    [(GradCompression::Bf16, None), (GradCompression::F16, None), (GradCompression::Own, Some(POWER))];
 
 /// Three steps of two replicas: of the whole model, or of stages with the same micro-batches.
-fn way(compression: GradCompression) -> Way {
+fn way((compression, power): (GradCompression, Option<PowerSgd>)) -> Way {
     let way = Way { steps: 3, examples: 16, ..Way::gpt(2) };
-    Way { buckets: BucketOptions { compression, ..Default::default() }, ..way }
+    Way { buckets: BucketOptions { compression, ..Default::default() }, power, ..way }
 }
 
-fn whole(compression: GradCompression) -> Way {
-    let way = way(compression);
+fn whole(kind: (GradCompression, Option<PowerSgd>)) -> Way {
+    let way = way(kind);
     Way { accumulation: 4, gpt: GptConfig { layers: 4, ..way.gpt }, ..way.over(&[(Axis::Data, 2)]) }
 }
 
-fn staged(compression: GradCompression, kind: ScheduleKind, v: usize) -> Way {
+fn staged(compression: (GradCompression, Option<PowerSgd>), kind: ScheduleKind, v: usize) -> Way {
     let mut way = way(compression).staged(kind, v).over(&[(Axis::Pipe, 2), (Axis::Data, 2)]);
     way.gpt.layers = 4;
     Way { examples: 16, ..way }
@@ -29,7 +27,7 @@ fn staged(compression: GradCompression, kind: ScheduleKind, v: usize) -> Way {
 fn stages_send_what_the_whole_model_sends() {
     for compression in KINDS {
         let whole = whole(compression).outcome();
-        let exact = self::whole(GradCompression::Own).outcome();
+        let exact = self::whole((GradCompression::Own, None)).outcome();
         assert!(distance(&whole, &exact) > CLOSE, "{compression:?} rounds");
         for (kind, v) in [(ScheduleKind::OneFOneB, 1), (ScheduleKind::ZbH1, 1), (ScheduleKind::Interleaved, 2)] {
             staged(compression, kind, v).same_as(&whole);

@@ -2,9 +2,22 @@
 
 use crate::prelude::*;
 
-pub fn compressed(power: PowerSgd) -> BucketOptions {
+pub fn compressed(power: PowerSgd) -> GradientSums {
     let limits = Some(BucketLimits { first: 100, others: 300 });
-    BucketOptions { limits, compression: GradCompression::PowerSgd(power), ..Default::default() }
+    GradientSums { options: BucketOptions { limits, ..Default::default() }, power: Some(power) }
+}
+
+/// As [`compressed`], where parameters may be unused.
+pub fn with_unused(power: PowerSgd) -> GradientSums {
+    let sums = compressed(power);
+    GradientSums { options: BucketOptions { unused: Unused::Allow, ..sums.options }, ..sums }
+}
+
+/// The errors of a parameter on this rank, as checkpoints have them; empty if it is not compressed.
+pub fn errors(comm: &Comm<Cpu>, step: &TrainStep<Cpu>, name: &str) -> Result<Vec<f64>> {
+    let name = distributed::checkpoint::names::own(comm.rank(), &format!("error/{name}"));
+    let part = step.parts()?.into_iter().find(|part| part.name == name);
+    part.map_or(Ok(Vec::new()), |part| part.row.on(comm.runtime())?.to_f64s())
 }
 
 pub fn plain() -> TrainingConfig {
@@ -40,9 +53,9 @@ struct Run {
 }
 
 impl Run {
-    fn new(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, options: BucketOptions) -> Result<Self> {
+    fn new(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, sums: impl Into<GradientSums>) -> Result<Self> {
         let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
-        let trainer = bucketed(comm, &model, config, options)?;
+        let trainer = bucketed(comm, &model, config, sums)?;
         Ok(Run { comm: comm.clone(), model, trainer })
     }
 
@@ -53,9 +66,7 @@ impl Run {
     }
 
     fn error(&self, name: &str) -> Result<Vec<f64>> {
-        let leaf = self.model.named_parameters().into_iter().find(|(n, _)| n == name).map(|(_, p)| p.leaf());
-        let buckets = data_parallel(&self.trainer);
-        leaf.map(|l| buckets.residual(&l)).transpose()?.flatten().map_or(Ok(vec![]), |e| e.to_f64s())
+        errors(&self.comm, &self.trainer, name)
     }
 
     fn step(&mut self, step: usize, weight: f64) -> Result<()> {
@@ -235,9 +246,9 @@ fn bytes_are_those_of_the_formula() {
 
 #[test]
 fn the_first_steps_are_sent_as_they_are() {
-    let steps = |options: BucketOptions| {
+    let steps = |sums: GradientSums| {
         everywhere(3, |comm| {
-            let mut run = Run::new(&comm, DType::F32, config(), options.clone())?;
+            let mut run = Run::new(&comm, DType::F32, config(), sums.clone())?;
             let mut trace = Trace::default();
             for step in 0..3 {
                 run.step(step, 1.0)?;
@@ -248,7 +259,7 @@ fn the_first_steps_are_sent_as_they_are() {
         .weights
     };
     let limits = Some(BucketLimits { first: 100, others: 300 });
-    let exact = steps(BucketOptions { limits, ..Default::default() });
+    let exact = steps(BucketOptions { limits, ..Default::default() }.into());
     let late = steps(compressed(PowerSgd { start_iter: 2, ..Default::default() }));
     assert!(exact[..2] == late[..2] && exact[2] != late[2]);
 }
@@ -287,7 +298,7 @@ fn left_out(scaled: TrainingConfig) {
 
 #[test]
 fn a_parameter_that_nobody_used_keeps_its_error() {
-    let options = || BucketOptions { unused: Unused::Allow, ..compressed(PowerSgd::default()) };
+    let options = || with_unused(PowerSgd::default());
     everywhere(2, |comm| {
         let mut run = Run::new(&comm, DType::F64, plain(), options())?;
         let mut last = vec![];
@@ -311,13 +322,19 @@ fn a_parameter_that_nobody_used_keeps_its_error() {
 
 #[test]
 fn options_that_make_no_sense_are_refused() {
-    let refused = |options: BucketOptions| {
+    let refused = |sums: GradientSums| {
         let comm = Arc::new(distributed::comm::NoOpCommunicator::new(&Cpu::with_threads(1))) as Comm<Cpu>;
-        Run::new(&comm, DType::F32, plain(), options).err().map(|e| e.to_string()).unwrap_or_default()
+        Run::new(&comm, DType::F32, plain(), sums).err().map(|e| e.to_string()).unwrap_or_default()
     };
     assert!(refused(compressed(PowerSgd { rank: 0, ..Default::default() })).contains("`rank` is 0"));
     assert!(refused(compressed(PowerSgd { min_rate: f64::NAN, ..Default::default() })).contains("min_rate"));
-    assert!(refused(BucketOptions { canonical: true, ..compressed(PowerSgd::default()) }).contains("canonical"));
+    assert!(
+        refused(GradientSums {
+            options: BucketOptions { canonical: true, ..Default::default() },
+            ..compressed(PowerSgd::default())
+        })
+        .contains("canonical")
+    );
     let rt = Cpu::with_threads(1);
     let comm = Arc::new(distributed::comm::NoOpCommunicator::new(&rt)) as Comm<Cpu>;
     let model = Mlp::new(&Init::new(&rt, 0)).unwrap();

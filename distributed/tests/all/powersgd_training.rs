@@ -1,7 +1,7 @@
 //! Training with PowerSGD: equal replicas at every world size, nearly the loss of training without, and exact resumption.
 
 use crate::{
-    powersgd::{compressed, plain},
+    powersgd::{compressed, errors, plain, with_unused},
     prelude::*,
 };
 
@@ -9,12 +9,12 @@ fn train<M: Task>(
     comm: &Comm<Cpu>,
     dtype: DType,
     config: TrainingConfig,
-    options: BucketOptions,
+    sums: impl Into<GradientSums>,
     steps: usize,
 ) -> Result<Trace> {
     let model = M::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
     let micro = config.accumulation;
-    let mut trainer = bucketed(comm, &model, config, options)?;
+    let mut trainer = bucketed(comm, &model, config, sums)?;
     let mut trace = Trace::default();
     for step in 0..steps {
         let own = own(comm);
@@ -44,7 +44,7 @@ fn ranks_that_run_out_take_part() {
     for n in [2, 3, 5] {
         let trace = everywhere(n, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let options = BucketOptions { unused: Unused::Allow, ..compressed(PowerSgd::default()) };
+            let options = with_unused(PowerSgd::default());
             let mut trainer = bucketed(&comm, &model, config(), options)?;
             let mut trace = Trace::default();
             // Rank r has r + 1 batches of one example.
@@ -65,7 +65,8 @@ fn ranks_that_run_out_take_part() {
 fn what_is_sent_does_not_depend_on_buckets() {
     let with = |first, others| {
         let limits = Some(BucketLimits { first, others });
-        let options = BucketOptions { limits, ..compressed(PowerSgd::default()) };
+        let options = BucketOptions { limits, ..Default::default() };
+        let options = GradientSums { options, power: Some(PowerSgd::default()) };
         everywhere(3, |comm| train::<Gpt<Cpu>>(&comm, DType::F32, plain(), options.clone(), STEPS))
     };
     let one = with(1 << 30, 1 << 30);
@@ -81,10 +82,9 @@ fn reached(trace: &Trace) -> f64 {
 #[test]
 fn training_comes_to_nearly_the_same_loss() {
     const LONG: usize = 100;
-    let train = |options: BucketOptions| {
-        everywhere(3, |comm| train::<Gpt<Cpu>>(&comm, DType::F32, plain(), options.clone(), LONG))
-    };
-    let exact = train(BucketOptions::default());
+    let train =
+        |sums: GradientSums| everywhere(3, |comm| train::<Gpt<Cpu>>(&comm, DType::F32, plain(), sums.clone(), LONG));
+    let exact = train(GradientSums::default());
     for rank in [1, 2] {
         let low = train(compressed(PowerSgd { rank, min_rate: 1.0, ..Default::default() }));
         let (start, low, exact) = (exact.losses[0], reached(&low), reached(&exact));
@@ -111,18 +111,18 @@ fn resumed(comm: &Comm<Cpu>, folder: &Folder, from: usize, to: usize, save: bool
     if from > 0 {
         trainer.load(folder)?.expect("a checkpoint");
     }
-    let errors = |trainer: &TrainStep<Cpu>| {
+    let all_errors = |trainer: &TrainStep<Cpu>| {
         let mut all = Vec::new();
-        for (_, p) in model.named_parameters() {
-            all.extend(data_parallel(trainer).residual(&p.leaf())?.map_or(Ok(vec![]), |e| e.to_f64s())?);
+        for (name, _) in model.named_parameters() {
+            all.extend(self::errors(comm, trainer, &name)?);
         }
         Ok::<_, numcore::Error>(all)
     };
-    let loaded = errors(&trainer)?;
+    let loaded = all_errors(&trainer)?;
     for step in from..to {
         trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
     }
-    let left = if from == to { loaded } else { errors(&trainer)? };
+    let left = if from == to { loaded } else { all_errors(&trainer)? };
     if save {
         trainer.save(folder, &CheckpointNotes::new())?;
     }
@@ -165,7 +165,7 @@ fn compression_may_begin_and_end_at_a_checkpoint() {
     let scratch = crate::checkpoint_common::Scratch::new("powersgd-switch");
     let folder = scratch.folder();
     for (from, to, options) in
-        [(0, 2, BucketOptions::default()), (2, 4, compressed(PowerSgd::default())), (4, 6, BucketOptions::default())]
+        [(0, 2, GradientSums::default()), (2, 4, compressed(PowerSgd::default())), (4, 6, GradientSums::default())]
     {
         let all = Ranks::new(2).run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;

@@ -17,7 +17,8 @@ pub use std::{
 pub use adaptive::{
     balance::{BalanceOptions, Balanced, BatchRanges},
     elastic::{Elastic, ElasticWorld},
-    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
+    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo, lost_at_resize},
+    powersgd::PowerSgd,
 };
 pub use autograd::{
     BackwardHook, Function, Leaf, Var, apply_function, autocast, backward, differentiable_grad, grad, is_grad_enabled,
@@ -25,7 +26,7 @@ pub use autograd::{
 };
 pub use data::{InMemory, Loader};
 pub use distributed::{
-    buckets::{AllReduce, BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
+    buckets::{AllReduce, BucketLimits, BucketOptions, GradCompression, Unused},
     checkpoint::{CheckpointPart, CheckpointReader, Checkpointed, Folder, Wanted},
     combinations::{Feature, Features},
     comm::{
@@ -52,7 +53,7 @@ pub use nn::{
     Tanh, Visitor,
     loss::{cross_entropy_with, mse},
     moe::{Capacity, DropBy, MixtureOfExperts, MoeConfig, RouterScores},
-    parallel::{ContextAttention, ContextSlot, SequencePart, TensorPlan, VocabularyLoss},
+    parallel::{ContextAttention, ContextSlot, CutLayer, Cuts, SequencePart, TensorPlan, VocabularyLoss},
     set_counted_rows,
 };
 pub use numcore::{
@@ -72,9 +73,9 @@ pub use runtime_cpu::Cpu;
 pub use crate::{
     checkpoint_common::{Any, STAGES, Scratch},
     common::{
-        EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, bucketed, close, config, cpu, data_parallel,
-        difference, everywhere, half, lamb, larger, muon, own, pipelined, refused, set, sgd, sharded, sharded_pipeline,
-        shards, simple, single, weights,
+        EXAMPLES, GradientSums, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, bucketed, close, config, cpu,
+        data_parallel, difference, everywhere, half, lamb, larger, muon, own, pipelined, refused, set, sgd, sharded,
+        sharded_pipeline, shards, simple, single, weights,
     },
     outcome::{Pieces, RunOutcome, assembled, contents, distance, pieces},
     training::Training,

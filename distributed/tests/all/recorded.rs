@@ -60,9 +60,9 @@ fn replicas_and_shards() {
     for dtype in [DType::F64, DType::BF16] {
         for n in WORLDS {
             let buckets = [
-                ("data parallel", BucketOptions::default()),
-                ("canonical", BucketOptions { canonical: true, ..Default::default() }),
-                ("main gradients", BucketOptions { main_gradients: true, ..Default::default() }),
+                ("data parallel", GradientSums::default()),
+                ("canonical", BucketOptions { canonical: true, ..Default::default() }.into()),
+                ("main gradients", BucketOptions { main_gradients: true, ..Default::default() }.into()),
                 ("compressed", compressed(PowerSgd { rank: 1, min_rate: 1.0, ..Default::default() })),
             ];
             for (name, options) in buckets {

@@ -102,7 +102,7 @@ fn a_link_that_carries_nothing_is_refused() {
     assert!(free.is_ok());
 }
 
-/// What a rank exchanged while it trained.
+/// What a rank sums while it trained.
 struct Counted {
     by_name: Vec<(Option<String>, Traffic)>,
     total: Traffic,
@@ -114,7 +114,7 @@ impl Counted {
     }
 }
 
-/// What each of two ranks exchanged, with what `program` gave.
+/// What each of two ranks sums, with what `program` gave.
 fn counted<T: Send>(program: impl Fn(&Comm<Cpu>, &Mlp<Cpu>) -> Result<T> + Sync) -> Vec<(Counted, T)> {
     let ranks = Ranks::new(2).run(cpu, |comm| {
         let counted = Arc::new(CountingCommunicator::new(comm));
@@ -129,12 +129,9 @@ fn counted<T: Send>(program: impl Fn(&Comm<Cpu>, &Mlp<Cpu>) -> Result<T> + Sync)
 
 #[test]
 fn buckets_are_counted_by_name() {
-    let power = BucketOptions {
-        compression: GradCompression::PowerSgd(PowerSgd { min_rate: 0.0, ..Default::default() }),
-        ..small()
-    };
+    let power = GradientSums { options: small(), power: Some(PowerSgd { min_rate: 0.0, ..Default::default() }) };
     let canonical = BucketOptions { canonical: true, ..small() };
-    for options in [small(), power, canonical] {
+    for options in [small().into(), power, canonical.into()] {
         let ranks = counted(|comm, model| {
             let training = TrainingConfig { max_norm: None, ..config() };
             let mut trainer = bucketed(comm, model, training, options.clone())?;

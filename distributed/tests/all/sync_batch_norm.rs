@@ -179,7 +179,7 @@ fn data_parallel_training_is_that_of_one_rank() {
         let loss = if is_padded { padded } else { loss };
         let ranks = Ranks::new(n).run(cpu, |comm| {
             let model = model(comm.runtime(), Some(&comm))?;
-            let mut trainer = bucketed(&comm, &model, crate::common::config(), Default::default())?;
+            let mut trainer = bucketed(&comm, &model, crate::common::config(), GradientSums::default())?;
             for step in 0..4 {
                 trainer.step(|_| loss(&model, comm.runtime(), step, parts(n)[comm.rank()].clone()))?;
             }

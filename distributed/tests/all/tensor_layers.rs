@@ -81,7 +81,7 @@ fn a_column_and_a_row_make_a_feed_forward_network() {
         for rows in [1, 2, 7, 13, 2 * t] {
             let make = |init: &Init<Cpu>| {
                 let [up, down] = [Linear::new(init, 3, rows)?, Linear::new(init, rows, 5)?];
-                Ok(FeedForward { up: up.to_vocabulary(), down })
+                Ok(FeedForward { up: up.with_cuts(Cuts::Table), down })
             };
             same(t, &TensorPlan::new().vocabulary("up"), make, |m, rt| {
                 m.down.forward(&m.up.forward_onto(&input(rt, &[4, 3])?, &input(rt, &[4, rows])?)?)

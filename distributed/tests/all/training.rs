@@ -119,6 +119,10 @@ impl<'w> Training<'w> {
                 ZeroStage::None => builder.buckets(way.buckets.clone()),
                 _ => builder.zero(way.zero.clone()),
             };
+            let builder = match way.power {
+                Some(power) => builder.reducer(move |comm| power.reducer(comm)),
+                None => builder,
+            };
             ask(if way.is_mixture() && !way.bare { builder.experts() } else { builder }).build()
         };
         let (step, model, loads) = match way.kind {

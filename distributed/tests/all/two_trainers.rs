@@ -20,17 +20,16 @@ type Make = Box<dyn Fn(&Comm<Cpu>, &Mlp<Cpu>) -> Result<Any> + Sync>;
 
 #[test]
 fn ranks_that_step_them_in_different_orders_disagree() {
+    let f16 = BucketOptions { compression: GradCompression::F16, ..Default::default() };
     let kinds: Vec<Make> = STAGES
         .into_iter()
         .flat_map(|how| [(how, Unused::Error), (how, Unused::Allow)])
         .map(|(how, unused)| {
             Box::new(move |comm: &Comm<Cpu>, model: &Mlp<Cpu>| Any::unused(comm, model, how, config(), unused)) as _
         })
-        .chain([GradCompression::F16, GradCompression::PowerSgd(PowerSgd::default())].map(|compression| {
-            Box::new(move |comm: &Comm<Cpu>, model: &Mlp<Cpu>| {
-                let options = BucketOptions { compression, ..Default::default() };
-                Ok(Any(bucketed(comm, model, config(), options)?))
-            }) as _
+        .chain([f16.into(), GradientSums::from(PowerSgd::default())].map(|sums| {
+            Box::new(move |comm: &Comm<Cpu>, model: &Mlp<Cpu>| Ok(Any(bucketed(comm, model, config(), sums.clone())?)))
+                as _
         }))
         .collect();
     for (kind, make) in kinds.iter().enumerate() {

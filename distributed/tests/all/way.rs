@@ -77,6 +77,8 @@ pub struct Way {
     pub zero: ZeroOptions,
     /// Where nothing is sharded.
     pub buckets: BucketOptions,
+    /// The compression of gradients by a reducer.
+    pub power: Option<PowerSgd>,
     pub accumulation: usize,
     pub sequence: bool,
     /// In how many pieces layers exchange parts of the sequence.
@@ -119,6 +121,7 @@ impl Way {
             rule: Rule::AdamW,
             zero: ZeroStage::None.into(),
             buckets: BucketOptions::default(),
+            power: None,
             accumulation: 1,
             sequence: false,
             pieces: 1,
@@ -366,6 +369,7 @@ impl Way {
             axes: Vec::new(),
             zero: ZeroStage::None.into(),
             buckets: BucketOptions::default(),
+            power: None,
             accumulation: if self.is_mixture() || self.gpt.dropout > 0.0 { micros } else { 1 },
             sequence: false,
             pieces: 1,

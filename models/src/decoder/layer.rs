@@ -5,6 +5,7 @@ use nn::{
     Activation, Forward, GroupedQueryAttention, GroupedQueryConfig, Init, LayerNorm, Linear, Module, RmsNorm,
     RotaryTables, Visitor,
     moe::{MixtureOfExperts, Routing},
+    parallel::SharedInput,
 };
 use numcore::{
     Error, Result, Runtime, Within,

@@ -8,7 +8,9 @@ mod tensor_plan;
 use autograd::Var;
 use nn::{
     Dropout, Embedding, Forward, Init, Initializer, LanguageModel, LanguageModelNames, Linear, Module, NextTokenLoss,
-    Rotary, Stage, TokenEmbedding, moe::Routing, parallel::VocabularyLoss,
+    Rotary, Stage, TokenEmbedding,
+    moe::Routing,
+    parallel::{CutLayer, Cuts, VocabularyLoss},
 };
 use numcore::{
     Error, Result, Runtime, Within,
@@ -63,9 +65,11 @@ impl<R: Runtime> Decoder<R> {
         config.check().at_caller()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let (vocab, width) = (config.vocab, config.width);
-        let learned =
-            config.rope.is_none().then(|| Embedding::new(init, config.context, width).map(Embedding::never_cut));
-        let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().to_vocabulary());
+        let learned = config
+            .rope
+            .is_none()
+            .then(|| Embedding::new(init, config.context, width).map(|table| table.with_cuts(Cuts::None)));
+        let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().with_cuts(Cuts::Table));
         let mut embed_tokens = Embedding::new(init, vocab, width)?;
         if let Some(row) = config.padding {
             embed_tokens = embed_tokens.with_frozen_row(row).at_caller()?;

@@ -1,7 +1,10 @@
 //! BERT: an encoder of text.
 
 use autograd::Var;
-use nn::{Embedding, EncoderBlock, Forward, Init, Initializer, LayerNorm, Linear, Module, ModuleExt, Param, Visitor};
+use nn::{
+    Embedding, EncoderBlock, Forward, Init, Initializer, LayerNorm, Linear, Module, ModuleExt, Param, Visitor,
+    parallel::{CutLayer, Cuts},
+};
 use numcore::{
     DType, Error, Result, Runtime, Within,
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps},
@@ -104,13 +107,13 @@ impl<R: Runtime> Bert<R> {
         }
         if config.task == BertTask::MaskedLm {
             // The head reads the table as its weight.
-            embed_tokens = embed_tokens.never_cut();
+            embed_tokens = embed_tokens.with_cuts(Cuts::None);
         }
         let pools = matches!(config.task, BertTask::States | BertTask::Sequence);
         let model = Bert {
             embed_tokens,
-            embed_positions: Embedding::new(init, config.context, width)?.never_cut(),
-            embed_types: Embedding::new(init, config.token_types, width)?.never_cut(),
+            embed_positions: Embedding::new(init, config.context, width)?.with_cuts(Cuts::None),
+            embed_types: Embedding::new(init, config.token_types, width)?.with_cuts(Cuts::None),
             embed_norm: LayerNorm { eps: block.eps, ..LayerNorm::new(init, width)? },
             layers: (0..config.layers).map(|_| EncoderBlock::new(init, block)).collect::<Result<_>>().at_caller()?,
             pooler: pools.then(|| Linear::new(init, width, width)).transpose()?,

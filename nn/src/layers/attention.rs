@@ -79,7 +79,8 @@ impl<R: Runtime> MultiHeadAttention<R> {
         MultiHeadAttention { in_proj_bias: None, out_proj: self.out_proj.without_bias(), ..self }
     }
 
-    /// Attention of `query: [B, T, C]` over `key` and `value`, `[B, S, C]`, giving `[B, T, C]`.
+    /// Multi-head attention of `query: [B, T, C]` over `key` and `value`, `[B, S, C]`, giving `[B, T, C]`. The layer
+    /// projects its inputs and its output.
     #[track_caller]
     pub fn attend(
         &self,

@@ -10,7 +10,7 @@ use numcore::{
 
 use crate::{
     Forward, Init, Initializer, Module, Param,
-    parallel::{Cuts, Exchange, Placed, TensorStyle, fill_up, local_rows},
+    parallel::{CutLayer, Cuts, Exchange, Placed, TensorStyle, fill_up, local_rows},
 };
 
 /// An embedding: maps indices `[..]` (`i64`) to rows of a table, giving `[.., D]`.
@@ -47,12 +47,6 @@ impl<R: Runtime> Embedding<R> {
         Ok(self)
     }
 
-    /// Excludes the table from every plan. For a table that is read by other means than [`forward`](Forward::forward)
-    /// and [`project`](Embedding::project), which find rows on any rank.
-    pub fn never_cut(self) -> Self {
-        Embedding { weight: self.weight.with_cuts(Cuts::None), ..self }
-    }
-
     /// Freezes row `index`: no gradient flows to it, and its values are kept, as for a pretrained padding token.
     ///
     /// # Errors
@@ -73,14 +67,6 @@ impl<R: Runtime> Embedding<R> {
             None => Ok(here),
             Some(placed) => placed.all_logits(&here),
         }
-    }
-
-    /// Computes `x · Wᵀ` for this rank's rows, `[.., V/t]` where the table is cut over `t` ranks, for a loss that takes
-    /// sharded logits ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
-    #[track_caller]
-    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
-        let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter_alone(x))?;
-        x.linear(&self.weight.var(), None)
     }
 
     /// The placement of the table, if it is cut along its rows.
@@ -112,6 +98,18 @@ impl<R: Runtime> Embedding<R> {
 fn without_row<R: Runtime>(table: &Tensor<R>, row: usize, shape: Shape) -> Result<Tensor<R>> {
     let zero = Tensor::zeros(table.runtime(), [1, shape[1]], table.dtype())?;
     cat(&[&table.narrow(0, 0, row)?, &zero, &table.narrow(0, row + 1, shape[0] - row - 1)?], 0)
+}
+
+impl<R: Runtime> CutLayer<R> for Embedding<R> {
+    fn with_cuts(self, cuts: Cuts) -> Self {
+        Embedding { weight: self.weight.with_cuts(cuts), ..self }
+    }
+
+    #[track_caller]
+    fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+        let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter_alone(x))?;
+        x.linear(&self.weight.var(), None)
+    }
 }
 
 impl<R: Runtime> Forward<R> for Embedding<R> {

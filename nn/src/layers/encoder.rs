@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Forward, Init, Module,
-    parallel::{ContextSlot, RowCut},
+    parallel::{ContextSlot, CutLayer, Cuts, RowCut, SharedInput},
 };
 
 /// The sizes and options of an [`EncoderBlock`].
@@ -70,8 +70,9 @@ impl<R: Runtime> EncoderBlock<R> {
         check_heads(width, heads)?;
         let norm = || Ok::<_, Error>(LayerNorm { eps, ..LayerNorm::new(init, width)? });
         let rows = RowCut { parts: 1, heads, shared: false };
-        let projection =
-            || Ok::<_, Error>(Linear::new(init, width, width)?.with_bias_if(config.qkv_bias).cut_along(rows));
+        let projection = || {
+            Ok::<_, Error>(Linear::new(init, width, width)?.with_bias_if(config.qkv_bias).with_cuts(Cuts::Weight(rows)))
+        };
         Ok(EncoderBlock {
             query: projection()?,
             key: projection()?,

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Forward, Init, Initializer, Stage,
     module::one_value,
-    parallel::{TensorPlan, VocabularyLoss},
+    parallel::{CutLayer, Cuts, TensorPlan, VocabularyLoss},
 };
 
 /// The sizes and options of a [`Gpt`].
@@ -76,12 +76,12 @@ impl<R: Runtime> Gpt<R> {
         let block = BlockConfig { width, heads, bias, dropout, activation };
         let embedding = TokenEmbedding {
             tokens: Embedding::new(init, vocab, width)?,
-            positions: Some(Embedding::new(init, context, width)?.never_cut()),
+            positions: Some(Embedding::new(init, context, width)?.with_cuts(Cuts::None)),
             dropout: Dropout::new(dropout)?,
         };
         let blocks = (0..layers).map(|_| Block::new(init, block)).collect::<Result<_>>()?;
         let norm = LayerNorm::new(init, width)?;
-        let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().to_vocabulary());
+        let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().with_cuts(Cuts::Table));
         Ok(LanguageModel::of(&NAMES, embedding, blocks, norm, (!tied_head).then(head).transpose()?))
     }
 

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Forward, Init, Module, Visitor,
-    parallel::{ContextSlot, RowCut},
+    parallel::{ContextSlot, CutLayer, Cuts, RowCut, SharedInput},
 };
 
 /// The sizes and options of a [`GroupedQueryAttention`].
@@ -92,7 +92,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         let GroupedQueryConfig { width, heads, kv_heads, head_dim, .. } = config;
         let linear = |rows: RowCut| {
             let linear = Linear::new(init, width, rows.parts * rows.heads * head_dim)?;
-            Ok::<_, Error>(linear.with_bias_if(config.bias).cut_along(rows))
+            Ok::<_, Error>(linear.with_bias_if(config.bias).with_cuts(Cuts::Weight(rows)))
         };
         let queries = |parts| RowCut { parts, heads, shared: false };
         // Ranks with different heads of queries may share a head of keys and values.

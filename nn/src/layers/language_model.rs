@@ -8,7 +8,7 @@ use numcore::{Error, Result, Runtime, Within, fused::NnOps};
 use super::{Dropout, Embedding, Linear, Numbered, optional};
 use crate::{
     Forward, Module, ModuleExt, Param, Visitor,
-    parallel::{ContextSlot, Placed, TensorStyle, VocabularyLoss},
+    parallel::{ContextSlot, CutLayer, Placed, TensorStyle, VocabularyLoss},
 };
 
 /// A decoder-only language model as the list of its parts: embeddings, blocks `B`, and a norm `N` with the projection
@@ -23,7 +23,7 @@ pub struct LanguageModel<R: Runtime, B, N> {
     pub blocks: Numbered<B>,
     /// The norm and the projection to logits, which come last; absent from earlier stages.
     pub head: Option<LanguageHead<R, N>>,
-    /// The slot of the ranks that sequences are cut over. Custom losses take this rank's part of their targets with it.
+    /// The slot of context parallelism. Custom losses select this rank's targets by [`take`](ContextSlot::take).
     pub context: ContextSlot<R>,
     names: &'static LanguageModelNames,
     /// True if logits that are cut along the vocabulary stay cut while gradients are recorded.

@@ -9,7 +9,7 @@ use numcore::{
 use super::{Adapter, AdapterSlot, optional, without_bias};
 use crate::{
     Forward, Init, Initializer, Module, Param,
-    parallel::{Cuts, Placed, RowCut, TensorStyle},
+    parallel::{CutLayer, Cuts, Placed, RowCut, SharedInput, TensorStyle},
 };
 
 /// The affine layer `x · Wᵀ + b` of `x: [.., I]`, giving `[.., O]`.
@@ -32,27 +32,12 @@ impl<R: Runtime> Linear<R> {
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize) -> Result<Self> {
         let weight = init.weight([outputs, inputs], Initializer::by_fan(inputs))?;
         let bias = Some(init.bias([outputs], Initializer::by_fan(inputs))?);
-        Ok(Linear { weight, bias, adapter: AdapterSlot::default() }.cut_along(RowCut::anywhere(outputs)))
+        Ok(Linear { weight, bias, adapter: AdapterSlot::default() }.with_cuts(Cuts::Weight(RowCut::anywhere(outputs))))
     }
 
     /// Drops the bias unless `keep`.
     pub fn with_bias_if(self, keep: bool) -> Self {
         if keep { self } else { self.without_bias() }
-    }
-
-    /// Sets the allowed cuts of the outputs, some of which must stay together if a plan cuts the layer.
-    pub fn cut_along(self, rows: RowCut) -> Self {
-        let Linear { weight, bias, adapter } = self;
-        let bias = bias.map(|bias| bias.with_cuts(Cuts::Bias(rows)));
-        Linear { weight: weight.with_cuts(Cuts::Weight(rows)), bias, adapter }
-    }
-
-    /// Makes this layer a projection to logits: a plan cuts it along its vocabulary or not at all, since no layer after
-    /// it takes a part of them.
-    pub fn to_vocabulary(self) -> Self {
-        let Linear { weight, bias, adapter } = self;
-        let bias = bias.map(|bias| bias.with_cuts(Cuts::Table));
-        Linear { weight: weight.with_cuts(Cuts::Table), bias, adapter }
     }
 
     /// Computes `x · Wᵀ + b + residual`, with `residual: [.., O]`, added in the epilogue of the GEMM if the runtime
@@ -71,39 +56,6 @@ impl<R: Runtime> Linear<R> {
         match self.weight.placed() {
             Some(placed) if placed.style() == TensorStyle::Row => self.summed(&placed, x, None),
             _ => self.product_here(x, None),
-        }
-    }
-
-    /// Prepares an input for this layer and others that are cut alike. Each gets it by
-    /// [`forward_entered`](Linear::forward_entered), so the input gradient is summed over ranks once for all of
-    /// them. Where the sequence is cut, the gathered input is kept for their weight gradients;
-    /// [`forward`](Forward::forward) gathers it again instead.
-    #[track_caller]
-    pub fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
-        match self.weight.placed() {
-            Some(placed) if matches!(placed.style(), TensorStyle::Column | TensorStyle::Vocabulary) => placed.enter(x),
-            _ => Ok(x.clone()),
-        }
-    }
-
-    /// The output for an input prepared by [`enter`](Linear::enter). Outputs of a layer that is cut along them stay
-    /// cut.
-    #[track_caller]
-    pub fn forward_entered(&self, x: &Var<R>) -> Result<Var<R>> {
-        match self.adapter.get() {
-            Some(adapter) => adapter.forward(self.adaptable(&*adapter)?, x),
-            None => self.plain(x),
-        }
-    }
-
-    /// The logits of this rank's rows of the vocabulary, `[.., V/t]` where the layer is cut along it over `t` ranks.
-    /// Where these do not divide it, the last have fewer logits, or none. For a loss that takes sharded logits
-    /// ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
-    #[track_caller]
-    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
-        match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
-            Some(placed) => self.forward_entered(&placed.enter_alone(x)?),
-            None => self.forward_entered(x),
         }
     }
 
@@ -183,6 +135,43 @@ impl<R: Runtime> Linear<R> {
 #[track_caller]
 fn plus<R: Runtime>(x: Var<R>, other: Option<&Var<R>>) -> Result<Var<R>> {
     other.map_or(Ok(x.clone()), |other| x.add(other))
+}
+
+impl<R: Runtime> CutLayer<R> for Linear<R> {
+    fn with_cuts(self, cuts: Cuts) -> Self {
+        let Linear { weight, bias, adapter } = self;
+        let of_bias = match cuts {
+            Cuts::Weight(rows) => Cuts::Bias(rows),
+            cuts => cuts,
+        };
+        Linear { weight: weight.with_cuts(cuts), bias: bias.map(|bias| bias.with_cuts(of_bias)), adapter }
+    }
+
+    #[track_caller]
+    fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+        match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
+            Some(placed) => self.forward_entered(&placed.enter_alone(x)?),
+            None => self.forward_entered(x),
+        }
+    }
+}
+
+impl<R: Runtime> SharedInput<R> for Linear<R> {
+    #[track_caller]
+    fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
+        match self.weight.placed() {
+            Some(placed) if matches!(placed.style(), TensorStyle::Column | TensorStyle::Vocabulary) => placed.enter(x),
+            _ => Ok(x.clone()),
+        }
+    }
+
+    #[track_caller]
+    fn forward_entered(&self, x: &Var<R>) -> Result<Var<R>> {
+        match self.adapter.get() {
+            Some(adapter) => adapter.forward(self.adaptable(&*adapter)?, x),
+            None => self.plain(x),
+        }
+    }
 }
 
 impl<R: Runtime> Forward<R> for Linear<R> {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Forward, Init, Module,
-    parallel::{ContextSlot, RowCut},
+    parallel::{ContextSlot, CutLayer, Cuts, RowCut},
 };
 
 /// Causal self-attention of `x: [B, T, C]`: no position sees a later one. Queries, keys and values come from one
@@ -35,7 +35,7 @@ impl<R: Runtime> CausalSelfAttention<R> {
         check_heads(width, heads)?;
         let rows = RowCut { parts: 3, heads, shared: false };
         Ok(CausalSelfAttention {
-            qkv: Linear::new(init, width, 3 * width)?.cut_along(rows),
+            qkv: Linear::new(init, width, 3 * width)?.with_cuts(Cuts::Weight(rows)),
             proj: Linear::new(init, width, width)?,
             heads,
             context: ContextSlot::attends(),

@@ -30,6 +30,7 @@ mod apply;
 mod context;
 mod cuts;
 mod group;
+mod layer;
 mod loss;
 mod placed;
 mod plan;
@@ -42,6 +43,7 @@ pub use context::{
 };
 pub use cuts::{Cuts, RowCut};
 pub use group::{Exchange, ExpertGroups, TensorGroup};
+pub use layer::{CutLayer, SharedInput};
 pub use loss::VocabularyLoss;
 pub use placed::Placed;
 pub(crate) use placed::{fill_up, local_rows};

@@ -37,12 +37,13 @@ pub struct Checked {
     sharded: bool,
 }
 
-/// Limits of the memory that a rank may hold at once; `None` is no limit.
+/// Memory limits of each rank, as counts, that [`Schedule::check`] enforces; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Micro-batches, summed over the rank's stages, between F and B or W.
+    /// Micro-batches in flight, summed over the rank's stages. They are past their forward pass (F), and not yet past
+    /// their backward pass (B, or W if it is split).
     pub live: Option<usize>,
-    /// Stages between UNSHARD and RESHARD.
+    /// Stages whose parameters, sharded by ZeRO stage 3, are gathered at once.
     pub gathered: Option<usize>,
 }
 

@@ -1,11 +1,8 @@
 //! Commits within a run whose ranks may leave and join.
 
-use adaptive::elastic::ElasticWorld;
+use adaptive::{elastic::ElasticWorld, local_updates::lost_at_resize};
 use data::Batch;
-use distributed::{
-    checkpoint::Checkpointed,
-    train::{Step, StepInput},
-};
+use distributed::train::{Step, StepInput};
 use numcore::{Result, Runtime};
 
 use super::{Trainer, follow_up::FollowUp, saving::combined_state, train_loop::TrainLoop};
@@ -61,7 +58,7 @@ where
     /// waits for a later step, on all ranks alike.
     pub(super) fn commit(&mut self) -> Result<()> {
         let Some(commits) = &mut self.elastic else { return Ok(()) };
-        commits.owed = combined_state(&mut self.engine.step, &mut self.callbacks).lost_at_resize().is_some();
+        commits.owed = lost_at_resize(&combined_state(&mut self.engine.step, &mut self.callbacks)).is_some();
         if commits.owed {
             return Ok(());
         }

@@ -87,9 +87,9 @@ fn tables_name_what_there_is() {
         numcore::placement::TensorPlacement, numcore::pointwise::Program, pipeline::Checked
     }
     page! { "many-ranks.md":
-        use weftgrad::{distributed::{buckets::*, zero::*}, nn::{Init, moe::*, parallel::*}, optim::*, prelude::*};
-        ContextSlot, GradCompression::Bf16, GradCompression::PowerSgd, Init, Mesh, Routing, StatePlace::Host,
-        ZeroStage::Gradients, ZeroStage::Optimizer, ZeroStage::Parameters
+        use weftgrad::{*, distributed::{buckets::*, zero::*}, nn::{Init, moe::*, parallel::*}, optim::*, prelude::*};
+        ContextSlot, GradCompression::Bf16, Init, Mesh, Routing, StatePlace::Host,
+        adaptive::powersgd::PowerSgd, ZeroStage::Gradients, ZeroStage::Optimizer, ZeroStage::Parameters
     }
     page! { "uneven-machines.md":
         use weftgrad::{adaptive::elastic::*, distributed::comm::*};

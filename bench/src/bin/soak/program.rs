@@ -1,8 +1,9 @@
 //! A random training program, which follows from its seed alone.
 
 use weftgrad::{
+    adaptive::powersgd::PowerSgd,
     distributed::{
-        buckets::{GradCompression, PowerSgd},
+        buckets::GradCompression,
         comm::Fault,
         context_parallel::ContextExchange,
         pipeline::{Checked, Limits, Lowering, PipeShape, ScheduleKind},
@@ -17,7 +18,7 @@ use crate::task::Task;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum How {
     /// Data parallelism: every rank has the model, and gradients are reduced in buckets.
-    Buckets { first: usize, others: usize, compression: GradCompression },
+    Buckets { first: usize, others: usize, compression: GradCompression, power: Option<PowerSgd> },
     /// Sharded data parallelism (ZeRO).
     Zero { stage: ZeroStage, whole: bool, state: StatePlace },
     /// Hybrid sharding: `replicas` replicas of the shards.
@@ -123,9 +124,10 @@ impl How {
         match pick(13) {
             k @ 0..2 => {
                 let compressed = PowerSgd { rank: 1 + pick(2), start_iter: pick(2) as u64, ..Default::default() };
-                let compression =
-                    [GradCompression::Own, [GradCompression::Bf16, GradCompression::PowerSgd(compressed)][pick(2)]][k];
-                How::Buckets { first: 1 + pick(2000), others: 1 + pick(5000), compression }
+                let plain = (GradCompression::Own, None);
+                let kinds = [(GradCompression::Bf16, None), (GradCompression::Own, Some(compressed))];
+                let (compression, power) = [plain, kinds[pick(2)]][k];
+                How::Buckets { first: 1 + pick(2000), others: 1 + pick(5000), compression, power }
             }
             2..4 => {
                 let state = [StatePlace::Device, StatePlace::Host][pick(2)];
@@ -227,10 +229,10 @@ impl Program {
     /// AdamW. Where gradients are compressed, it is the largest distance of two runs of AdamW after that number of
     /// steps.
     pub(crate) fn bound(&self) -> f64 {
-        if matches!(self.how, How::Buckets { compression: GradCompression::Bf16 | GradCompression::PowerSgd(_), .. }) {
-            0.5
-        } else {
-            1e-9
+        match self.how {
+            How::Buckets { compression: GradCompression::Own, power: None, .. } => 1e-9,
+            How::Buckets { .. } => 0.5,
+            _ => 1e-9,
         }
     }
 
@@ -252,7 +254,7 @@ impl Program {
     /// The program on one rank, without a fault.
     pub(crate) fn alone(&self) -> Self {
         Program {
-            how: How::Buckets { first: 1000, others: 1000, compression: GradCompression::Own },
+            how: How::Buckets { first: 1000, others: 1000, compression: GradCompression::Own, power: None },
             ranks: 1,
             fault: None,
             ..self.clone()

@@ -41,10 +41,14 @@ pub(crate) fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<
     let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() });
     let whole = || program.task.whole(rt, seed);
     Ok(match program.how {
-        How::Buckets { first, others, compression } => {
+        How::Buckets { first, others, compression, power } => {
             let ((model, context), limits) = (whole()?, Some(BucketLimits { first, others }));
             let options = BucketOptions { limits, compression, ..Default::default() };
             let step = TrainStep::builder(comm, &model).optimizer(adamw).config(config).buckets(options);
+            let step = match power {
+                Some(power) => step.reducer(move |comm| power.reducer(comm)),
+                None => step,
+            };
             Box::new(Whole { trainer: step.build()?, model, context })
         }
         How::Zero { stage, whole: one, state } => {

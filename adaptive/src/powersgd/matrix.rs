@@ -8,7 +8,7 @@ use numcore::{
     pointwise::Program,
 };
 
-use super::orthonormal::orthonormal;
+use super::{LowRankForm, orthonormal::orthonormal};
 
 /// The residual plus the gradient of the mean loss.
 static ABSORB: LazyLock<Program> = LazyLock::new(|| {
@@ -27,11 +27,9 @@ pub(super) fn working(dtype: DType) -> DType {
     if dtype.is_half() { DType::F32 } else { dtype }
 }
 
-/// The state of a compressed parameter `[m, n]` at rank `r`.
+/// The state of a compressed parameter: its gradient is a matrix `[m, n]`, sent at rank `r`.
 pub(super) struct LowRankGrad<R: Runtime> {
-    m: usize,
-    n: usize,
-    rank: usize,
+    form: LowRankForm,
     seed: u64,
     /// The residual, a row `[m·n]`; none while it is being written.
     error: Option<Tensor<R>>,
@@ -43,11 +41,13 @@ pub(super) struct LowRankGrad<R: Runtime> {
 
 impl<R: Runtime> LowRankGrad<R> {
     /// Makes the state for gradients of `dtype`, with a residual of zero.
-    pub(super) fn new(rt: &R, (m, n, rank): (usize, usize, usize), dtype: DType, seed: u64) -> Result<Self> {
-        let mut error = TensorMut::alloc_for(rt, MemoryCategory::Gradients, Shape::new(&[m * n])?, working(dtype))?;
+    pub(super) fn new(rt: &R, form: LowRankForm, dtype: DType, seed: u64) -> Result<Self> {
+        let LowRankForm { rows, columns, rank } = form;
+        let numel = Shape::new(&[rows * columns])?;
+        let mut error = TensorMut::alloc_for(rt, MemoryCategory::Gradients, numel, working(dtype))?;
         error.zero()?;
-        let q = Tensor::zeros(rt, [n, rank], working(dtype))?;
-        Ok(LowRankGrad { m, n, rank, seed, error: Some(error.freeze()?), q, before: None })
+        let q = Tensor::zeros(rt, [columns, rank], working(dtype))?;
+        Ok(LowRankGrad { form, seed, error: Some(error.freeze()?), q, before: None })
     }
 
     /// The dtype of residual, `P` and `Q`.
@@ -57,7 +57,7 @@ impl<R: Runtime> LowRankGrad<R> {
 
     /// The numbers of elements of `P` and of `Q`.
     pub(super) fn sizes(&self) -> (usize, usize) {
-        (self.m * self.rank, self.n * self.rank)
+        (self.form.rows * self.form.rank, self.form.columns * self.form.rank)
     }
 
     /// Adds the gradient, divided by `weight`, to the residual, which gives `M: [m, n]`. Writes `M·Q` to `p`.
@@ -84,15 +84,16 @@ impl<R: Runtime> LowRankGrad<R> {
             }
         };
         self.error = Some(sum.freeze()?);
-        let drawn = Tensor::uniform(self.q.runtime(), [self.n, self.rank], self.dtype(), 0.0, 1.0, self.seed)?;
+        let drawn =
+            Tensor::uniform(self.q.runtime(), [self.form.columns, self.form.rank], self.dtype(), 0.0, 1.0, self.seed)?;
         self.q = self.q.apply_program(&ALIVE, &[&self.q.square()?.sum_keepdim(&[0])?, &drawn], &[])?;
-        product(p, [self.m, self.rank], &self.matrix()?, &self.q)
+        product(p, [self.form.rows, self.form.rank], &self.matrix()?, &self.q)
     }
 
     /// Makes the summed `p` orthonormal (`P̂`), and writes this rank's `Q = Mᵀ·P̂` to `q`. Subtracts `P̂·Qᵀ`, which is
     /// sent, from `M`. Returns `P̂`.
     pub(super) fn turn(&mut self, p: &Tensor<R>, q: &mut TensorMut<R>) -> Result<Tensor<R>> {
-        let p = orthonormal(&p.reshape([self.m, self.rank])?)?;
+        let p = orthonormal(&p.reshape([self.form.rows, self.form.rank])?)?;
         let own = self.matrix()?.t()?.matmul(&p)?;
         q.accumulate_view(&[ViewOp::Reshape(*own.shape())], &Op::identity(), &[&own])?;
         let minus = own.neg()?.t()?;
@@ -101,7 +102,7 @@ impl<R: Runtime> LowRankGrad<R> {
         let Ok(mut error) = error.try_mut() else {
             return Err(Error::internal("PowerSgd", "the error of a parameter is shared"));
         };
-        product(&mut error, [self.m, self.n], &p, &minus)?;
+        product(&mut error, [self.form.rows, self.form.columns], &p, &minus)?;
         self.error = Some(error.freeze()?);
         Ok(p)
     }
@@ -115,8 +116,8 @@ impl<R: Runtime> LowRankGrad<R> {
         slot: &mut TensorMut<R>,
     ) -> Result<()> {
         // A copy, so that the row that was sent can be freed.
-        self.q = q.reshape([self.n, self.rank])?.copy()?;
-        let sum = p.matmul(&self.q.t()?)?.reshape([self.m * self.n])?;
+        self.q = q.reshape([self.form.columns, self.form.rank])?.copy()?;
+        let sum = p.matmul(&self.q.t()?)?.reshape([self.form.rows * self.form.columns])?;
         compute(sum.runtime(), &GIVE, &[Input::Own(0), Input::Value(&sum), Input::Value(weight)], &[], &mut [slot])
     }
 
@@ -154,12 +155,12 @@ impl<R: Runtime> LowRankGrad<R> {
         if let Some(error) = error {
             self.error = Some(error.copy_for(MemoryCategory::Gradients)?);
         }
-        (self.q, self.before) = (q.reshape([self.n, self.rank])?, None);
+        (self.q, self.before) = (q.reshape([self.form.columns, self.form.rank])?, None);
         Ok(())
     }
 
     fn matrix(&self) -> Result<Tensor<R>> {
-        self.error()?.reshape([self.m, self.n])
+        self.error()?.reshape([self.form.rows, self.form.columns])
     }
 }
 

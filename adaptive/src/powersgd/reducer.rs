@@ -6,23 +6,22 @@ use std::{
 };
 
 use autograd::Leaf;
+use distributed::{
+    buckets::{BucketReducer, FullBucket, TotalWeight},
+    checkpoint::{CheckpointPart, Wanted},
+    comm::{Collectives, Comm, Communicator, ReduceOp, Work},
+    strategy::LossWeight,
+};
 use numcore::{
     DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Input, Op, Pointwise, ViewOps, compute},
 };
 
 use super::{PowerSgd, matrix::LowRankGrad};
-use crate::{
-    buckets::{BucketMember, BucketOptions, BucketReducer, FullBucket, weight::TotalWeight},
-    checkpoint::{CheckpointPart, Wanted},
-    comm::{Collectives, Comm, ReduceOp, Work},
-    strategy::LossWeight,
-    unused::Unused,
-};
 
 /// A reducer that sends each bucket in two rounds: uncompressed gradients together with `P`, then `Q`. Its state is by
 /// parameter, not by bucket, so buckets may be cut anew.
-pub(crate) struct Compressor<R: Runtime> {
+pub(super) struct Compressor<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) options: PowerSgd,
     /// The state of compressed parameters by leaf id, made at a parameter's first compressed send.
@@ -33,8 +32,6 @@ pub(crate) struct Compressor<R: Runtime> {
     weight: TotalWeight<R>,
     /// True if the step may be skipped after its exchange.
     skippable: bool,
-    /// True if parameters may turn out to be used by no rank.
-    unused: bool,
     /// True on a single rank, where a failed step does not end the run: the changes of that step are undone.
     alone: bool,
 }
@@ -55,9 +52,8 @@ struct InFlightBucket<R: Runtime> {
 impl<R: Runtime> Compressor<R> {
     /// Makes the reducer. On one rank, a step that is not taken is undone before the next. On more, a failed step ends
     /// the communicator, and no memory is spent on undoing it.
-    pub(crate) fn new(comm: &Comm<R>, options: PowerSgd, buckets: &BucketOptions) -> Result<Self> {
-        options.check(buckets.canonical)?;
-        Ok(Compressor {
+    pub(super) fn new(comm: &Comm<R>, options: PowerSgd) -> Self {
+        Compressor {
             comm: comm.clone(),
             options,
             matrices: HashMap::new(),
@@ -65,14 +61,13 @@ impl<R: Runtime> Compressor<R> {
             sent: BTreeMap::new(),
             weight: TotalWeight::new(comm),
             skippable: false,
-            unused: buckets.unused == Unused::Allow,
             alone: comm.size() == 1,
-        })
+        }
     }
 
     /// The id of a parameter if this step sends it compressed.
     fn compressed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<usize>> {
-        if self.steps < self.options.start_iter || self.options.of(&leaf.spec().shape).is_none() {
+        if self.steps < self.options.start_iter || self.options.compressed(&leaf.spec().shape).is_none() {
             return Ok(None);
         }
         self.matrix(leaf)?;
@@ -82,10 +77,10 @@ impl<R: Runtime> Compressor<R> {
     /// The state of a parameter, made if needed; none if its shape is not compressed.
     pub(super) fn matrix(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<&mut LowRankGrad<R>>> {
         let spec = leaf.spec();
-        let Some(sizes) = self.options.of(&spec.shape) else { return Ok(None) };
+        let Some(form) = self.options.compressed(&spec.shape) else { return Ok(None) };
         if !self.matrices.contains_key(&leaf.id()) {
             let seed = self.options.seed.wrapping_add(u64::from(crc32fast::hash(leaf.name().as_bytes())));
-            self.matrices.insert(leaf.id(), LowRankGrad::new(self.comm.runtime(), sizes, spec.dtype, seed)?);
+            self.matrices.insert(leaf.id(), LowRankGrad::new(self.comm.runtime(), form, spec.dtype, seed)?);
         }
         Ok(self.matrices.get_mut(&leaf.id()))
     }
@@ -111,9 +106,8 @@ impl<R: Runtime> Compressor<R> {
 
     fn send_p(
         &mut self,
-        comm: &Comm<R>,
+        bucket: FullBucket<'_, R>,
         pieces: &[TensorMut<R>],
-        members: &[BucketMember<R>],
         ids: &[Option<usize>],
     ) -> Result<Option<Work<TensorMut<R>>>> {
         let Some((mut parts, weight)) = self.cut(ids, |m| m.sizes().0)?.zip(Some(self.total()?)) else {
@@ -121,10 +115,11 @@ impl<R: Runtime> Compressor<R> {
         };
         let compressed = (0..ids.len()).filter_map(|i| Some((i, ids[i]?)));
         for ((i, id), p) in compressed.zip(&mut parts) {
-            let undoable = self.skippable || self.unused || self.alone || !members[i].leaf.requires_grad();
+            let undoable =
+                self.skippable || bucket.may_be_unused || self.alone || !bucket.members[i].leaf.requires_grad();
             known(&mut self.matrices, id)?.begin(&pieces[2 * i + 1], &weight, undoable, p)?;
         }
-        comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum).map(Some)
+        bucket.comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum).map(Some)
     }
 
     /// Waits for bucket `k`'s `P` and sends its `Q`, unless that is done.
@@ -167,7 +162,7 @@ impl<R: Runtime> Compressor<R> {
 impl<R: Runtime> BucketReducer<R> for Compressor<R> {
     /// Sends a bucket in two rounds; sending the next bucket starts the second round.
     fn send(&mut self, bucket: FullBucket<'_, R>, row: TensorMut<R>) -> Result<()> {
-        let FullBucket { number, comm, members } = bucket;
+        let FullBucket { number, comm, members, .. } = bucket;
         let (mut lens, mut end) = (Vec::new(), 0);
         for member in members {
             lens.extend([member.at.start - end, member.at.len()]);
@@ -177,7 +172,7 @@ impl<R: Runtime> BucketReducer<R> for Compressor<R> {
         let pieces = row.split(&lens)?;
         let ids = members.iter().map(|m| self.compressed(&m.leaf)).collect::<Result<Vec<_>>>()?;
         let plain = self.send_plain(comm, &pieces, &ids)?;
-        let p = self.send_p(comm, &pieces, members, &ids)?;
+        let p = self.send_p(bucket, &pieces, &ids)?;
         let comm = comm.clone();
         self.sent.insert(number, InFlightBucket { comm, pieces, ids, plain, p, q: None, bases: Vec::new() });
         number.checked_sub(1).map_or(Ok(()), |before| self.turn(before))
@@ -230,10 +225,6 @@ impl<R: Runtime> BucketReducer<R> for Compressor<R> {
 
     fn step_taken(&mut self) {
         self.matrices.values_mut().for_each(LowRankGrad::keep);
-    }
-
-    fn residual(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
-        self.matrices.get(&leaf.id()).map(|m| Ok(m.taken()?.0)).transpose()
     }
 
     fn parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<CheckpointPart<R>>> {

@@ -6,13 +6,13 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use autograd::Leaf;
-use numcore::{DType, Result, Runtime, Shape, Tensor, ops::PointwiseOps};
-
-use super::{Compressor, matrix::working};
-use crate::{
+use distributed::{
     checkpoint::{CheckpointPart, Wanted, names},
     comm::Communicator,
 };
+use numcore::{DType, Result, Runtime, Shape, Tensor, ops::PointwiseOps};
+
+use super::{Compressor, LowRankForm, matrix::working};
 
 /// The number of exchanged steps; its presence for a rank shows that the rank saved residuals.
 const STEPS: &str = "powersgd";
@@ -51,9 +51,9 @@ impl<R: Runtime> Compressor<R> {
         let mut all = Vec::new();
         for leaf in leaves {
             let spec = leaf.spec();
-            let Some((m, n, rank)) = self.options.of(&spec.shape) else { continue };
-            all.push(wanted(error(self.comm.rank(), &leaf.name()), &[m * n], working(spec.dtype))?);
-            all.push(wanted(basis(&leaf.name()), &[n, rank], working(spec.dtype))?);
+            let Some(LowRankForm { rows, columns, rank }) = self.options.compressed(&spec.shape) else { continue };
+            all.push(wanted(error(self.comm.rank(), &leaf.name()), &[rows * columns], working(spec.dtype))?);
+            all.push(wanted(basis(&leaf.name()), &[columns, rank], working(spec.dtype))?);
         }
         Ok(all)
     }

@@ -14,16 +14,33 @@
 //! before it. A skipped step leaves residuals unchanged, and so does a parameter that no rank used.
 
 mod checkpoint;
-mod compressor;
 mod matrix;
 mod orthonormal;
+mod reducer;
 
-use numcore::{Error, Result, Shape};
+use distributed::{
+    buckets::BucketReducer,
+    comm::{Collectives, Comm},
+};
+use numcore::{Error, Result, Runtime, Shape};
 
-pub(crate) use compressor::Compressor;
+use reducer::Compressor;
 
-/// Low-rank compression of gradients with error feedback; see
-/// [`GradCompression::PowerSgd`](super::GradCompression::PowerSgd).
+/// Low-rank compression of gradients with error feedback, as the reducer of a training step
+/// ([`TrainStepBuilder::reducer`](distributed::train::TrainStepBuilder::reducer)).
+///
+/// ```no_run
+/// # use numcore::{Result, Runtime};
+/// use adaptive::powersgd::PowerSgd;
+/// use distributed::{comm::Comm, train::TrainStep};
+/// use optim::AdamWConfig;
+/// # fn step<R: Runtime>(comm: &Comm<R>, model: &impl nn::Module<R>) -> Result<()> {
+/// let rank4 = PowerSgd { rank: 4, ..Default::default() };
+/// let builder = TrainStep::builder(comm, model).optimizer(AdamWConfig::default());
+/// let step = builder.reducer(move |comm| rank4.reducer(comm)).build()?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// Costs a residual of the size of the gradient (`f32`, or `f64` for `f64`) and three thin matrix products for each
 /// parameter. Parameters with fewer than two axes travel uncompressed. One of more axes is a matrix `[m, n]`: its first
@@ -40,6 +57,17 @@ pub struct PowerSgd {
     pub seed: u64,
 }
 
+/// The form in which a gradient is sent: the product of `[rows, rank]` and `[rank, columns]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LowRankForm {
+    /// The rows of the gradient as a matrix: its first axis.
+    pub rows: usize,
+    /// The columns of the gradient as a matrix: all other axes.
+    pub columns: usize,
+    /// The number of columns of both factors.
+    pub rank: usize,
+}
+
 impl Default for PowerSgd {
     /// Rank 1 from the first step on, for gradients that shrink to less than half.
     fn default() -> Self {
@@ -48,42 +76,46 @@ impl Default for PowerSgd {
 }
 
 impl PowerSgd {
-    /// The shape `[m, n]` of a parameter's gradient as a matrix, and the rank it is compressed to; `None` if it travels
-    /// uncompressed.
+    /// Makes the reducer over the ranks of a communicator. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank, if options differ between ranks or are out of their range.
+    pub fn reducer<R: Runtime>(self, comm: &Comm<R>) -> Result<impl BucketReducer<R> + use<R>> {
+        self.check()?;
+        comm.agree("the options of PowerSGD", format!("{self:?}").as_bytes())?;
+        Ok(Compressor::new(comm, self))
+    }
+
+    /// The compressed form of the gradient of a parameter; `None` if it travels uncompressed.
     ///
     /// ```
-    /// use distributed::buckets::PowerSgd;
+    /// use adaptive::powersgd::{LowRankForm, PowerSgd};
     /// use numcore::Shape;
     /// # fn main() -> numcore::Result<()> {
     /// let rank4 = PowerSgd { rank: 4, ..Default::default() };
-    /// assert_eq!(rank4.of(&Shape::new(&[64, 16, 3, 3])?), Some((64, 144, 4)));
-    /// assert_eq!(rank4.of(&Shape::new(&[8, 8])?), None);
+    /// let convolution = LowRankForm { rows: 64, columns: 144, rank: 4 };
+    /// assert_eq!(rank4.compressed(&Shape::new(&[64, 16, 3, 3])?), Some(convolution));
+    /// assert_eq!(rank4.compressed(&Shape::new(&[8, 8])?), None);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn of(&self, shape: &Shape) -> Option<(usize, usize, usize)> {
+    pub fn compressed(&self, shape: &Shape) -> Option<LowRankForm> {
         if shape.rank() < 2 || shape.numel() == 0 {
             return None;
         }
-        let (m, n) = (shape[0], shape.numel() / shape[0]);
-        let rank = self.rank.min(m).min(n);
-        let sent = ((m + n) * rank) as f64;
-        (sent * self.min_rate < shape.numel() as f64).then_some((m, n, rank))
+        let (rows, columns) = (shape[0], shape.numel() / shape[0]);
+        let rank = self.rank.min(rows).min(columns);
+        let sent = ((rows + columns) * rank) as f64;
+        (sent * self.min_rate < shape.numel() as f64).then_some(LowRankForm { rows, columns, rank })
     }
 
-    pub(super) fn check(&self, canonical: bool) -> Result<()> {
+    fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("PowerSgd", field, why));
         if self.rank == 0 {
             return wrong("rank", "`rank` is 0; a matrix needs at least one column".into());
         }
         if !(self.min_rate >= 0.0 && self.min_rate.is_finite()) {
             return wrong("min_rate", format!("`min_rate` cannot be {}", self.min_rate));
-        }
-        if canonical {
-            return wrong(
-                "canonical",
-                "in canonical order gradients travel as they are; leave `canonical` or the compression out".into(),
-            );
         }
         Ok(())
     }
