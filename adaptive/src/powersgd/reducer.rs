@@ -223,6 +223,10 @@ impl<R: Runtime> BucketReducer<R> for Compressor<R> {
         self.steps += 1;
     }
 
+    fn has_state() -> bool {
+        true
+    }
+
     fn step_taken(&mut self) {
         self.matrices.values_mut().for_each(LowRankGrad::keep);
     }

@@ -71,6 +71,14 @@ pub trait BucketReducer<R: Runtime>: Send + Sync {
     /// Confirms the update of the parameters. Not called after a skipped step.
     fn step_taken(&mut self) {}
 
+    /// Tells whether such reducers have a state, which checkpoints save. It then says with which features they go.
+    fn has_state() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
     /// The parts of the reducer's state that this rank saves in checkpoints.
     fn parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<CheckpointPart<R>>> {
         let _ = leaves;

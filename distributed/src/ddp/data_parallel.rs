@@ -23,8 +23,15 @@ use crate::{
     sums,
 };
 
-/// Makes a bucket reducer over the ranks of a communicator.
-pub(crate) type MakeReducer<R> = Box<dyn Fn(&Comm<R>) -> Result<Box<dyn BucketReducer<R>>>>;
+type MakeReducer<R> = dyn Fn(&Comm<R>) -> Result<Box<dyn BucketReducer<R>>>;
+
+/// A custom way of summing buckets: makes a reducer for each part of a model.
+pub(crate) struct ReducerSource<R: Runtime> {
+    /// Makes a reducer over the ranks of a communicator.
+    pub(crate) make: Box<MakeReducer<R>>,
+    /// True if checkpoints save a state of each.
+    pub(crate) has_state: bool,
+}
 
 /// A strategy that gives every rank a copy of the model: PyTorch's `DistributedDataParallel` with its optimizer.
 /// Buckets are consecutive pieces of the optimizer's own gradient memory. Each is summed over all ranks, in place, as
@@ -86,21 +93,22 @@ impl<R: Runtime> DataParallel<R> {
         Self::reduced_by(mesh, model, optimizer, options, None)
     }
 
-    /// Makes the strategy as [`new`](DataParallel::new) does, with a custom reducer if `make` is given.
+    /// Makes the strategy as [`new`](DataParallel::new) does, with a custom reducer if one is given.
     #[track_caller]
     pub(crate) fn reduced_by(
         mesh: &impl AsMesh<R>,
         model: &(impl Module<R> + ?Sized),
         mut optimizer: Box<dyn Optimizer<R>>,
         options: BucketOptions,
-        make: Option<&MakeReducer<R>>,
+        custom: Option<&ReducerSource<R>>,
     ) -> Result<Self> {
         let mesh = mesh.as_mesh();
         let label = Label::next(mesh.gradients());
         let comm = &label.over(mesh.gradients());
         let ddp = Ddp::of(comm, model, mesh.batch().rank())?;
         let tensor = TensorAxis::new(&mesh, &label, model)?;
-        let features = options.features().union(tensor.features(&mesh)).and_if(make.is_some(), Feature::Reducer);
+        let features = options.features().union(tensor.features(&mesh)).and_if(custom.is_some(), Feature::Reducer);
+        let features = features.and_if(custom.is_some_and(|custom| custom.has_state), Feature::StatefulReducer);
         features.and_if(!optimizer.is_elementwise(), Feature::WholeParameters).check("TrainStep::builder")?;
         comm.agree("the optimizer", format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes())?;
         let leaves = leaves(model);
@@ -114,11 +122,15 @@ impl<R: Runtime> DataParallel<R> {
         let frozen = leaves.iter().filter(|l| !l.requires_grad() && !optimized.contains(&l.id())).cloned().collect();
         let order = from_last(&leaves);
         let key = |l: &Arc<Leaf<R>>| place(&order, l);
-        let reducer = match make {
-            Some(make) => make(comm)?,
+        let reducer = match custom {
+            Some(custom) => (custom.make)(comm)?,
             None => reducer(comm, &options),
         };
-        features.and_if(!reducer.wanted(&leaves)?.is_empty(), Feature::StatefulReducer).check("TrainStep::builder")?;
+        if custom.is_some() && !features.has(Feature::StatefulReducer) && !reducer.wanted(&leaves)?.is_empty() {
+            let why =
+                "its reducer reads a state from checkpoints, and `BucketReducer::has_state` says that it has none";
+            return Err(Error::usage("TrainStep::builder", why));
+        }
         let features = features.and_if(reducer.reduces_every_pass(), Feature::ReduceEachPass);
         let layout = BucketLayout::new(comm, &label, &mut *optimizer, &key, &options)?;
         let (ranks, buffers) = (tensor.step_ranks(&mesh, comm), Buffers(model.named_buffers()));

@@ -7,5 +7,5 @@ mod exchange;
 mod unfreeze;
 
 pub use data_parallel::DataParallel;
-pub(crate) use data_parallel::MakeReducer;
+pub(crate) use data_parallel::ReducerSource;
 pub(crate) use unfreeze::UNFROZEN;

@@ -13,7 +13,7 @@ use crate::{
     buckets::{BucketOptions, BucketReducer},
     combinations::{Feature, Features},
     comm::{Collectives, Comm, abort_on_err},
-    ddp::{DataParallel, MakeReducer},
+    ddp::{DataParallel, ReducerSource},
     expert_parallel::{expert_leaves, has_experts, require_experts, with_experts},
     hooks::GradientObserver,
     mesh::{AsMesh, Mesh},
@@ -34,7 +34,7 @@ pub struct TrainStepBuilder<'m, R: Runtime> {
     zero: ZeroOptions,
     experts: bool,
     schedule: Option<Arc<dyn LrSchedule>>,
-    reducer: Option<MakeReducer<R>>,
+    reducer: Option<ReducerSource<R>>,
     observer: Option<GradientObserver<R>>,
 }
 
@@ -207,7 +207,8 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
     /// pipeline has one, over its replicas, and so have experts, over the ranks that have the same experts.
     #[doc(alias("register_comm_hook"))]
     pub fn reducer<B: BucketReducer<R> + 'static>(mut self, make: impl Fn(&Comm<R>) -> Result<B> + 'static) -> Self {
-        self.reducer = Some(Box::new(move |comm| Ok(Box::new(make(comm)?))));
+        let make = Box::new(move |comm: &Comm<R>| Ok(Box::new(make(comm)?) as Box<dyn BucketReducer<R>>));
+        self.reducer = Some(ReducerSource { make, has_state: B::has_state() });
         self
     }
 
@@ -254,12 +255,16 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
     fn features(&self) -> Features {
         let built = self.optimizer.as_ref().is_some_and(|optimizer| optimizer.shards().is_none());
         let buckets = self.buckets.clone().unwrap_or_default();
+        let has_state = self.reducer.as_ref().is_some_and(|reducer| reducer.has_state);
+        // Where each rank has all experts, theirs are parameters like others.
+        let has_all = self.experts && self.mesh.plan().size(Axis::Expert) == 1;
         let is_tied = matches!(&self.model, StepModel::Stages(model) if !model.ties.is_empty());
         Features::default()
             .union(self.zero.features())
             .union(buckets.features())
             .and_if(self.buckets.is_some(), Feature::Buckets)
             .and_if(self.reducer.is_some(), Feature::Reducer)
+            .and_if(has_state && !has_all, Feature::StatefulReducer)
             .and_if(self.experts, Feature::Experts)
             .and_if(matches!(self.model, StepModel::Stages(_)), Feature::Pipeline)
             .and_if(is_tied, Feature::Tied)
@@ -308,7 +313,7 @@ struct StrategyMaker<R: Runtime> {
     zero: ZeroOptions,
     experts: bool,
     schedule: Option<Arc<dyn LrSchedule>>,
-    reducer: Option<MakeReducer<R>>,
+    reducer: Option<ReducerSource<R>>,
 }
 
 impl<R: Runtime> StrategyMaker<R> {

@@ -75,10 +75,7 @@ impl<R: Runtime> TrainStep<R> {
     #[track_caller]
     pub(super) fn of(strategy: Box<dyn Strategy<R>>, config: TrainingConfig) -> Result<Self> {
         config.check()?;
-        let everyone = &strategy.ranks().everyone;
-        // The reducer of a part may have a state, which the whole does not allow.
-        strategy.features().check("TrainStep::builder").map_err(|error| error.on_rank(everyone.world_rank()))?;
-        everyone.agree("the training configuration", format!("{config:?}").as_bytes())?;
+        strategy.ranks().everyone.agree("the training configuration", format!("{config:?}").as_bytes())?;
         let updates = Updates::new(config);
         updates.check_hyper(&*strategy)?;
         let (pushed, frozen, shared) = (Vec::new(), Vec::new(), HashSet::new());

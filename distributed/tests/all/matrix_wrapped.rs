@@ -214,8 +214,11 @@ impl Wrapped {
             let builder = if self.built { builder.optimizer_with(make) } else { builder };
             match self.exchange {
                 Exchange::Plain | Exchange::PowerSgd => builder,
-                Exchange::Reducer { state, each_pass } => {
-                    builder.reducer(move |comm| Ok(OwnReducer::new(comm, state, each_pass)))
+                Exchange::Reducer { state: true, each_pass } => {
+                    builder.reducer(move |comm| Ok(OwnReducer::<true>::new(comm, each_pass)))
+                }
+                Exchange::Reducer { state: false, each_pass } => {
+                    builder.reducer(move |comm| Ok(OwnReducer::<false>::new(comm, each_pass)))
                 }
                 Exchange::Narrowed => builder.buckets(way.buckets.clone()),
             }

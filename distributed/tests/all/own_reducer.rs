@@ -8,28 +8,31 @@ use numcore::{
 
 use crate::prelude::*;
 
-/// A reducer whose state is zeros in checkpoints, of rank 0, and which may sum in each pass.
-pub struct OwnReducer {
+/// A reducer that may sum in each pass. Its state, if it has one, is zeros in checkpoints, of rank 0.
+pub struct OwnReducer<const STATE: bool> {
     inner: AllReduce<Cpu>,
     comm: Comm<Cpu>,
-    state: bool,
     /// The sums of the passes of a step so far, by bucket, if it sums in each.
     passes: Option<BTreeMap<usize, TensorMut<Cpu>>>,
 }
 
-impl OwnReducer {
-    pub fn new(comm: &Comm<Cpu>, state: bool, each_pass: bool) -> Self {
+impl<const STATE: bool> OwnReducer<STATE> {
+    pub fn new(comm: &Comm<Cpu>, each_pass: bool) -> Self {
         let (inner, passes) = (AllReduce::new(comm, GradCompression::Own), each_pass.then(BTreeMap::new));
-        OwnReducer { inner, comm: comm.clone(), state, passes }
+        OwnReducer { inner, comm: comm.clone(), passes }
     }
 
     fn remembered(&self, leaves: &[Arc<Leaf<Cpu>>]) -> Vec<(String, Arc<Leaf<Cpu>>)> {
         let named = |leaf: &Arc<Leaf<Cpu>>| (format!("remembered/{}", leaf.name()), leaf.clone());
-        leaves.iter().filter(|_| self.state).map(named).collect()
+        leaves.iter().filter(|_| STATE).map(named).collect()
     }
 }
 
-impl BucketReducer<Cpu> for OwnReducer {
+impl<const STATE: bool> BucketReducer<Cpu> for OwnReducer<STATE> {
+    fn has_state() -> bool {
+        STATE
+    }
+
     fn send(&mut self, bucket: FullBucket<'_, Cpu>, row: TensorMut<Cpu>) -> Result<()> {
         self.inner.send(bucket, row)
     }
