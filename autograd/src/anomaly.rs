@@ -61,11 +61,6 @@ pub(crate) fn in_backward<T>(f: impl FnOnce() -> T) -> T {
     looking_for(LookFor::Gradients, f)
 }
 
-/// Runs a part of a forward pass again during backward. Inside `detect_anomaly`, outputs of operations are checked.
-pub(crate) fn in_forward<T>(f: impl FnOnce() -> T) -> T {
-    looking_for(LookFor::Values, f)
-}
-
 fn looking_for<T>(what: LookFor, f: impl FnOnce() -> T) -> T {
     let before = LOOK_FOR.get();
     let _restore = Restore::set(&LOOK_FOR, if before == LookFor::Nothing { before } else { what });

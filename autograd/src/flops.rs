@@ -1,18 +1,19 @@
-//! How much arithmetic an op call is.
+//! Floating-point operations of op calls.
 
 use numcore::{
     fused::{ConvKind, FusedOp},
     ops::{Op, Spec},
 };
 
-/// Floating-point operations of a call, a multiplication and an addition counting two. What PyTorch's `FlopCounterMode` counts is
-/// counted, by its formulas; everything else is 0:
+/// Floating-point operations of a call, a multiplication and an addition counting two. The formulas are those of
+/// PyTorch's `FlopCounterMode`; other calls count 0:
 ///
-/// - a product of `[.., M, K]` and `[.., K, N]`, with a bias or without, or its cross-entropy: `2·M·N·K` for each matrix of the batch;
-/// - attention of `T` queries and `S` keys: `2·T·S·(D + E)` for each head, where scores take `D` and values `E` channels. Masked scores
-///   count too;
+/// - a product of `[.., M, K]` and `[.., K, N]`, with a bias or without, or its cross-entropy: `2·M·N·K` for each matrix
+///   of the batch;
+/// - attention of `T` queries and `S` keys: `2·T·S·(D + E)` for each head, where scores take `D` and values `E`
+///   channels. Masked scores count too;
 /// - a convolution: `2·C/G·R·S` for each element of the larger side, that is, of `y` in `y = conv(x, w)`.
-pub(super) fn of(op: &Op, inputs: &[Spec], outputs: &[Spec]) -> u64 {
+pub(crate) fn of(op: &Op, inputs: &[Spec], outputs: &[Spec]) -> u64 {
     let size = |spec: Option<&Spec>, from_end: usize| {
         let shape = spec.map(|spec| &spec.shape[..]).unwrap_or_default();
         shape.len().checked_sub(from_end).and_then(|at| shape.get(at)).map_or(0, |&n| n as u64)

@@ -5,10 +5,15 @@ use std::sync::Arc;
 
 use numcore::{
     Error, Result, Runtime, Tensor,
-    ops::{Backprop, Bits, Outs, Saves},
+    ops::{Apply, Backprop, Bits, Outs, Saves},
 };
 
-use crate::{Var, anomaly, is_grad_enabled, node::NodeCall};
+use crate::{
+    Var, anomaly, is_grad_enabled,
+    mode::ForwardContext,
+    node::NodeCall,
+    rematerialize::{RecipeCall, ScopedRecipe},
+};
 
 /// A closure that waits for a gradient in transit and returns it.
 pub type ArrivingGradient<R> = Box<dyn FnOnce() -> Result<Tensor<R>>>;
@@ -59,18 +64,21 @@ pub trait Function<R: Runtime>: Send + Sync {
 /// Applies a [`Function`] to `ins` and records it on the tape.
 #[track_caller]
 pub fn apply_function<R: Runtime>(function: Arc<dyn Function<R>>, ins: &[&Var<R>]) -> Result<Outs<Var<R>>> {
+    let context = ForwardContext::here();
     let tensors = ins.iter().map(|v| v.value()).collect::<Result<Vec<_>>>()?;
     let outs = function.forward(&tensors)?;
     if anomaly::looks_at_values() {
         anomaly::check_outputs(function.name(), ins, &outs)?;
     }
     if !is_grad_enabled() || ins.iter().all(|v| v.edge.is_none()) {
-        for edge in ins.iter().filter_map(|v| v.edge.as_ref()) {
-            crate::mode::note_read(edge)?;
-        }
         return Ok(outs.into_iter().map(Var::new).collect());
     }
-    let mut outs = Var::recorded(NodeCall::Function(function), ins, outs.into_iter().collect())?;
+    let recipe = ScopedRecipe::of(
+        || RecipeCall::Function(function.clone(), context, outs.iter().map(Apply::spec).collect()),
+        ins,
+        &outs,
+    );
+    let mut outs = Var::recorded(NodeCall::Function(function), ins, outs.into_iter().collect(), recipe.as_ref())?;
     outs.iter_mut().for_each(|out| out.recompute_as(ins));
     Ok(outs)
 }

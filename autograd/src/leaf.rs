@@ -13,7 +13,7 @@ use numcore::{
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 
-use crate::{Var, mode::note_version};
+use crate::Var;
 
 /// The source of a leaf's value that is not in memory, such as a sharded parameter. Forward, evaluation, recomputation
 /// and backward fetch from it alike.
@@ -264,7 +264,6 @@ impl<R: Runtime> LeafView<R> {
 
     #[track_caller]
     pub(crate) fn value(&self) -> Result<Tensor<R>> {
-        note_version(&self.leaf, || self.leaf.version());
         self.views.iter().try_fold(self.leaf.value()?, |t, v| Tensor::apply1(v.clone(), &[&t]))
     }
 

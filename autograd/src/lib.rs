@@ -19,10 +19,12 @@ mod autocast;
 mod backward;
 mod checkpoint;
 mod deferred;
+mod flops;
 mod function;
 mod gradients;
 mod hook;
 mod leaf;
+mod ledger;
 mod mode;
 mod node;
 mod observe;
@@ -37,12 +39,13 @@ mod var;
 pub use anomaly::detect_anomaly;
 pub use autocast::{autocast, autocast_dtype, autocast_operands, no_autocast};
 pub use backward::{Backward, backward, backward_with_hooks, differentiable_grad, grad};
-pub use checkpoint::checkpoint;
+pub use checkpoint::{Checkpoint, checkpoint, products};
 pub use deferred::Deferred;
 pub use function::{ArrivingGradient, Function, apply_function};
 pub use gradients::Gradients;
 pub use hook::{BackwardHook, LeafGrad};
 pub use leaf::{Leaf, LeafView, Residency};
+pub use ledger::CheckpointBill;
 pub use mode::{
     RandomState, is_grad_enabled, manual_seed, next_seed, no_grad, random_state, set_random_state, set_random_stream,
 };

@@ -1,30 +1,16 @@
 //! The thread-local state of a forward pass: the recording mode and the stream of random seeds. Ranks in threads never
 //! share it.
 
-use std::{
-    any::Any,
-    cell::{Cell, RefCell},
-    sync::Arc,
-};
+use std::cell::Cell;
 
-use numcore::{DType, ErrorKind, Result, Runtime, rng::philox4x32_10};
+use numcore::{DType, rng::philox4x32_10};
 
-use crate::{
-    Leaf,
-    autocast::{at_autocast, autocast_dtype},
-    node::Edge,
-    rematerialize::{at_recomputation, recomputation},
-};
+use crate::autocast::{at_autocast, autocast_dtype};
 
 thread_local! {
     static GRAD: Cell<bool> = const { Cell::new(true) };
     static RANDOM: Cell<RandomState> = const { Cell::new(RandomState { seed: 0, drawn: 0, stream: 0 }) };
-    static READS: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
-    static VERSIONS: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
-
-/// The leaves whose values were read, and the version of each at its first reading.
-pub(crate) type Versions<R> = Vec<(Arc<Leaf<R>>, u64)>;
 
 /// A guard that sets a thread-local for a scope and restores it on drop, also after a panic.
 pub(crate) struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
@@ -101,70 +87,22 @@ pub fn next_seed() -> u64 {
     u64::from(a) | u64::from(b) << 32
 }
 
-/// The thread-local state on which a forward pass's values and saved tensors depend, in addition to its inputs. A part
-/// of the pass is recomputed under it.
+/// The thread-local state on which the outputs of a function depend, in addition to its inputs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardContext {
     random: RandomState,
     autocast: Option<DType>,
-    recomputation: Option<bool>,
 }
 
 impl ForwardContext {
     /// The present state of this thread.
     pub(crate) fn here() -> Self {
-        ForwardContext { random: random_state(), autocast: autocast_dtype(), recomputation: recomputation() }
+        ForwardContext { random: random_state(), autocast: autocast_dtype() }
     }
 
     /// Runs `f` under this state, then restores the state of the thread.
     pub(crate) fn run<T>(self, f: impl FnOnce() -> T) -> T {
         let _restore = Restore::set(&RANDOM, self.random);
-        at_recomputation(self.recomputation, || at_autocast(self.autocast, f))
+        at_autocast(self.autocast, f)
     }
-}
-
-/// Runs `f` without recording, and returns the leaves it read that require gradients, in order.
-pub(crate) fn reading<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(T, Vec<Arc<Leaf<R>>>)> {
-    let outer = READS.replace(Some(Box::new(Vec::<Arc<Leaf<R>>>::new())));
-    let result = no_grad(f);
-    let reads = READS.replace(outer).and_then(|b| b.downcast().ok()).map_or(Vec::new(), |b| *b);
-    for leaf in &reads {
-        note_read(&Edge::Leaf(crate::LeafView::whole(leaf)))?;
-    }
-    Ok((result?, reads))
-}
-
-/// Runs `f`, and returns all leaves whose values it read, with their versions; frozen leaves are included.
-pub(crate) fn watching<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(T, Versions<R>)> {
-    let outer = VERSIONS.replace(Some(Box::new(Versions::<R>::new())));
-    let result = f();
-    let read: Versions<R> = VERSIONS.replace(outer).and_then(|b| b.downcast().ok()).map_or(Vec::new(), |b| *b);
-    read.iter().for_each(|(leaf, version)| note_version(leaf, || *version));
-    Ok((result?, read))
-}
-
-/// Notes that the value of a leaf was read. `version` is called only inside `watching`, at the leaf's first reading.
-pub(crate) fn note_version<R: Runtime>(leaf: &Arc<Leaf<R>>, version: impl FnOnce() -> u64) {
-    VERSIONS.with_borrow_mut(|read| {
-        let Some(read) = read.as_mut().and_then(|b| b.downcast_mut::<Versions<R>>()) else { return };
-        if !read.iter().any(|(l, _)| Arc::ptr_eq(l, leaf)) {
-            read.push((leaf.clone(), version()));
-        }
-    });
-}
-
-/// Notes that an op in an unrecorded segment read this edge. An edge to a node is an error: the segment captured it.
-pub(crate) fn note_read<R: Runtime>(edge: &Edge<R>) -> Result<()> {
-    READS.with_borrow_mut(|reads| {
-        let Some(reads) = reads.as_mut().and_then(|b| b.downcast_mut::<Vec<Arc<Leaf<R>>>>()) else { return Ok(()) };
-        match edge {
-            Edge::Leaf(view) if !reads.iter().any(|l| Arc::ptr_eq(l, view.leaf())) => reads.push(view.leaf().clone()),
-            Edge::Leaf(_) => {}
-            Edge::Node(..) => {
-                let why = "the segment captured a variable that needs gradients; pass it as an input".into();
-                return Err(ErrorKind::NoGradient { op: "checkpoint", why }.into());
-            }
-        }
-        Ok(())
-    })
 }

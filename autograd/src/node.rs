@@ -11,8 +11,7 @@ use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Function, LeafView,
-    checkpoint::Segment,
-    rematerialize::{RematRecipe, Rematerialized},
+    rematerialize::{Recipe, Remade, Rematerialized},
 };
 
 /// The origin of a variable in the graph.
@@ -36,7 +35,7 @@ impl<R: Runtime> Clone for Edge<R> {
 pub(crate) enum TapeValue<R: Runtime> {
     Own(Tensor<R>),
     Leaf(Arc<LeafView<R>>),
-    /// A rematerialized value; nodes that save it save only its recipe.
+    /// A value that backward computes again; nodes in its scope save only its recipe.
     Rematerialized(Arc<Rematerialized<R>>),
 }
 
@@ -91,7 +90,6 @@ impl<R: Runtime> TapeValue<R> {
 pub(crate) enum NodeCall<R: Runtime> {
     Op(Op),
     Function(Arc<dyn Function<R>>),
-    Segment(Segment<R>),
 }
 
 impl<R: Runtime> NodeCall<R> {
@@ -99,7 +97,6 @@ impl<R: Runtime> NodeCall<R> {
         match self {
             NodeCall::Op(op) => op.name(),
             NodeCall::Function(f) => f.name(),
-            NodeCall::Segment(_) => "checkpoint",
         }
     }
 
@@ -107,7 +104,6 @@ impl<R: Runtime> NodeCall<R> {
         match self {
             NodeCall::Op(op) => op.saves(wants),
             NodeCall::Function(f) => Ok(f.saves()),
-            NodeCall::Segment(_) => Ok(Saves { inputs: Bits::ALL, outputs: Bits::NONE }),
         }
     }
 }
@@ -134,12 +130,13 @@ impl<R: Runtime> Node<R> {
     }
 }
 
-/// A saved input: the value itself, or the source from which backward obtains it.
+/// A saved input or output: the value itself, or the source from which backward obtains it.
 pub(crate) enum SavedInput<R: Runtime> {
     Own(Tensor<R>),
     /// A leaf, and its version when it was saved.
     Leaf(Arc<LeafView<R>>, u64),
-    RematRecipe(Arc<RematRecipe<R>>),
+    /// Output `k` of a recipe.
+    Recipe(Arc<Recipe<R>>, u32),
 }
 
 impl<R: Runtime> Clone for SavedInput<R> {
@@ -147,17 +144,25 @@ impl<R: Runtime> Clone for SavedInput<R> {
         match self {
             SavedInput::Own(t) => SavedInput::Own(t.clone()),
             SavedInput::Leaf(v, version) => SavedInput::Leaf(v.clone(), *version),
-            SavedInput::RematRecipe(r) => SavedInput::RematRecipe(r.clone()),
+            SavedInput::Recipe(r, k) => SavedInput::Recipe(r.clone(), *k),
         }
     }
 }
 
 impl<R: Runtime> SavedInput<R> {
+    /// This value as one that a node saves.
+    pub(crate) fn of_node(self) -> Self {
+        if let SavedInput::Recipe(recipe, _) = &self {
+            recipe.mark_saved();
+        }
+        self
+    }
+
     /// The saved value. Before a leaf is read, its version is checked and the hook is notified.
-    pub(crate) fn fetch(&self, hook: &mut dyn BackwardHook<R>) -> Result<TapeValue<R>> {
+    pub(crate) fn fetch(&self, remade: &mut Remade<R>, hook: &mut dyn BackwardHook<R>) -> Result<TapeValue<R>> {
         Ok(match self {
             SavedInput::Own(t) => TapeValue::Own(t.clone()),
-            SavedInput::RematRecipe(recipe) => TapeValue::Own(recipe.run(hook)?),
+            SavedInput::Recipe(recipe, k) => TapeValue::Own(recipe.output(*k, remade, hook)?),
             SavedInput::Leaf(view, saved) => {
                 let leaf = view.leaf();
                 leaf.unchanged_since(*saved)?;
@@ -171,7 +176,7 @@ impl<R: Runtime> SavedInput<R> {
 /// The values that a node saves for backward: only those that its gradient rule reads.
 pub(crate) struct Saved<R: Runtime> {
     pub(crate) inputs: SmallVec<[Option<SavedInput<R>>; 2]>,
-    pub(crate) outputs: SmallVec<[Option<Tensor<R>>; 1]>,
+    pub(crate) outputs: SmallVec<[Option<SavedInput<R>>; 1]>,
 }
 
 impl<R: Runtime> Clone for Saved<R> {

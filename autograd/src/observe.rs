@@ -13,6 +13,7 @@ use numcore::{
 use crate::{
     Var,
     address::ByAddress,
+    flops,
     node::{Edge, Node, SavedInput, TapeValue},
 };
 
@@ -24,20 +25,22 @@ thread_local! {
 /// An op call on variables in a forward pass.
 #[derive(Clone, Debug)]
 pub struct ObservedOp {
-    /// The op; `None` for a checkpointed segment, listed after its ops.
-    pub op: Option<Op>,
+    /// The op.
+    pub op: Op,
     /// The shapes and dtypes of the inputs.
     pub inputs: Vec<Spec>,
     /// The shapes and dtypes of the outputs.
     pub outputs: Vec<Spec>,
     /// The leaves among the inputs, by [`Leaf::id`](crate::Leaf::id).
     pub leaves: Vec<usize>,
+    /// The names of the leaves.
+    pub parameters: Vec<Arc<str>>,
     /// The number of the call's node; `None` if the tape did not record it.
     pub node: Option<u64>,
 }
 
 /// Runs `f`, and returns with its result the op calls that it applied to variables on this thread, in order. Unrecorded
-/// calls and calls inside checkpointed segments are included; views of leaves are not.
+/// calls are included; views of leaves are not.
 pub fn observe_ops<T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedOp>) {
     struct Outer(bool, Vec<ObservedOp>);
     impl Drop for Outer {
@@ -59,16 +62,37 @@ pub(crate) fn is_on() -> bool {
     ON.get()
 }
 
-/// Records a call of `op`, or of a checkpointed segment for `None`.
+impl ObservedOp {
+    /// A call of `op` with these inputs.
+    pub(crate) fn of<R: Runtime>(op: Op, ins: &[&Var<R>], outputs: Vec<Spec>, node: Option<u64>) -> Self {
+        use numcore::ops::Apply;
+        let leaf = |v: &&Var<R>| match &v.value {
+            TapeValue::Leaf(view) => Some(view.leaf().clone()),
+            _ => None,
+        };
+        let leaves: Vec<_> = ins.iter().filter_map(leaf).collect();
+        ObservedOp {
+            op,
+            inputs: ins.iter().map(|v| v.spec()).collect(),
+            outputs,
+            leaves: leaves.iter().map(|leaf| leaf.id()).collect(),
+            parameters: leaves.iter().map(|leaf| leaf.name()).collect(),
+            node,
+        }
+    }
+
+    /// Floating-point operations of the call, a multiplication and an addition counting two; 0 but for products,
+    /// attention and convolutions. The formulas are those of PyTorch's `FlopCounterMode`.
+    pub fn flops(&self) -> u64 {
+        flops::of(&self.op, &self.inputs, &self.outputs)
+    }
+}
+
+/// Records a call.
 #[cold]
-pub(crate) fn note<R: Runtime>(op: Option<Op>, ins: &[&Var<R>], outputs: Vec<Spec>, node: Option<u64>) {
-    use numcore::ops::Apply;
-    let leaf = |v: &&Var<R>| match &v.value {
-        TapeValue::Leaf(view) => Some(view.leaf().id()),
-        _ => None,
-    };
-    let (inputs, leaves) = (ins.iter().map(|v| v.spec()).collect(), ins.iter().filter_map(leaf).collect());
-    SEEN.with_borrow_mut(|seen| seen.push(ObservedOp { op, inputs, outputs, leaves, node }));
+pub(crate) fn note<R: Runtime>(op: Op, ins: &[&Var<R>], outputs: Vec<Spec>, node: Option<u64>) {
+    let call = ObservedOp::of(op, ins, outputs, node);
+    SEEN.with_borrow_mut(|seen| seen.push(call));
 }
 
 /// The number of the node that computed a variable.
@@ -88,7 +112,8 @@ pub fn saved_bytes<R: Runtime>(root: &Var<R>) -> Vec<(u64, usize)> {
         let new = tensors.into_iter().filter(|t| counted.insert(t.memory_id(), ()).is_none());
         new.map(|t| t.memory_bytes()).sum()
     };
-    nodes(root).iter().map(|node| (node.number, bytes_of(saved(node)))).collect()
+    let mut met: ByAddress<()> = ByAddress::default();
+    nodes(root).iter().map(|node| (node.number, bytes_of(saved(node, &mut met)))).collect()
 }
 
 /// The nodes on which a value depends, in ascending order of their numbers.
@@ -106,18 +131,21 @@ fn nodes<R: Runtime>(root: &Var<R>) -> Vec<Arc<Node<R>>> {
     found
 }
 
-fn saved<R: Runtime>(node: &Node<R>) -> Vec<Tensor<R>> {
-    fn add<R: Runtime>(input: &SavedInput<R>, tensors: &mut Vec<Tensor<R>>) {
-        match input {
-            SavedInput::Own(tensor) => tensors.push(tensor.clone()),
-            SavedInput::RematRecipe(recipe) => recipe.inputs().iter().for_each(|input| add(input, tensors)),
-            SavedInput::Leaf(..) => {}
-        }
-    }
+/// The tensors that a node keeps, and those that its recipes need. `met` has the recipes that were visited.
+fn saved<R: Runtime>(node: &Node<R>, met: &mut ByAddress<()>) -> Vec<Tensor<R>> {
     let (guard, mut tensors) = (node.saved.lock(), Vec::new());
-    if let Some(saved) = &*guard {
-        saved.inputs.iter().flatten().for_each(|input| add(input, &mut tensors));
-        tensors.extend(saved.outputs.iter().flatten().cloned());
+    let Some(saved) = &*guard else { return tensors };
+    let mut stack: Vec<SavedInput<R>> = saved.inputs.iter().chain(&saved.outputs).flatten().cloned().collect();
+    while let Some(kept) = stack.pop() {
+        match kept {
+            SavedInput::Own(tensor) => tensors.push(tensor),
+            SavedInput::Recipe(recipe, _) if met.insert(Arc::as_ptr(&recipe) as usize, ()).is_none() => {
+                let (inputs, outputs) = recipe.holds();
+                stack.extend(inputs);
+                tensors.extend(outputs);
+            }
+            SavedInput::Leaf(..) | SavedInput::Recipe(..) => {}
+        }
     }
     tensors
 }

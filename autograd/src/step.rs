@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use numcore::{
-    Error, ErrorKind, Result, Runtime, Tensor, TensorMut,
+    Error, ErrorKind, Result, Runtime, Tensor,
     ops::{Apply, Backprop, Op, Rule, Spec},
 };
 use smallvec::SmallVec;
 
 use crate::{
-    BackwardHook, Leaf, Var, anomaly, is_grad_enabled,
-    node::{Edge, Node, NodeCall, Saved, TapeValue},
-    sweep::{PendingGrads, Sweep, run, unknown},
+    BackwardHook, Var, anomaly, is_grad_enabled,
+    node::{Edge, Node, NodeCall, Saved},
+    sweep::{PendingGrads, Sweep, run},
     var::with_values,
 };
 
@@ -27,26 +27,6 @@ pub(crate) struct NodeStep<'a, R: Runtime> {
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
-    /// Lends the slot of a leaf that this node reads to an inner backward pass, after postponed calls for the leaf have
-    /// run.
-    pub(crate) fn lend_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
-        self.sweep.flush_for(leaf, self.hook)?;
-        let Some(state) = self.sweep.leaves.get_mut(&leaf.id()) else { return Ok(None) };
-        if let Some(slot) = state.grad.take() {
-            return Ok(Some(slot));
-        }
-        let slot = self.hook.grad_slot(leaf)?;
-        state.lent = slot.is_some();
-        Ok(slot)
-    }
-
-    /// Takes back a lent slot that was written.
-    pub(crate) fn return_slot(&mut self, leaf: &Arc<Leaf<R>>, slot: TensorMut<R>) -> Result<()> {
-        let state = self.sweep.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))?;
-        state.grad = Some(slot);
-        Ok(())
-    }
-
     /// The error for an input or output that this node's call does not have.
     fn missing(&self, what: &'static str, i: usize, count: usize) -> Error {
         Error::range(self.node.call.name(), what, i, format!("in 0..{count} where its gradient rule names one"))
@@ -107,16 +87,17 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
     fn input(&mut self, i: usize) -> Result<Var<R>> {
         self.input_spec(i)?;
         let Some(saved) = self.saved.inputs[i].clone() else { return Err(self.not_saved("input", i)) };
-        let value = saved.fetch(self.hook)?;
+        let value = saved.fetch(&mut self.sweep.remade, self.hook)?;
         let edge = self.node.edges[i].clone().filter(|_| self.sweep.options.create_graph);
         Ok(Var { value, edge })
     }
 
     fn output(&mut self, k: usize) -> Result<Var<R>> {
         self.output_spec(k)?;
-        let Some(value) = self.saved.outputs[k].clone() else { return Err(self.not_saved("output", k)) };
+        let Some(saved) = self.saved.outputs[k].clone() else { return Err(self.not_saved("output", k)) };
+        let value = saved.fetch(&mut self.sweep.remade, self.hook)?;
         let edge = self.sweep.options.create_graph.then(|| Edge::Node(self.node.clone(), k as u32));
-        Ok(Var { edge: edge.filter(|_| value.dtype().is_float()), value: TapeValue::Own(value) })
+        Ok(Var { edge: edge.filter(|_| value.spec().dtype.is_float()), value })
     }
 
     fn upstream(&mut self, k: usize) -> Result<Option<Var<R>>> {

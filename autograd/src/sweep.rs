@@ -21,6 +21,7 @@ use crate::{
     anomaly::in_backward,
     autocast::no_autocast,
     node::{Edge, Node, NodeCall, Saved, TapeValue},
+    rematerialize::Remade,
     step::NodeStep,
     var::with_values,
 };
@@ -72,6 +73,8 @@ pub(crate) struct Sweep<R: Runtime> {
     pub(crate) waited: usize,
     /// The nodes that run with the deferred calls.
     later: Vec<Arc<Node<R>>>,
+    /// The values that were computed again.
+    pub(crate) remade: Remade<R>,
 }
 
 pub(crate) fn id<R: Runtime>(node: &Arc<Node<R>>) -> usize {
@@ -102,6 +105,7 @@ impl<R: Runtime> Sweep<R> {
             postpones: false,
             waited: 0,
             later: Vec::new(),
+            remade: Remade::new(options.retain_graph),
         };
         let mut stack: Vec<Arc<Node<R>>> = Vec::new();
         for (root, _) in roots {
@@ -233,7 +237,6 @@ impl<R: Runtime> Sweep<R> {
             match &node.call {
                 NodeCall::Op(op) => op.gradient(&mut step)?,
                 NodeCall::Function(f) => step.function(f)?,
-                NodeCall::Segment(s) => s.backward(&mut step)?,
             }
         }
         for (i, edge) in node.edges.iter().enumerate() {

@@ -11,9 +11,10 @@ use smallvec::SmallVec;
 
 use crate::{
     Gradients, Leaf, LeafView, anomaly, autocast,
-    mode::{is_grad_enabled, note_read},
+    mode::is_grad_enabled,
     node::{Edge, Node, NodeCall, Saved, SavedInput, TapeValue, next_number},
     observe,
+    rematerialize::{RecipeCall, ScopedRecipe},
 };
 
 /// A value of a computation. If it needs gradients, it holds the graph that computed it; dropping the last variable
@@ -105,19 +106,31 @@ impl<R: Runtime> Var<R> {
         crate::backward(self)
     }
 
-    /// Records a call that already ran. Its outputs with floating-point dtypes depend on the inputs.
+    /// Records a call that already ran. Its outputs with floating-point dtypes depend on the inputs. With a recipe,
+    /// outputs are not saved.
     #[track_caller]
-    pub(crate) fn recorded(call: NodeCall<R>, ins: &[&Var<R>], outs: Outs<Tensor<R>>) -> Result<Outs<Var<R>>> {
-        // Segments and functions may have more inputs than `Bits` holds, and do not read `wants`.
+    pub(crate) fn recorded(
+        call: NodeCall<R>,
+        ins: &[&Var<R>],
+        outs: Outs<Tensor<R>>,
+        recipe: Option<&ScopedRecipe<R>>,
+    ) -> Result<Outs<Var<R>>> {
+        // Functions may have more inputs than `Bits` holds, and do not read `wants`.
         let tracked = ins.iter().take(Bits::MAX).enumerate().filter(|(_, v)| v.edge.is_some());
         let wants = tracked.fold(0, |b, (i, _)| b | 1 << i);
         let saves = call.saves(Bits(wants))?;
         let mut specs = SpecList::default();
         ins.iter().for_each(|v| v.value.list(&mut specs));
         outs.iter().for_each(|t| specs.push(t.shape(), t.dtype()));
+        let output =
+            |k, t: &Tensor<R>| recipe.map_or_else(|| SavedInput::Own(t.clone()), |recipe| recipe.saved(k).of_node());
         let saved = Saved {
-            inputs: ins.iter().enumerate().map(|(i, v)| saves.inputs.has(i).then(|| saved_input(&v.value))).collect(),
-            outputs: outs.iter().enumerate().map(|(k, t)| saves.outputs.has(k).then(|| t.clone())).collect(),
+            inputs: ins
+                .iter()
+                .enumerate()
+                .map(|(i, v)| saves.inputs.has(i).then(|| saved_input(&v.value).of_node()))
+                .collect(),
+            outputs: outs.iter().enumerate().map(|(k, t)| saves.outputs.has(k).then(|| output(k, t))).collect(),
         };
         let edges: SmallVec<[Option<Edge<R>>; 2]> = ins.iter().map(|v| v.edge.clone()).collect();
         let (number, at) = (next_number(&edges), Location::caller());
@@ -132,7 +145,11 @@ impl<R: Runtime> Var<R> {
         });
         let var = |(k, t): (usize, Tensor<R>)| {
             let edge = t.dtype().is_float().then(|| Edge::Node(node.clone(), k as u32));
-            Var { value: TapeValue::Own(t), edge }
+            let value = match recipe {
+                Some(recipe) => recipe.output(k, t),
+                None => TapeValue::Own(t),
+            };
+            Var { value, edge }
         };
         Ok(outs.into_iter().enumerate().map(var).collect())
     }
@@ -163,11 +180,8 @@ impl<R: Runtime> Var<R> {
         }
         let mut wants = 0;
         for (i, v) in ins.iter().enumerate() {
-            let Some(edge) = &v.edge else { continue };
-            if is_grad_enabled() {
+            if v.edge.is_some() && is_grad_enabled() {
                 wants |= 1 << i;
-            } else {
-                note_read(edge)?;
             }
         }
         Ok(Bits(wants))
@@ -205,7 +219,7 @@ pub(crate) fn saved_input<R: Runtime>(value: &TapeValue<R>) -> SavedInput<R> {
     match value {
         TapeValue::Own(t) => SavedInput::Own(t.clone()),
         TapeValue::Leaf(view) => SavedInput::Leaf(view.clone(), view.leaf().version()),
-        TapeValue::Rematerialized(rematerialized) => SavedInput::RematRecipe(rematerialized.recipe.clone()),
+        TapeValue::Rematerialized(value) => value.saved(),
     }
 }
 
@@ -287,7 +301,7 @@ impl<R: Runtime> Var<R> {
         let note = |outs: &[Var<R>]| {
             if let Some(op) = observed {
                 let specs = outs.iter().map(|v| v.spec()).collect();
-                observe::note(Some(op), ins, specs, observe::number_of(outs.first()));
+                observe::note(op, ins, specs, observe::number_of(outs.first()));
             }
         };
         if wants == Bits::NONE || outs.iter().all(|t| !t.dtype().is_float()) {
@@ -295,16 +309,10 @@ impl<R: Runtime> Var<R> {
             note(&outs);
             return Ok(outs);
         }
-        let rematerialized: Outs<TapeValue<R>> = match (&op, &ins[0].value) {
-            (Op::View(view), TapeValue::Rematerialized(x)) => smallvec::smallvec![x.seen(view, &outs[0])],
-            (Op::Split(split), TapeValue::Rematerialized(x)) => {
-                split.views().zip(&outs).map(|(v, out)| x.seen(&v, out)).collect()
-            }
-            _ => Outs::new(),
-        };
-        let mut outs = Var::recorded(NodeCall::Op(op), ins, outs)?;
+        let recipe = ScopedRecipe::of(|| RecipeCall::Op(op.clone()), ins, &outs);
+        let recipe = recipe.or_else(|| ScopedRecipe::of_view(&op, ins[0]));
+        let outs = Var::recorded(NodeCall::Op(op), ins, outs, recipe.as_ref())?;
         note(&outs);
-        outs.iter_mut().zip(rematerialized).for_each(|(out, seen)| out.value = seen);
         Ok(outs)
     }
 }

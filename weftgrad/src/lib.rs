@@ -131,8 +131,8 @@ pub mod prelude {
     #[cfg(feature = "adaptive")]
     pub use adaptive;
     pub use autograd::{
-        self, Backward, BackwardHook, Gradients, Var, autocast, backward_with_hooks, checkpoint, manual_seed, no_grad,
-        recomputed,
+        self, Backward, BackwardHook, Checkpoint, Gradients, Var, autocast, backward_with_hooks, checkpoint,
+        manual_seed, no_grad, recomputed,
     };
     #[cfg(feature = "data")]
     pub use data;
@@ -180,6 +180,7 @@ pub mod book {
     chapter!(install, "install.md");
     chapter!(tensors, "tensors.md");
     chapter!(autograd, "autograd.md");
+    chapter!(memory, "memory.md");
     chapter!(layers, "layers.md");
     chapter!(custom_ops, "custom-ops.md");
     chapter!(first_training_run, "first-training-run.md");

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::common::{self, constant, cpu, leaf, values};
-use autograd::{Function, Var, apply_function, backward, checkpoint, detect_anomaly};
+use crate::common::{self, constant, cpu, leaf, run_checkpointed, values};
+use autograd::{Function, Var, apply_function, backward, detect_anomaly};
 use numcore::{
     ErrorKind, Result, Tensor,
     ops::{Backprop, MatmulOps, PointwiseOps, ReduceOps},
@@ -71,7 +71,7 @@ fn functions_and_segments_are_looked_into() {
     let of_function = || apply_function(Arc::new(Broken), &[&w])?[0].sum_all();
     assert!(message(detect_anomaly(|| backward(&of_function()?))).contains("broken: NaN begins here in backward"));
     let segment = |v: &[Var<Cpu>]| Ok(vec![v[0].mul(0.0)?.sqrt()?.sum_all()?]);
-    let said = message(detect_anomaly(|| backward(&checkpoint(&[&w], segment)?[0])));
+    let said = message(detect_anomaly(|| backward(&run_checkpointed(&[&w], segment)?[0])));
     assert!(said.contains("in the gradient of input 0"), "{said}");
 }
 

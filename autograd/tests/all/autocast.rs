@@ -1,9 +1,9 @@
 //! Automatic mixed precision: the type each operation runs in, and that backward is that of the casts written by hand.
 
 use crate::common::cpu;
+use crate::common::run_checkpointed;
 use autograd::{
-    Backward, Gradients, Var, autocast, autocast_dtype, backward, checkpoint, differentiable_grad, no_autocast,
-    recomputed,
+    Backward, Gradients, Var, autocast, autocast_dtype, backward, differentiable_grad, no_autocast, recomputed,
 };
 use numcore::{
     DType, Result, Tensor,
@@ -104,7 +104,7 @@ fn gradients_are_those_of_casts_by_hand() -> Result<()> {
     };
     is(autocast(HALF, || model(&x, &w))?)?;
     // Recomputed in backward, outside of the scope, as they were in it.
-    is(autocast(HALF, || Ok(checkpoint(&[&x, &w], |v| Ok(vec![model(&v[0], &v[1])?]))?.remove(0)))?)?;
+    is(autocast(HALF, || Ok(run_checkpointed(&[&x, &w], |v| Ok(vec![model(&v[0], &v[1])?]))?.remove(0)))?)?;
     is(autocast(HALF, || recomputed(&[&x, &w], |v| v[0].matmul(&v[1]))?.softmax(-1)?.square()?.sum_all())?)?;
     // Backward in the scope runs as outside of it, kept weight gradients too.
     let inside = autocast(HALF, || backward(&model(&x, &w)?))?;

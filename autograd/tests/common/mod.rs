@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use autograd::{BackwardHook, Gradients, Leaf, LeafGrad, Var};
+use autograd::{BackwardHook, Gradients, Leaf, LeafGrad, Var, checkpoint};
 use numcore::{DType, Result, Runtime, Shape, Tensor};
 use runtime_cpu::Cpu;
 
@@ -25,6 +25,15 @@ pub fn constant<R: Runtime>(rt: &R, shape: impl Into<Shape>, values: &[f64]) -> 
 /// A leaf of zeros: for runtimes that compute nothing.
 pub fn blank<R: Runtime>(rt: &R, name: &str, shape: impl Into<Shape>) -> Var<R> {
     Var::leaf(name, Tensor::zeros(rt, shape.into(), DType::F32).unwrap()).unwrap()
+}
+
+/// The outputs of a checkpointed segment.
+pub fn run_checkpointed<R: Runtime>(
+    inputs: &[&Var<R>],
+    segment: impl FnOnce(&[Var<R>]) -> Result<Vec<Var<R>>>,
+) -> Result<Vec<Var<R>>> {
+    let inputs: Vec<Var<R>> = inputs.iter().map(|v| (*v).clone()).collect();
+    checkpoint(|| segment(&inputs))
 }
 
 /// The leaf behind a leaf variable.

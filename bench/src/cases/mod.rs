@@ -33,7 +33,7 @@ type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 /// A name, the meaning of the numbers after it, and the constructor.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
-fn table<R: Runtime>() -> [Row<R>; 55] {
+fn table<R: Runtime>() -> [Row<R>; 56] {
     [
         ("gemm", "M K N", kernels::gemm),
         ("gemmnt", "M K N", kernels::gemm),
@@ -90,6 +90,7 @@ fn table<R: Runtime>() -> [Row<R>; 55] {
         ("gpttinybf16", "", train::steps),
         ("gptbf16", "", train::steps),
         ("gpt2", "B T", train::steps),
+        ("gptkept", "PERCENT", train::steps),
     ]
 }
 

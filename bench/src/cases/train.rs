@@ -1,9 +1,9 @@
 //! Training steps: clear the gradients, forward, backward, AdamW, read the loss.
 
-use std::rc::Rc;
+use std::{cell::OnceCell, rc::Rc};
 
 use weftgrad::{
-    DType, Error, Leaf, NnOps, Result, Runtime, Tensor, Var,
+    Checkpoint, DType, Error, Leaf, NnOps, Result, Runtime, Tensor, Var,
     nn::{Conv2d, Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Relu, Sequential, parallel::VocabularyLoss},
     ops::{PointwiseOps, ViewOps},
     optim::{AdamW, AdamWConfig, Optimizer, OptimizerCore},
@@ -68,6 +68,7 @@ impl<R: Runtime> Training<R> {
             "mlp" => mlp(rt),
             "cnn" => cnn(rt),
             "gpt2" => gpt2(rt, n),
+            "gptkept" => checkpointed(rt, n[0]),
             "gpttinybf16" => language_model(rt, tiny(), 2, data::dtype_of(name)),
             "gpt" | "gptbf16" => language_model(rt, GptConfig::default(), 8, data::dtype_of(name)),
             _ => Err(Error::argument("captured", format!("`{name}` is no training step"))),
@@ -158,6 +159,27 @@ fn language_model<R: Runtime>(rt: &R, config: GptConfig, batch: usize, dtype: DT
         model.to_dtype(dtype)?;
     }
     let training = Training::of(model, move |m| m.next_token_loss(&x, &y, &VocabularyLoss::default()))?;
+    Ok(Training { long: true, ..training })
+}
+
+/// The GPT of the case `gpt`, each block of which keeps some percent of the bytes that its backward pass reads, and
+/// computes the rest again.
+fn checkpointed<R: Runtime>(rt: &R, percent: usize) -> Result<Training<R>> {
+    let config = GptConfig::default();
+    let (x, y) = tokens(rt, 8, &config)?;
+    let (model, budget) = (Gpt::new(&Init::new(rt, 0), config)?, OnceCell::new());
+    let training = Training::of(model, move |m| {
+        let mut h = m.embed(&x)?;
+        for block in m.blocks.iter() {
+            let forward = || block.forward(&h);
+            let whole = || Checkpoint::keep(|_| true).run_with_bill(forward).1.kept_bytes;
+            h = match percent {
+                100.. => forward(),
+                _ => Checkpoint::budget(*budget.get_or_init(whole) * percent / 100).run(forward),
+            }?;
+        }
+        m.next_token_loss_of(&h, &y, &VocabularyLoss::default())
+    })?;
     Ok(Training { long: true, ..training })
 }
 

@@ -65,13 +65,10 @@ impl LayerCase {
         let picked = out.routing.experts.value()?.to_vec::<i64>()?;
         let (mut y, mut balance, mut z) = (out.y, out.routing.balance_loss()?, out.routing.z_loss()?);
         if self.checkpointed {
-            let layer = layer.clone();
-            let segment = move |ins: &[Var<Cpu>]| {
-                let out = layer.forward_routed(&ins[0])?;
-                Ok(vec![out.y, out.routing.balance_loss()?, out.routing.z_loss()?])
-            };
-            let parts: [Var<Cpu>; 3] = checkpoint(&[&x], segment)?.try_into().unwrap_or_else(|_| panic!("three parts"));
-            [y, balance, z] = parts;
+            [y, balance, z] = checkpoint(|| {
+                let out = layer.forward_routed(&x)?;
+                Ok::<_, Error>([out.y, out.routing.balance_loss()?, out.routing.z_loss()?])
+            })?;
         }
         let loss = y.mul(&upstream)?.sum_all()?.add(&balance.mul(0.3)?)?.add(&z.mul(0.1)?)?;
         let gradients = backward(&loss)?;

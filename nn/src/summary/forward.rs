@@ -5,7 +5,7 @@ use std::fmt;
 use autograd::{ObservedOp, Var, observe_ops, saved_bytes};
 use numcore::{Result, Runtime, ops::Spec};
 
-use super::{flops, table::grouped, tree::ModuleTree};
+use super::{table::grouped, tree::ModuleTree};
 use crate::Module;
 
 /// The number of elements in a model's parameters.
@@ -70,7 +70,7 @@ impl ModuleSummary {
         for (call, module) in calls.iter().zip(owners(&tree, &calls)) {
             let kept = |&(_, bytes): &(u64, usize)| bytes as u64;
             let kept = call.node.and_then(|node| saved.iter().find(|(number, _)| *number == node)).map_or(0, kept);
-            let flops = call.op.as_ref().map_or(0, |op| flops::of(op, &call.inputs, &call.outputs));
+            let flops = call.flops();
             for row in tree.upwards(module) {
                 let row = &mut rows[row];
                 row.output = call.outputs.first().copied().or(row.output);

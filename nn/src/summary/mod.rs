@@ -1,6 +1,5 @@
 //! Model summaries: a table of parameters, and what a forward pass does by module.
 
-mod flops;
 mod forward;
 mod table;
 mod tree;

@@ -114,26 +114,41 @@ fn function<R: Runtime>(draw: &mut Draw, x: &Var<R>, given: Spec) -> Result<Spec
     outcome
 }
 
-/// A closure that returns another spec when it runs a second time.
-fn rerun<R: Runtime>(draw: &mut Draw, x: &Var<R>, given: Spec, segment: bool) -> Result<Spec> {
+/// Twice its input. The second run returns a value of some spec.
+struct Changing<R: Runtime> {
+    other: Tensor<R>,
+    runs: AtomicUsize,
+}
+
+impl<R: Runtime> Function<R> for Changing<R> {
+    fn name(&self) -> &'static str {
+        "changing"
+    }
+
+    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        Ok(vec![if self.runs.fetch_add(1, Ordering::Relaxed) == 0 { ins[0].mul(2.0)? } else { self.other.clone() }])
+    }
+
+    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        cx.upstream(0)?.map_or(Ok(()), |g| cx.give_value(0, &g.mul(2.0)?))
+    }
+}
+
+/// Recomputes a function that returns another spec when it runs a second time.
+fn rerun<R: Runtime>(draw: &mut Draw, x: &Var<R>, given: Spec, is_checkpoint: bool) -> Result<Spec> {
     let rt = x.value()?.runtime().clone();
-    let (other, runs) = (draw.tensor(&rt, given)?, AtomicUsize::new(0));
-    let fits = given == Spec::new(DUE, DType::F32);
-    let make = move |ins: &[Var<R>]| match runs.fetch_add(1, Ordering::Relaxed) {
-        _ if fits => ins[0].mul(2.0),
-        0 => ins[0].mul(2.0),
-        // The value still depends on the input, where it can.
-        _ => Ok(Var::new(other.clone())),
-    };
+    let changing = Arc::new(Changing { other: draw.tensor(&rt, given)?, runs: AtomicUsize::new(0) });
     let h = x.mul(1.0)?;
-    let y = match segment {
-        true => checkpoint(&[&h], move |ins| Ok(vec![make(ins)?]))?.remove(0),
-        // Recomputation is forced, also on runtimes that would keep the value.
-        false => with_recomputation(true, || recomputed(&[&h], make))?,
-    };
+    let make = || apply_function(changing, &[&h]).map(|mut outs| outs.remove(0));
     // A value that is read in backward.
     let w = draw.tensor(&rt, Spec::new(DUE, DType::F32))?;
-    gradient(x, &y.mul(&y)?.matmul(&Var::new(w))?)
+    let read = |y: Var<R>| y.mul(&y)?.matmul(&Var::new(w));
+    let y = match is_checkpoint {
+        true => checkpoint(|| read(make()?))?,
+        // Recomputation is forced, also on runtimes that would keep the value.
+        false => read(with_recomputation(true, || recomputed(&[&h], |_| make()))?)?,
+    };
+    gradient(x, &y)
 }
 
 struct Fetched<R: Runtime>(Tensor<R>);
