@@ -50,6 +50,11 @@ impl<R: Runtime> DecoderLayer<R> {
         })
     }
 
+    /// The number of ranks that sequences are cut over between layers, by a plan that is `sequence_parallel`.
+    pub(super) fn sequence_parts(&self) -> Option<usize> {
+        Some(self.self_attn.o_proj.weight.placed()?.sequence_part()?.1)
+    }
+
     pub(super) fn forward(
         &self,
         x: &Var<R>,

@@ -163,9 +163,14 @@ impl<R: Runtime> Decoder<R> {
     /// rank's part of the sequence.
     fn placement(&self, x: &Var<R>, inputs: &DecoderInputs<'_, R>) -> Result<Placement<R>> {
         let (shape, context) = (x.spec().shape, &self.parts.context);
+        let parts = self.parts.blocks.iter().find_map(DecoderLayer::sequence_parts);
+        if let (Some(_), Some(_)) = (parts, &inputs.cache) {
+            let why = "a cache has all tokens of a sequence: cut this model by a plan without `sequence_parallel`";
+            return Err(Error::unsupported("decoder", why));
+        }
         let of = match (&shape[..], self.parts.embedding.is_some()) {
             (&[b, t], true) => [b, t],
-            (&[b, t, _], false) => [b, t * context.ranks()],
+            (&[b, t, _], false) => [b, t * parts.unwrap_or(1) * context.ranks()],
             (_, true) => return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]")),
             (_, false) => return Err(Error::shape("decoder", &[shape], "a later stage takes [B, T, C]")),
         };
@@ -246,12 +251,13 @@ impl<R: Runtime> Decoder<R> {
     fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
         let TokenEmbedding { tokens: table, positions, .. } = self.parts.start()?;
         let x = table.forward(&self.parts.context.take_tokens(tokens)?).within(NAMES.tokens)?;
-        let Some(learned) = positions else { return Ok(x) };
-        if placement.end > self.config.context {
+        if positions.is_some() && placement.end > self.config.context {
             let why = format!("{} positions are more than the context of {}", placement.end, self.config.context);
             return Err(Error::shape("decoder", &[tokens.spec().shape], why));
         }
-        x.add(&learned.weight.var().embedding(&placement.positions).within(NAMES.positions)?)
+        let at = |learned: &Embedding<R>| learned.weight.var().embedding(&placement.positions).within(NAMES.positions);
+        let x = positions.as_ref().map_or(Ok(x.clone()), |learned| x.add(&at(learned)?))?;
+        table.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
     }
 }
 

@@ -11,6 +11,9 @@ impl<R: Runtime> Decoder<R> {
     /// their gradients summed, embedding and head cut along the vocabulary, and experts along the expert axis. Heads
     /// must divide evenly among ranks; those of keys and values may be fewer than ranks.
     ///
+    /// With [`sequence_parallel`](TensorPlan::sequence_parallel), layers and last norm compute on parts of the sequence;
+    /// mixtures need all of it. A cache needs a plan without that.
+    ///
     /// A vocabulary may have any size. Models built [lazily](nn::Init::lazily) are read into each rank's pieces, a
     /// parameter at a time.
     pub fn tensor_plan() -> TensorPlan {
@@ -41,5 +44,10 @@ impl<R: Runtime> Decoder<R> {
             .vocabulary("embed_tokens")
             .vocabulary("lm_head")
             .optional()
+            .sequence("layers.*.input_norm")
+            .sequence("layers.*.mlp_norm")
+            .sequence("norm")
+            .sequence_region("layers.*")
+            .sequence_region("norm")
     }
 }

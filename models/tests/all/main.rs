@@ -16,3 +16,4 @@ mod saving;
 mod stages;
 mod tensor;
 mod tensor_adapters;
+mod tensor_sequence;

@@ -59,6 +59,7 @@ const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "
 const UNEVEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "data_parallel_unused"];
 pub(super) const POLICIES: &[&str] =
     &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures", "evaluation"];
+const SEQUENCES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "tensor_sequence"];
 const STAGES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "stages"];
 const FOLDED: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "what_follows", "ways::every_schedule"];
@@ -217,7 +218,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/generate/options.rs", from: "Self::read(&JsonObject::open(&folder.as_ref().join(\"config.json\"))?)", to: "Ok(GenerationOptions::default())", test: MODELS },
     Mutant { file: "models/src/config/fields.rs", from: " && !is_generation_field(name)", to: "", test: MODELS },
     Mutant { file: "models/src/decoder/mod.rs", from: "if let Some(row) = config.padding {", to: "if let Some(row) = config.padding.filter(|_| false) {", test: MODELS },
-    Mutant { file: "models/src/decoder/mod.rs", from: "[b, t * context.ranks()]", to: "[b, t]", test: STAGES },
+    Mutant { file: "models/src/decoder/mod.rs", from: "t * parts.unwrap_or(1) * context.ranks()", to: "t * parts.unwrap_or(1)", test: STAGES },
+    Mutant { file: "models/src/decoder/mod.rs", from: "t * parts.unwrap_or(1) * context.ranks()", to: "t * context.ranks()", test: SEQUENCES },
     Mutant { file: "models/src/decoder/mod.rs", from: "if self.parts.head.is_some() { &[] } else { &inputs[1..] }", to: "&inputs[1..1]", test: STAGES },
     Mutant { file: "models/src/decoder/mod.rs", from: "        self.parts.is_whole()", to: "        true", test: STAGES },
     Mutant { file: "nn/src/layers/language_model.rs", from: "Embedding::of(table.weight.duplicate()?)", to: "Embedding::of(table.weight.clone())", test: FOLDED },

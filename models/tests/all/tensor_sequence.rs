@@ -1,0 +1,192 @@
+//! Decoders cut over ranks whose values between layers are cut along the sequence: steps are those of one rank.
+
+use autograd::{Var, no_grad};
+use distributed::{
+    comm::{Comm, Ranks},
+    context_parallel::ContextExchange,
+    mesh::Mesh,
+    pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind},
+    plan::{Axis, ParallelPlan},
+    train::{Loss, TrainStep},
+    zero::ZeroStage,
+};
+use models::{ConfigFields, Decoder, DecoderConfig, DecoderInputs};
+use nn::{Init, Stage, parallel::VocabularyLoss};
+use numcore::{
+    DType, Result, Tensor,
+    fused::{CrossEntropyOptions, Reduction},
+    ops::ViewOps,
+};
+use optim::AdamWConfig;
+use runtime_cpu::Cpu;
+
+use crate::common::*;
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    family: &'static str,
+    axes: &'static [(Axis, usize)],
+    zero: ZeroStage,
+    /// Whether rows are packed from several documents.
+    packed: bool,
+}
+
+const fn case(family: &'static str, axes: &'static [(Axis, usize)]) -> Case {
+    Case { family, axes, zero: ZeroStage::None, packed: false }
+}
+
+impl Case {
+    fn size(&self, axis: Axis) -> usize {
+        self.axes.iter().find(|(of, _)| *of == axis).map_or(1, |(_, size)| *size)
+    }
+
+    /// Tokens of a row: an odd number of them on each rank, or pairs of chunks along context.
+    fn tokens(&self) -> usize {
+        let context = self.size(Axis::Context);
+        3 * self.size(Axis::Tensor) * if context > 1 { 2 * context } else { 1 }
+    }
+
+    /// Twelve heads, of which ranks may share those of keys.
+    fn model(&self, comm: &Comm<Cpu>) -> Result<Decoder<Cpu>> {
+        let config = DecoderConfig::read(&ConfigFields::open(&reference(self.family))?)?;
+        let kv_heads = if self.family == "gpt2" { 12 } else { [12, 4, 4, 3, 2][self.size(Axis::Tensor)] };
+        let sizes = DecoderConfig { vocab: 41, width: 24, heads: 12, kv_heads, head_dim: 2, hidden: 24, ..config };
+        Decoder::new(&Init::new(comm.runtime(), 5).dtype(DType::F64).lazily(), sizes)
+    }
+
+    /// Tokens and targets of these rows; where they are packed, positions and documents too.
+    fn rows(&self, rt: &Cpu, step: usize, rows: std::ops::Range<usize>) -> Result<[Tensor<Cpu>; 4]> {
+        let t = self.tokens();
+        let of = |value: &dyn Fn(usize) -> usize| {
+            let all: Vec<i64> = (rows.start * t..rows.end * t).map(|i| value(i) as i64).collect();
+            Tensor::from_slice(rt, [rows.len(), t], &all)
+        };
+        let second = |i: usize| i % t >= t / 3;
+        Ok([
+            of(&|i| (i * 7 + i / 3 + step * 5) % 41)?,
+            of(&|i| (i * 5 + i / 2 + step) % 41)?,
+            of(&|i| if second(i) { i % t - t / 3 } else { i % t })?,
+            of(&|i| usize::from(second(i)))?,
+        ])
+    }
+
+    /// Losses and norms of three steps, and the loss of an evaluation after them.
+    fn train(&self, comm: &Comm<Cpu>, axes: &[(Axis, usize)]) -> Result<Vec<f64>> {
+        let mesh = Mesh::new(comm, ParallelPlan::of(axes.to_vec())?)?;
+        let (rt, pipe, each) = (comm.runtime(), mesh.axis(Axis::Pipe), 4 / mesh.batch().size());
+        let own = mesh.batch().rank() * each..(mesh.batch().rank() + 1) * each;
+        let plan = Decoder::<Cpu>::tensor_plan().sequence_parallel(true);
+        let cross_entropy = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+        let summed = VocabularyLoss { cross_entropy, ..Default::default() };
+        let weight = (each * self.tokens()) as f64;
+        let model = self.model(comm)?;
+        let adamw = AdamWConfig { lr: 0.02, ..Default::default() };
+        let mut seen = Vec::new();
+        if pipe.size() > 1 {
+            let shape = PipeShape { ranks: 2, stages_per_rank: 1, micro_batches: 2 };
+            let checked = ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?;
+            let (stages, loss) = model.split_with_loss(2, summed)?;
+            let model = PipelineModel::on(pipe.rank(), checked.check(Limits::default())?, stages)
+                .loss(move |y, t| Loss::sum(loss.of(&y[0], &t[0])?, weight / 2.0))
+                .parallelize(&mesh, &plan)?
+                .context_parallel(&mesh, ContextExchange::AllGather)?;
+            let mut step = TrainStep::builder(&mesh, model).optimizer(adamw).max_norm(0.3).zero(self.zero).build()?;
+            for k in 0..3 {
+                let [x, y, positions, segments] = self.rows(rt, k, own.clone())?;
+                let inputs = if self.packed { vec![x, positions, segments] } else { vec![x] };
+                let metrics = step.step(|_| MicroBatches::split(&inputs, &[y.clone()], 2))?;
+                seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
+            }
+            return Ok(seen);
+        }
+        mesh.parallelize(&model, &plan)?;
+        mesh.context_parallel(&model, ContextExchange::AllGather)?;
+        let mut step = TrainStep::builder(&mesh, &model).optimizer(adamw).max_norm(0.3).zero(self.zero).build()?;
+        for k in 0..4 {
+            let [x, y, positions, segments] = self.rows(rt, k, own.clone())?.map(Var::new);
+            let inputs = if self.packed { vec![x, positions, segments] } else { vec![x] };
+            let loss = || model.next_token_loss(&model.forward_values(&inputs)?[0], &y, &summed);
+            if k == 3 {
+                let sum = no_grad(loss)?.value()?;
+                seen.push(sum.to_f64s()?[0]);
+                break;
+            }
+            let metrics = step.step(|_| Loss::sum(loss()?, weight))?;
+            seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
+        }
+        Ok(seen)
+    }
+
+    fn check(&self) {
+        let run = |axes: &[(Axis, usize)]| {
+            let ranks = axes.iter().map(|(_, size)| size).product();
+            Ranks::new(ranks)
+                .run(|_| Ok(cpu()), |comm| self.train(&comm, axes))
+                .unwrap_or_else(|e| panic!("{self:?}: {e}"))
+        };
+        let one = run(&[(Axis::Data, 1)]).remove(0);
+        // An evaluation's loss is a rank's own, where examples or sequences are shared out.
+        let alike = if self.axes.len() == 1 { 7 } else { 6 };
+        for (rank, seen) in run(self.axes).into_iter().enumerate() {
+            for (k, (a, b)) in seen.iter().zip(&one).take(alike).enumerate() {
+                assert!((a - b).abs() <= 1e-11 * b.abs(), "{self:?}, rank {rank}, {k}: {seen:?} and {one:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_family_trains_as_on_one_rank() {
+    for family in ["gpt2", "llama", "qwen2", "qwen3"] {
+        for axes in [&[(Axis::Tensor, 2)], &[(Axis::Tensor, 3)], &[(Axis::Tensor, 4)]] {
+            case(family, axes).check();
+        }
+    }
+}
+
+#[test]
+fn so_it_does_in_stages_and_beside_other_axes() {
+    case("llama", &[(Axis::Pipe, 2), (Axis::Tensor, 2)]).check();
+    case("qwen3", &[(Axis::Pipe, 2), (Axis::Tensor, 3)]).check();
+    case("gpt2", &[(Axis::Pipe, 2), (Axis::Tensor, 4)]).check();
+    case("llama", &[(Axis::Context, 2), (Axis::Tensor, 2)]).check();
+    case("llama", &[(Axis::Pipe, 2), (Axis::Context, 2), (Axis::Tensor, 2)]).check();
+    let sharded = case("qwen2", &[(Axis::Shard, 2), (Axis::Tensor, 3)]);
+    Case { zero: ZeroStage::Parameters, ..sharded }.check();
+}
+
+#[test]
+fn so_it_does_on_packed_rows() {
+    Case { packed: true, ..case("llama", &[(Axis::Tensor, 3)]) }.check();
+    Case { packed: true, ..case("gpt2", &[(Axis::Pipe, 2), (Axis::Tensor, 2)]) }.check();
+}
+
+#[test]
+fn what_a_cut_sequence_cannot_do_is_an_error() {
+    let outcome = Ranks::new(2).run(
+        |_| Ok(cpu()),
+        |comm| {
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
+            let plan = Decoder::<Cpu>::tensor_plan().sequence_parallel(true);
+            let case = case("llama", &[(Axis::Tensor, 2)]);
+            let model = case.model(&comm)?;
+            mesh.parallelize(&model, &plan)?;
+            let [x, ..] = case.rows(comm.runtime(), 0, 0..1)?.map(Var::new);
+            let mut cache = model.cache(8, vec![0]);
+            let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+            let cached = no_grad(|| model.forward_with(&x, inputs)).map(drop).unwrap_err().to_string();
+            let odd = model.forward_with(&x.narrow(1, 0, 5)?, DecoderInputs::default()).map(drop).unwrap_err();
+            let mixture = Decoder::new(
+                &Init::new(comm.runtime(), 0).lazily(),
+                DecoderConfig::read(&ConfigFields::open(&reference("mixtral"))?)?,
+            )?;
+            let mixture = mesh.parallelize(&mixture, &plan).unwrap_err().to_string();
+            Ok([cached, odd.to_string(), mixture])
+        },
+    );
+    for [cached, odd, mixture] in outcome.unwrap() {
+        assert!(cached.contains("a plan without `sequence_parallel`"), "{cached}");
+        assert!(odd.contains("5 tokens cannot be shared out among 2 ranks: pad them to 6"), "{odd}");
+        assert!(mixture.contains("layers.0.mlp.gate.weight"), "{mixture}");
+    }
+}
