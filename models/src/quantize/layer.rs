@@ -3,12 +3,14 @@
 use std::{any::Any, sync::Arc};
 
 use autograd::{Leaf, Residency, Var, no_grad};
-use nn::{Adapter, AdapterSlot, Linear, Module, ModuleEntry, Param, Visitor, walk};
+use nn::{Adapter, AdapterSlot, Linear, Module, ModuleEntry, Param, Visitor, parallel::TensorStyle, walk};
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor, Within,
     fused::{Linear4bit, NestedScales},
     ops::{Apply, PointwiseOps},
+    placement::TensorPlacement,
 };
+use parking_lot::RwLock;
 
 use super::{
     QuantizeConfig,
@@ -68,6 +70,14 @@ impl<R: Runtime> Weight4bit<R> {
         self.op.weight(&self.stored.iter().collect::<Vec<_>>()).at_caller()
     }
 
+    /// Cuts a piece from the weight, which keeps its elements' code words and scales.
+    fn piece(&self, piece: &TensorPlacement) -> Result<Self> {
+        let (op, parts) = self.op.piece(&self.stored.iter().collect::<Vec<_>>(), piece)?;
+        // Copies: a view would keep the whole weight in memory.
+        let stored = parts.iter().map(Tensor::copy).collect::<Result<_>>()?;
+        Ok(Weight4bit { op, dtype: self.dtype, stored })
+    }
+
     /// Computes `x · wᵀ`. Only `x` gets a gradient.
     fn multiply(&self, x: &Var<R>) -> Result<Var<R>> {
         let stored: Vec<Var<R>> = self.stored.iter().cloned().map(Var::new).collect();
@@ -81,13 +91,29 @@ impl<R: Runtime> Residency<R> for Weight4bit<R> {
     }
 }
 
-/// The computation of a linear layer whose weight is in four bits.
-pub(crate) struct Base4bit<R: Runtime>(Arc<Weight4bit<R>>);
+/// The computation of a linear layer whose weight is in four bits: the whole weight, or this rank's piece.
+pub(crate) struct Base4bit<R: Runtime>(RwLock<Arc<Weight4bit<R>>>);
 
 impl<R: Runtime> Base4bit<R> {
     /// The weight in four bits of an adapter, if it is of this type.
     pub(crate) fn of(adapter: &dyn Adapter<R>) -> Option<Arc<Weight4bit<R>>> {
-        adapter.as_any().downcast_ref::<Self>().map(|base| base.0.clone())
+        adapter.as_any().downcast_ref::<Self>().map(|base| base.0.read().clone())
+    }
+
+    /// The weight that this rank has. After a plan cut the layer, the first call cuts the weight, and drops the rest.
+    fn own(&self, layer: &Param<R>) -> Result<Arc<Weight4bit<R>>> {
+        // A training step leaves the first values that it sent in the leaves it was given.
+        drop(layer.leaf().take());
+        let weight = self.0.read().clone();
+        match layer.placed().filter(|_| layer.shape() != weight.shape()) {
+            None => Ok(weight),
+            Some(placed) => {
+                let piece = Arc::new(weight.piece(placed.placement()).within(placed.name())?);
+                layer.leaf().set_residency(piece.clone());
+                *self.0.write() = piece.clone();
+                Ok(piece)
+            }
+        }
     }
 }
 
@@ -98,8 +124,16 @@ impl<R: Runtime> Module<R> for Base4bit<R> {
 
 impl<R: Runtime> Adapter<R> for Base4bit<R> {
     fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
-        let product = self.0.multiply(x)?;
+        let product = self.own(&layer.weight)?.multiply(x)?;
+        let product = match layer.weight.placed().filter(|placed| placed.style() == TensorStyle::Row) {
+            Some(placed) => placed.leave(&product)?,
+            None => product,
+        };
         layer.bias.as_ref().map_or(Ok(product.clone()), |bias| product.add(&bias.var()))
+    }
+
+    fn can_be_cut(&self) -> bool {
+        true
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -126,7 +160,7 @@ impl<R: Runtime> LinearPlace<R> {
         leaf.set_residency(weight.clone());
         leaf.set_requires_grad(false);
         drop(leaf.take());
-        self.slot.replace(Some(Arc::new(Base4bit(weight))));
+        self.slot.replace(Some(Arc::new(Base4bit(RwLock::new(weight)))));
         Ok(())
     }
 }

@@ -3,6 +3,11 @@
 use std::{collections::BTreeMap, fs};
 
 use autograd::{Var, no_grad};
+use distributed::{
+    comm::{Comm, Communicator, Ranks},
+    mesh::Mesh,
+    plan::{Axis, ParallelPlan},
+};
 use models::{
     Decoder, DecoderConfig, Lora, LoraConfig, LoraTargets, Pretrained, QuantizeConfig, SaveOptions, quantize,
 };
@@ -183,6 +188,29 @@ fn no_weight_is_whole_in_memory() {
     assert!(!weight.leaf().is_resident() && !weight.requires_grad());
     assert_eq!(weight.value().unwrap().dims(), [1024, 512]);
     assert_eq!(cpu.memory().total.live, after);
+}
+
+#[test]
+fn a_rank_keeps_its_piece_alone() {
+    let live = |ranks| {
+        let run = |comm: Comm<Cpu>| {
+            let (mesh, rt) = (Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, ranks)])?)?, comm.runtime());
+            let model = wide(rt);
+            quantize(&model, &QuantizeConfig { double_quant: false, ..Default::default() })?;
+            mesh.parallelize(&model, &Decoder::<Cpu>::tensor_plan())?;
+            let ids = Var::new(Tensor::zeros(rt, [1, 1], DType::I64)?);
+            let logits = no_grad(|| model.forward(&ids))?.value()?.to_f64s()?;
+            let parts = &model.parts;
+            let others =
+                [&parts.start()?.tokens.weight, parts.end()?.projection.weight()].map(|p| p.shape().numel() * 4);
+            Ok((logits, rt.memory().total.live - others.iter().sum::<usize>()))
+        };
+        Ranks::new(ranks).run(|_| Ok(cpu()), run).unwrap().swap_remove(ranks - 1)
+    };
+    let ((one, all), (two, half)) = (live(1), live(2));
+    assert!(one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-5), "{one:?} {two:?}");
+    // Norms are on both, and codes.
+    assert!(half < all / 2 + 20_000, "{half} of {all} bytes");
 }
 
 #[test]

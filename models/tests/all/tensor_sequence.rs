@@ -1,4 +1,5 @@
-//! Decoders cut over ranks whose values between layers are cut along the sequence: steps are those of one rank.
+//! Decoders cut over ranks whose values between layers are cut along the sequence: steps are those of one rank, also of
+//! adapters over weights in four bits.
 
 use autograd::{Var, no_grad};
 use distributed::{
@@ -10,8 +11,10 @@ use distributed::{
     train::{Loss, TrainStep},
     zero::ZeroStage,
 };
-use models::{ConfigFields, Decoder, DecoderConfig, DecoderInputs};
-use nn::{Init, Stage, parallel::VocabularyLoss};
+use models::{
+    ConfigFields, Decoder, DecoderConfig, DecoderInputs, Lora, LoraConfig, LoraTargets, QuantizeConfig, quantize,
+};
+use nn::{Init, Module, ModuleExt, Param, Stage, parallel::VocabularyLoss};
 use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -29,10 +32,12 @@ struct Case {
     zero: ZeroStage,
     /// Whether rows are packed from several documents.
     packed: bool,
+    /// Whether adapters are trained, over weights in four bits.
+    adapters: bool,
 }
 
 const fn case(family: &'static str, axes: &'static [(Axis, usize)]) -> Case {
-    Case { family, axes, zero: ZeroStage::None, packed: false }
+    Case { family, axes, zero: ZeroStage::None, packed: false, adapters: false }
 }
 
 impl Case {
@@ -80,12 +85,14 @@ impl Case {
         let summed = VocabularyLoss { cross_entropy, ..Default::default() };
         let weight = (each * self.tokens()) as f64;
         let model = self.model(comm)?;
+        let lora = self.adapters.then(|| adapted(&model, &Init::new(rt, 8).dtype(DType::F64))).transpose()?;
         let adamw = AdamWConfig { lr: 0.02, ..Default::default() };
         let mut seen = Vec::new();
         if pipe.size() > 1 {
             let shape = PipeShape { ranks: 2, stages_per_rank: 1, micro_batches: 2 };
             let checked = ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?;
             let (stages, loss) = model.split_with_loss(2, summed)?;
+            let frozen = four_bits(&stages[pipe.rank()]);
             let model = PipelineModel::on(pipe.rank(), checked.check(Limits::default())?, stages)
                 .loss(move |y, t| Loss::sum(loss.of(&y[0], &t[0])?, weight / 2.0))
                 .parallelize(&mesh, &plan)?
@@ -96,12 +103,14 @@ impl Case {
                 let inputs = if self.packed { vec![x, positions, segments] } else { vec![x] };
                 let metrics = step.step(|_| MicroBatches::split(&inputs, &[y.clone()], 2))?;
                 seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
+                assert!(frozen.iter().all(|weight| !self.adapters || !weight.leaf().is_resident()), "dequantised");
             }
             return Ok(seen);
         }
         mesh.parallelize(&model, &plan)?;
         mesh.context_parallel(&model, ContextExchange::AllGather)?;
-        let mut step = TrainStep::builder(&mesh, &model).optimizer(adamw).max_norm(0.3).zero(self.zero).build()?;
+        let trained: &dyn Module<Cpu> = lora.as_ref().map_or(&model, |lora| lora);
+        let mut step = TrainStep::builder(&mesh, trained).optimizer(adamw).max_norm(0.3).zero(self.zero).build()?;
         for k in 0..4 {
             let [x, y, positions, segments] = self.rows(rt, k, own.clone())?.map(Var::new);
             let inputs = if self.packed { vec![x, positions, segments] } else { vec![x] };
@@ -135,6 +144,26 @@ impl Case {
     }
 }
 
+/// Stores the layers of a model in four bits, and puts an adapter into each.
+fn adapted(model: &Decoder<Cpu>, init: &Init<Cpu>) -> Result<Lora<Cpu>> {
+    quantize(model, &QuantizeConfig::default())?;
+    let target_modules = LoraTargets::AllLinear;
+    let lora = Lora::new(model, init, LoraConfig { target_modules, rank: 3, ..LoraConfig::default() })?;
+    // B begins with zeros, behind which nothing shows.
+    for (name, parameter) in lora.named_parameters().iter().filter(|(name, _)| name.contains("lora_B")) {
+        let shape = parameter.shape();
+        let values = (0..shape.numel()).map(|i| ((i + name.len()) % 7) as f64 * 0.01 - 0.03);
+        parameter.set(Tensor::from_slice(init.runtime(), shape, &values.collect::<Vec<_>>())?)?;
+    }
+    Ok(lora)
+}
+
+/// The frozen weights of layers with adapters.
+fn four_bits(stage: &Decoder<Cpu>) -> Vec<Param<Cpu>> {
+    let named = stage.named_parameters();
+    named.into_iter().filter(|(name, p)| name.contains("_proj.weight") && !p.requires_grad()).map(|(_, p)| p).collect()
+}
+
 #[test]
 fn every_family_trains_as_on_one_rank() {
     for family in ["gpt2", "llama", "qwen2", "qwen3"] {
@@ -159,6 +188,17 @@ fn so_it_does_in_stages_and_beside_other_axes() {
 fn so_it_does_on_packed_rows() {
     Case { packed: true, ..case("llama", &[(Axis::Tensor, 3)]) }.check();
     Case { packed: true, ..case("gpt2", &[(Axis::Pipe, 2), (Axis::Tensor, 2)]) }.check();
+}
+
+#[test]
+fn so_do_adapters_over_weights_in_four_bits() {
+    let adapters = |family, axes| Case { adapters: true, ..case(family, axes) };
+    adapters("gpt2", &[(Axis::Tensor, 2)]).check();
+    adapters("llama", &[(Axis::Tensor, 3)]).check();
+    adapters("qwen3", &[(Axis::Tensor, 4)]).check();
+    adapters("llama", &[(Axis::Pipe, 2), (Axis::Tensor, 2)]).check();
+    adapters("qwen2", &[(Axis::Pipe, 2), (Axis::Tensor, 3)]).check();
+    Case { zero: ZeroStage::Parameters, ..adapters("llama", &[(Axis::Shard, 2), (Axis::Tensor, 2)]) }.check();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::Fused;
 use crate::{
     DType, Error, Result, Shape,
     ops::{Apply, Backprop, Bits, IndexOps, Matmul, Outs, PointwiseOps, Saves, Spec, Specs, ViewOps, stack},
+    placement::TensorPlacement,
 };
 
 /// The product `x · wᵀ` or `x · w` with a four-bit matrix `w: [O, I]`. Each element is one of 16 code words, times the
@@ -89,6 +90,34 @@ impl Linear4bit {
         words.mul(&outer)?.add(f64::from(nested.offset))
     }
 
+    /// Cuts a piece from the matrix: the operation with the piece, and its inputs after `x`. Elements keep their code
+    /// words and scales, which are then `f32`, one per block of the piece. Where a block spans two pieces, blocks
+    /// are smaller: their size divides `block`, the rows, and the columns where pieces begin and end.
+    ///
+    /// # Errors
+    /// Fails if the inputs do not fit this operation, or a column where a piece begins is odd: two share a byte.
+    pub fn piece<T: Apply>(&self, stored: &[&T], piece: &TensorPlacement) -> Result<(Self, Vec<T>)> {
+        let specs: Vec<Spec> = stored.iter().map(|x| x.spec()).collect();
+        self.check(&specs)?;
+        let [outputs, inputs] = self.shape;
+        let ends = piece.ranges(1).iter().flat_map(|range| [range.start, range.end]);
+        let block = ends.fold(gcd(self.block, inputs), gcd);
+        if block % 2 == 1 {
+            let why = format!("columns {:?} of {inputs}: a piece begins within a byte", piece.ranges(1));
+            return Err(Error::shape("linear4bit", &[self.shape.into()], why));
+        }
+        // The part of `[O, I]`, of which each column stands for `each`.
+        let take = |list: &T, each: usize| {
+            let columns = piece.ranges(1).iter().map(|range| range.start / each..range.end / each).collect();
+            let part = TensorPlacement::new([outputs, inputs / each].into(), vec![piece.ranges(0).to_vec(), columns])?;
+            part.take(&list.reshape([outputs, inputs / each])?)?.flatten(0, -1)
+        };
+        let scales = spread(&self.scales(stored)?, self.block / block, outputs * inputs / block)?;
+        let parts = vec![take(stored[0], 2)?, stored[Self::CODE - 1].clone(), take(&scales, block)?];
+        let local = piece.local();
+        Ok((Linear4bit { shape: [local[0], local[1]], block, nested: None, ..self.clone() }, parts))
+    }
+
     /// Checks the sizes and dtypes of the inputs after `x`.
     ///
     /// # Errors
@@ -125,6 +154,11 @@ impl Linear4bit {
         }
         Ok(())
     }
+}
+
+/// The greatest common divisor.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Repeats each element of a list `each` times, and truncates the result to `len`.

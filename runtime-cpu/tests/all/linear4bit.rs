@@ -4,6 +4,7 @@ use numcore::{
     DType, Tensor,
     fused::{Fused, Linear4bit, NestedScales},
     ops::{Apply, PointwiseOps},
+    placement::TensorPlacement,
 };
 use runtime_cpu::Cpu;
 
@@ -124,4 +125,39 @@ fn operands_that_do_not_fit_are_errors() {
     let mut wrong = stored;
     wrong[0] = wrong[0].to_dtype(DType::F32).unwrap();
     assert!(error(&op, &x, &wrong).contains("u8"));
+}
+
+/// Pieces are those of the decoded matrix, to the bit, also where a block spans two pieces.
+#[test]
+fn a_piece_keeps_its_elements() {
+    let cpu = Cpu::with_threads(1);
+    let nested = Some(NestedScales { block: 5, offset: 0.25 });
+    // The shape and its block; the dimension, the parts of it and the pieces of a part; the block of a piece.
+    let cuts = [
+        ([6, 64], 64, (0, 3, 2), 64),
+        ([8, 24], 64, (0, 1, 4), 8),
+        ([6, 128], 64, (1, 1, 2), 64),
+        ([6, 24], 64, (1, 1, 4), 2),
+        ([3, 96], 32, (1, 1, 6), 16),
+        ([3, 96], 64, (0, 1, 1), 32),
+    ];
+    for (shape, block, (dim, parts, of), own) in cuts {
+        for nested in [None, nested] {
+            let op = Linear4bit { nested, ..op(shape, block) };
+            let stored = stored(&cpu, &op);
+            let stored: Vec<&Tensor<Cpu>> = stored.iter().collect();
+            for place in 0..of {
+                let piece = TensorPlacement::part(shape.into(), dim, parts, place, of).unwrap();
+                let (op_of_piece, parts) = op.piece(&stored, &piece).unwrap();
+                assert_eq!((op_of_piece.block, op_of_piece.nested), (own, None));
+                let got = op_of_piece.weight(&parts.iter().collect::<Vec<_>>()).unwrap();
+                let due = piece.take(&op.weight(&stored).unwrap()).unwrap().contiguous().unwrap();
+                assert_eq!((got.shape(), got.to_bytes().unwrap()), (due.shape(), due.to_bytes().unwrap()));
+            }
+        }
+    }
+    let op = op([2, 6], 32);
+    let piece = TensorPlacement::part([2, 6].into(), 1, 1, 1, 2).unwrap();
+    let error = op.piece(&stored(&cpu, &op).iter().collect::<Vec<_>>(), &piece).unwrap_err().to_string();
+    assert!(error.contains("within a byte"), "{error}");
 }
