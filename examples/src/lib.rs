@@ -7,6 +7,7 @@ pub mod config;
 pub mod options;
 pub mod prose;
 pub mod ranks;
+pub mod small;
 pub mod text;
 
 /// A value, or the error that ended the program early.
