@@ -25,6 +25,7 @@ mod convert;
 mod decoder;
 mod encoder;
 mod files;
+mod gathered;
 mod generate;
 mod lora;
 mod pretrained;
@@ -39,6 +40,7 @@ pub use convert::{Change, ConversionRule, ConversionTable, Converted, StackNames
 pub use decoder::{Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
 pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
 pub use files::{JsonObject, SaveOptions};
+pub use gathered::gathered;
 pub use generate::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
 pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
 pub use pretrained::{Pretrained, PretrainedReport, require_no_adapters};

@@ -17,7 +17,7 @@ use crate::{
     convert::{Change, ConversionTable, Converted, StackNames, StackPlace},
     files::{SaveOptions, WeightWriter, Weights},
     quantize::{self, Base4bit, LinearPlace, StoredWeight},
-    source::{Source, SourceNames, written, written_experts},
+    source::{Source, SourceNames, require_uncut, written, written_experts},
 };
 
 /// The stem of the names of weights' files.
@@ -117,17 +117,16 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         self.save_pretrained_with(folder, &SaveOptions::default())
     }
 
-    /// Writes a folder, with options. Where parameters are sharded, all ranks call this, and the rank with
+    /// Writes a folder, with options. Where parameters are sharded or cut, all ranks call this, and the rank with
     /// `SaveOptions::writes` writes.
     ///
     /// # Errors
     /// Fails if a file cannot be written, or a parameter has no name in the family's files. Fails too for a model with
-    /// adapters, which these files cannot hold, for one whose parameters are cut over ranks, and for a pipeline stage.
+    /// adapters, which these files cannot hold, for cut experts or weights in four bits, and for a pipeline stage.
     #[track_caller]
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
         require_no_adapters(self).at_caller()?;
-        self.require_whole().at_caller()?;
         if !self.is_whole() {
             let why = "is a stage: save a checkpoint of all, and load its parameters into the whole model";
             return Err(Error::state("save_pretrained", why)).at_caller();
@@ -136,7 +135,10 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         let mut weights = Vec::new();
         for (name, parameter) in &named {
             match quantised.get(name) {
-                Some(weight) => weights.extend(weight.writers(&theirs(&table, name).at_caller()?.name)),
+                Some(weight) => {
+                    require_uncut(name, parameter).at_caller()?;
+                    weights.extend(weight.writers(&theirs(&table, name).at_caller()?.name));
+                }
                 None => weights.extend(writers(&table, name, parameter, options).at_caller()?),
             }
         }
@@ -376,6 +378,7 @@ fn writers<'a, R: Runtime>(
 ) -> Result<Vec<WeightWriter<'a, R>>> {
     let dtype = options.dtype.unwrap_or(parameter.dtype());
     if let Some(names) = table.stack(name) {
+        require_uncut(name, parameter)?;
         return Ok(written_experts(parameter, &names, dtype).collect());
     }
     let Converted { name, change } = theirs(table, name)?;

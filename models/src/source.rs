@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::{Leaf, Residency};
 use nn::Param;
 use numcore::{
-    DType, Result, Runtime, Shape, Tensor,
+    DType, Error, Result, Runtime, Shape, Tensor,
     ops::{PointwiseOps, Spec, ViewOps, cat},
     placement::TensorPlacement,
 };
@@ -93,6 +93,13 @@ impl<R: Runtime> Residency<R> for Source {
     }
 }
 
+/// Returns an error if a parameter that files have in several parts is cut over ranks.
+pub(crate) fn require_uncut<R: Runtime>(name: &str, parameter: &Param<R>) -> Result<()> {
+    let why = "is cut over ranks, and has several parts in files: save a copy of the model (`models::gathered`)";
+    let is_cut = parameter.placed().is_some_and(|placed| !placed.placement().is_whole());
+    if is_cut { Err(Error::state(name, why)) } else { Ok(()) }
+}
+
 /// The writer of a parameter's weight, in the layout of files.
 pub(crate) fn written<'a, R: Runtime>(
     parameter: &'a Param<R>,
@@ -100,8 +107,8 @@ pub(crate) fn written<'a, R: Runtime>(
     change: Change,
     dtype: DType,
 ) -> WeightWriter<'a, R> {
-    let value = move || changed(change, parameter.value()?)?.to_dtype(dtype);
-    WeightWriter { name, shape: changed_shape(change, parameter.shape()), dtype, value: Box::new(value) }
+    let value = move || changed(change, parameter.gathered()?)?.to_dtype(dtype);
+    WeightWriter { name, shape: changed_shape(change, parameter.logical_shape()), dtype, value: Box::new(value) }
 }
 
 /// The writers of each expert's weights, from a parameter of all experts.

@@ -17,7 +17,7 @@ pub struct SaveOptions {
     pub dtype: Option<DType>,
     /// The largest size of a file in bytes. A file may be larger if it holds a single tensor.
     pub max_shard_size: u64,
-    /// True on the rank that writes. Where parameters are sharded, all ranks save together, since values are gathered.
+    /// True on the rank that writes. Where parameters are sharded or cut, all ranks save together.
     pub writes: bool,
 }
 

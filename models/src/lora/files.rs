@@ -23,9 +23,8 @@ impl<R: Runtime> Lora<R> {
     /// Names are those of transformers 5.
     ///
     /// # Errors
-    /// Fails if a file cannot be written, or adapters are cut over ranks. Fails too if some adapted layers are in
-    /// pipeline stages of other ranks; a rank with none of the adapted layers cannot detect that. In both cases, load a
-    /// training checkpoint on one rank and save there.
+    /// Fails if a file cannot be written, or some adapted layers are in pipeline stages of other ranks; a rank with none
+    /// of the adapted layers cannot detect that. Then load a training checkpoint on one rank and save there.
     #[track_caller]
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_with(folder, &SaveOptions::default())
@@ -38,7 +37,6 @@ impl<R: Runtime> Lora<R> {
     #[track_caller]
     pub fn save_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let folder = folder.as_ref();
-        self.require_whole().at_caller()?;
         self.require_all_stages().at_caller()?;
         let named = self.layers.iter().flat_map(|layer| layer.named(&layer.names.theirs));
         let mut weights: Vec<_> = named.map(|(name, p)| writer(name, p, options)).collect();
@@ -152,6 +150,6 @@ impl<R: Runtime> AdaptedLayer<R> {
 }
 
 fn writer<R: Runtime>(name: String, p: Param<R>, options: &SaveOptions) -> WeightWriter<'static, R> {
-    let (shape, dtype) = (p.shape(), options.dtype.unwrap_or(p.dtype()));
-    WeightWriter { name, shape, dtype, value: Box::new(move || p.value()?.to_dtype(dtype)) }
+    let (shape, dtype) = (p.logical_shape(), options.dtype.unwrap_or(p.dtype()));
+    WeightWriter { name, shape, dtype, value: Box::new(move || p.gathered()?.to_dtype(dtype)) }
 }

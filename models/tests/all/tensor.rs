@@ -6,8 +6,12 @@ use distributed::{
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
+    zero::ZeroStage,
 };
-use models::{Decoder, DecoderInputs, Lora, LoraConfig, LoraTargets, Pretrained};
+use models::{
+    Decoder, DecoderInputs, GenerationOptions, Lora, LoraConfig, LoraTargets, Pretrained, Prompt, Sampling,
+    SaveOptions, gathered, generate,
+};
 use nn::{Forward, Init, ModuleExt, loss::cross_entropy_with, parallel::TensorPlan};
 use numcore::{
     Result, Runtime, Tensor,
@@ -145,22 +149,89 @@ fn a_piece_is_read_alone() {
 }
 
 #[test]
-fn a_cut_model_is_neither_exported_nor_adapted() {
+fn a_cut_model_has_no_new_adapters() {
     let outcome = Ranks::new(2).run(
         |_| Ok(cpu()),
         |comm| {
             let (_, model) = cut(&comm, "llama")?;
-            let folder = std::env::temp_dir().join(format!("weftgrad-cut-{}-{}", std::process::id(), comm.rank()));
-            let export = model.save_pretrained(&folder).unwrap_err().to_string();
             let config =
                 LoraConfig { target_modules: LoraTargets::Names(vec!["down_proj".into()]), ..LoraConfig::default() };
             let lora = Lora::new(&model, &Init::new(comm.runtime(), 0), config).map(drop).unwrap_err().to_string();
-            Ok((export, lora, folder.exists(), model.num_parameters()))
+            Ok((lora, model.num_parameters()))
         },
     );
-    for (export, lora, exists, count) in outcome.unwrap() {
-        assert!(export.contains("is cut over ranks") && !exists, "{export}");
+    for (lora, count) in outcome.unwrap() {
         assert!(lora.contains("before `Mesh::parallelize`"), "{lora}");
         assert_eq!(count.total, decoder("llama").num_parameters().total);
+    }
+}
+
+/// Fused projections, shared heads, uneven vocabularies and transposed weights: files of all ranks are those of one.
+#[test]
+fn a_cut_model_is_saved_as_the_whole_while_it_trains() {
+    for (name, axes) in [
+        ("gpt2", &[(Axis::Tensor, 2)][..]),
+        ("llama", &[(Axis::Tensor, 4)]),
+        ("qwen2", &[(Axis::Tensor, 2), (Axis::Data, 2)]),
+        ("qwen3", &[(Axis::Shard, 2), (Axis::Tensor, 2)]),
+    ] {
+        let [due, saved, copied] = [(); 3].map(|()| Scratch::new());
+        decoder(name).save_pretrained(&due.0).unwrap();
+        let prompts = [3, 5].map(|n| Prompt { tokens: (1..n).collect(), stream: u64::from(n) });
+        let options = GenerationOptions { sampling: Some(Sampling::default()), ..Default::default() };
+        let texts = generate(&decoder(name), &prompts, &options, None).unwrap();
+        let run = |comm: Comm<Cpu>| {
+            let mesh = Mesh::new(&comm, ParallelPlan::of(axes.to_vec())?)?;
+            let model = Decoder::from_pretrained(reference(name), &Init::new(comm.runtime(), 0).lazily())?;
+            // Such a plan has no cache to generate with.
+            mesh.parallelize(&model, &Decoder::<Cpu>::tensor_plan().sequence_parallel(true))?;
+            let builder = TrainStep::builder(&mesh, &model).optimizer(SgdConfig { lr: 0.1, ..Default::default() });
+            let _step = builder.zero(ZeroStage::Parameters).build()?;
+            let writes = SaveOptions { writes: comm.rank() == 0, ..Default::default() };
+            model.save_pretrained_with(&saved.0, &writes)?;
+            let whole = gathered(&model)?;
+            if comm.rank() == 0 {
+                whole.save_pretrained(&copied.0)?;
+            }
+            generate(&whole, &prompts[..comm.rank() % 2 + 1], &options, None)
+        };
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        for (rank, got) in Ranks::new(ranks).run(|_| Ok(cpu()), run).unwrap().iter().enumerate() {
+            assert_eq!(got[..], texts[..rank % 2 + 1], "{name}");
+        }
+        for folder in [saved, copied] {
+            same_tensors(&weight_files(&folder.0), &weight_files(&due.0));
+        }
+    }
+}
+
+#[test]
+fn experts_and_weights_in_four_bits_are_gathered_or_refused() {
+    let [folder, due, saved] = [(); 3].map(|()| Scratch::new());
+    decoder("mixtral").save_pretrained(&due.0).unwrap();
+    let run = |comm: Comm<Cpu>| {
+        let axes = [(Axis::Data, 3), (Axis::Expert, 3)];
+        let mesh = Mesh::new(&comm, ParallelPlan::of(axes)?)?;
+        let model = Decoder::from_pretrained(reference("mixtral"), &Init::new(comm.runtime(), 0).lazily())?;
+        mesh.parallelize(&model, &Decoder::<Cpu>::tensor_plan())?;
+        let experts = model.save_pretrained(&folder.0).unwrap_err().to_string();
+        let whole = gathered(&model)?;
+        whole.save_pretrained_with(&saved.0, &SaveOptions { writes: comm.rank() == 0, ..Default::default() })?;
+        Ok((experts, comm.rank()))
+    };
+    for (experts, _) in Ranks::new(3).run(|_| Ok(cpu()), run).unwrap() {
+        assert!(experts.contains("models::gathered"), "{experts}");
+    }
+    same_tensors(&weight_files(&saved.0), &weight_files(&due.0));
+    let whole = |name: &str, value: &Tensor<Cpu>| (name.to_owned(), value.to_bytes().unwrap());
+    let due: Vec<_> = decoder("nf4_double").state_dict().unwrap().iter().map(|(name, v)| whole(name, v)).collect();
+    let run = |comm: Comm<Cpu>| {
+        let (_, model) = cut(&comm, "nf4_double")?;
+        let bits = model.save_pretrained(&folder.0).unwrap_err().to_string();
+        let state: Vec<_> = gathered(&model)?.state_dict()?.iter().map(|(name, v)| whole(name, v)).collect();
+        Ok((bits, state == due))
+    };
+    for (bits, is_due) in Ranks::new(2).run(|_| Ok(cpu()), run).unwrap() {
+        assert!(bits.contains("models::gathered") && is_due, "{bits}");
     }
 }

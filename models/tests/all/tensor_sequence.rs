@@ -101,7 +101,7 @@ impl Case {
             for k in 0..3 {
                 let [x, y, positions, segments] = self.rows(rt, k, own.clone())?;
                 let inputs = if self.packed { vec![x, positions, segments] } else { vec![x] };
-                let metrics = step.step(|_| MicroBatches::split(&inputs, &[y.clone()], 2))?;
+                let metrics = step.step(|_| MicroBatches::split(&inputs, std::slice::from_ref(&y), 2))?;
                 seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
                 assert!(frozen.iter().all(|weight| !self.adapters || !weight.leaf().is_resident()), "dequantised");
             }

@@ -29,6 +29,7 @@
 mod apply;
 mod context;
 mod cuts;
+mod gathered;
 mod group;
 mod layer;
 mod loss;
