@@ -47,10 +47,7 @@ impl<R: Runtime> ContextRanks<R> {
     fn window_of(&self, options: &ContextAttention<'_, R>, shapes: &[Shape]) -> Result<Option<usize>> {
         let why = match options.window {
             (None, None) => return Ok(None),
-            (before, None) if options.causal && self.exchange != ContextExchange::Ring => return Ok(before),
-            (_, None) if options.causal => {
-                "a ring of keys and values has no sliding windows: take `ContextExchange::AllGather`"
-            }
+            (before, None) if options.causal => return Ok(before),
             _ => {
                 "a sliding window over sequences that are cut over ranks is for causal attention, and of keys before a query"
             }

@@ -15,7 +15,7 @@ use numcore::{
 
 use super::{
     cut::{CutAttention, split_keys_values, stacked},
-    masks::segment_mask,
+    masks::{segment_mask, window_mask},
     order::ZigZag,
     partial::{PartialAttention, merged},
 };
@@ -88,12 +88,17 @@ impl<R: Runtime> RingAttention<R> {
         let chunks = |rank: usize, (from, to): (usize, usize)| {
             SequencePart::of(self.0.order.tokens(), self.0.order.chunks_of(rank)[from..to].to_vec())
         };
-        let of = |segments: &Tensor<R>| {
-            let queries = chunks(self.0.order.rank, step.queries);
-            segment_mask(segments, &queries, &chunks(step.owner, step.keys), like)
+        let (queries, keys) = (chunks(self.0.order.rank, step.queries), chunks(step.owner, step.keys));
+        let of = |segments: &Tensor<R>| segment_mask(segments, &queries, &keys, like);
+        let documents = self.0.segments.as_ref().map(of).transpose()?;
+        // Chunks of a block are apart, so its window is no band of the scores.
+        let near = self.0.op.window[0].map(|before| window_mask(before, &queries, &keys, like)).transpose()?;
+        let mask = match (documents, near) {
+            (Some(documents), Some(near)) => Some(documents.add(&near)?),
+            (documents, near) => documents.or(near),
         };
-        let mask = self.0.segments.as_ref().map(of).transpose()?;
-        Ok((Attention { causal: step.causal, partial: true, ..self.0.op.clone() }, mask))
+        let op = self.0.op.clone();
+        Ok((Attention { causal: step.causal, window: [None; 2], masked: mask.is_some(), partial: true, ..op }, mask))
     }
 
     /// The chunks `from..to` of a value, `[.., 2n, D]`.

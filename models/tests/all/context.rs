@@ -70,7 +70,7 @@ fn every_family_gives_the_logits_of_one_rank() {
             let whole = Tensor::from_slice(&cpu(), dims, &one).unwrap();
             for exchange in [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses] {
                 // Mistral has a sliding window, and five heads.
-                if name == "mistral" && exchange != ContextExchange::AllGather {
+                if name == "mistral" && exchange == ContextExchange::Ulysses {
                     continue;
                 }
                 for ranks in [2, 4] {
@@ -201,6 +201,4 @@ fn what_a_cut_decoder_cannot_do_it_refuses() {
         model.forward_with(tokens, DecoderInputs { cache: Some(&mut cache), ..Default::default() })
     });
     assert!(cached.contains("cut over ranks"), "{cached}");
-    let window = error(|model, tokens| model.forward_with(tokens, DecoderInputs::default()));
-    assert!(window.contains("no sliding windows") && window.contains("AllGather"), "{window}");
 }
