@@ -207,7 +207,7 @@ fn train_gpt_on_a_mesh() {
         ("context", 2, "context = 2", ""),
         ("pipeline", 2, "pipeline = 2", "accumulation = 4"),
         ("zbv", 2, "pipeline = 2\nschedule = \"ZBV\"\nstages_per_rank = 2", "accumulation = 4"),
-        ("several", 4, "pipeline = 2\ntensor = 2", "accumulation = 2"),
+        ("several", 4, "pipeline = 2\ntensor = 2\nsequence = true", "accumulation = 2"),
         ("replicas", 4, "pipeline = 2", "accumulation = 2\nzero = 1"),
     ] {
         same(losses(name, ranks, "", mesh, run), &dense, name);

@@ -51,6 +51,8 @@ pub(crate) struct Axes {
     pub pipeline: usize,
     /// Ranks that have parts of every layer.
     pub tensor: usize,
+    /// Whether ranks along tensor cut sequences between the layers, too.
+    pub sequence: bool,
     /// Ranks that have parts of every sequence.
     pub context: usize,
     /// Ranks among which ZeRO shards, in groups that sum gradients; with 1 it shards over those along data.
@@ -143,6 +145,7 @@ impl Default for Config {
             mesh: Axes {
                 pipeline: 1,
                 tensor: 1,
+                sequence: false,
                 context: 1,
                 shard: 1,
                 experts: 1,

@@ -140,7 +140,7 @@ type Parts = (Option<Decoder<AnyRuntime>>, Option<PipelineModel<AnyRuntime>>);
 fn model(mesh: &Mesh<AnyRuntime>, config: &Config, vocab: usize) -> Result<Parts> {
     let init = nn::Init::new(mesh.world().runtime(), config.seed).lazily();
     let model = Decoder::from_fields(&init, &config.decoder(vocab))?;
-    let plan = Decoder::<AnyRuntime>::tensor_plan();
+    let plan = Decoder::<AnyRuntime>::tensor_plan().sequence_parallel(config.mesh.sequence);
     // Ranks that take different numbers of micro-batches cannot count the tokens of experts together.
     let plan = match config.run.together {
         Together::Balanced if config.mesh.experts == 1 => plan.without("layers.*.mlp.experts"),
