@@ -14,7 +14,6 @@ use super::{
     cut::{CutAttention, split_keys_values, stacked},
     masked::gradients,
     masks::segment_mask,
-    order::ZigZag,
     partial::{PartialAttention, merged},
     sequence::{SequenceExchange, SequenceStep},
 };
@@ -37,19 +36,19 @@ impl<R: Runtime> GatheredAttention<R> {
     /// merged. With a window, or `as_one`, they are one call, which counts queries from the end of the keys.
     fn seen(&self, as_one: bool) -> Vec<KeysSeen> {
         let CutAttention { order, op, .. } = &self.0;
-        let &ZigZag { rank, chunk, .. } = order;
+        let rank = order.rank;
         if !op.causal {
-            let (rows, keys) = (0..2 * chunk, 0..order.tokens());
+            let (rows, keys) = (order.rows((0, 2)), 0..order.tokens());
             return vec![KeysSeen { rows, queries: order.part_of(rank), keys, op: op.clone() }];
         }
         let chunks = order.chunks_of(rank).into_iter().enumerate();
         let calls = chunks.flat_map(|(k, at)| {
-            let rows = k * chunk..(k + 1) * chunk;
+            let rows = order.rows((k, k + 1));
             let first = op.window[0].map_or(0, |before| at.start.saturating_sub(before));
             let calls = match as_one || op.window != [None; 2] || first == at.start {
                 true => {
                     let keys = first..at.end;
-                    vec![(Attention { lower_right: keys.len() != chunk, ..op.clone() }, keys)]
+                    vec![(Attention { lower_right: keys.len() != at.len(), ..op.clone() }, keys)]
                 }
                 false => {
                     let part = |causal| Attention { causal, partial: true, ..op.clone() };
@@ -172,15 +171,15 @@ fn added<R: Runtime>(parts: &[(Range<usize>, Var<R>)], tokens: usize) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::NoOpCommunicator;
+    use crate::{comm::NoOpCommunicator, context_parallel::order::ZigZag};
     use numcore::NullRuntime;
     use std::sync::Arc;
 
     #[test]
     fn calls_are_plain_and_see_what_the_causal_mask_lets() {
-        for ranks in [1, 2, 3, 8] {
+        for (ranks, own) in [1, 2, 3, 8].into_iter().flat_map(|ranks| [4, 5].map(|own| (ranks, own))) {
             for rank in 0..ranks {
-                let order = ZigZag::of(4 * ranks, rank, ranks).unwrap();
+                let order = ZigZag::of(own * ranks, rank, ranks).unwrap();
                 let comm = Arc::new(NoOpCommunicator::new(&NullRuntime::new()));
                 let op = Attention { causal: true, ..Attention::new(1.0) };
                 let of = GatheredAttention(CutAttention { comm, order, op, segments: None, of: "a".into() });

@@ -9,37 +9,47 @@ use numcore::{
 };
 
 /// The zig-zag order: of `2c` chunks of a sequence, rank `r` of `c` has chunks `r` and `2c − 1 − r`. A late chunk sees
-/// as much more of the sequence as an early one sees less.
+/// as much more of the sequence as an early one sees less. Early chunks have a token more if a rank's number is odd.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ZigZag {
     pub(super) rank: usize,
     pub(super) ranks: usize,
-    /// The number of tokens of a chunk.
-    pub(super) chunk: usize,
+    /// The number of tokens of a rank's early chunk.
+    pub(super) early: usize,
+    /// The number of tokens of a rank's late chunk.
+    pub(super) late: usize,
 }
 
 impl ZigZag {
-    /// The order of sequences of `tokens` tokens, for one rank; an error unless `2c` divides `tokens`.
+    /// The order of sequences of `tokens` tokens, for one rank; an error unless `c` divides `tokens`, into two
+    /// or more for each rank.
     pub(super) fn of(tokens: usize, rank: usize, ranks: usize) -> Result<Self> {
-        let chunks = 2 * ranks;
-        if !tokens.is_multiple_of(chunks) {
+        let own = tokens / ranks;
+        if !tokens.is_multiple_of(ranks) || own == 1 {
             let why = format!(
                 "sequences of {tokens} tokens cannot be shared out among {ranks} ranks, which have two chunks each: pad them to {}",
-                tokens.next_multiple_of(chunks)
+                tokens.next_multiple_of(ranks).max(2 * ranks)
             );
             return Err(Error::shape("context parallelism", &[Shape::new(&[tokens])?], why));
         }
-        Ok(ZigZag { rank, ranks, chunk: tokens / chunks })
+        Ok(ZigZag { rank, ranks, early: own.div_ceil(2), late: own / 2 })
     }
 
     /// The number of tokens of the whole sequence.
     pub(super) fn tokens(&self) -> usize {
-        2 * self.ranks * self.chunk
+        self.ranks * (self.early + self.late)
     }
 
     /// The two chunks of a rank, as ranges of the sequence.
     pub(super) fn chunks_of(&self, rank: usize) -> [Range<usize>; 2] {
-        [rank, 2 * self.ranks - 1 - rank].map(|chunk| chunk * self.chunk..(chunk + 1) * self.chunk)
+        let late = self.ranks * self.early + (self.ranks - 1 - rank) * self.late;
+        [rank * self.early..(rank + 1) * self.early, late..late + self.late]
+    }
+
+    /// The rows of a rank's value that its chunks `from..to` have.
+    pub(super) fn rows(&self, (from, to): (usize, usize)) -> Range<usize> {
+        let edges = [0, self.early, self.early + self.late];
+        edges[from]..edges[to]
     }
 
     /// The tokens of a rank.
@@ -49,24 +59,21 @@ impl ZigZag {
 
     /// Joins the parts of all ranks to the sequence along `dim`.
     pub(super) fn joined<T: Apply>(&self, parts: &[T], dim: usize) -> Result<T> {
-        let half = |part: &T, k: usize| part.narrow(dim as isize, k * self.chunk, self.chunk);
+        let half = |part: &T, k: usize| {
+            let rows = self.rows((k, k + 1));
+            part.narrow(dim as isize, rows.start, rows.len())
+        };
         let early = parts.iter().map(|part| half(part, 0));
         let late = parts.iter().rev().map(|part| half(part, 1));
         let chunks = early.chain(late).collect::<Result<Vec<_>>>()?;
         cat(&chunks.iter().collect::<Vec<_>>(), dim as isize)
     }
 
-    /// The chunks of a sequence along `dim`, ordered by rank, two for each: `[2c, ..]` with a new first dimension.
+    /// The parts of a sequence along `dim` of all ranks: `[c, ..]` with a new first dimension.
     pub(super) fn dealt<T: Apply>(&self, x: &T, dim: usize) -> Result<T> {
-        let chunk = |at: Range<usize>| x.narrow(dim as isize, at.start, at.len())?.unsqueeze(0);
-        let chunks = (0..self.ranks).flat_map(|rank| self.chunks_of(rank)).map(chunk).collect::<Result<Vec<_>>>()?;
-        cat(&chunks.iter().collect::<Vec<_>>(), 0)
-    }
-
-    /// A rank's two chunks, `[2, A, B, n, D]`, as `[A, B, 2n, D]`.
-    pub(super) fn merged<T: Apply>(&self, chunks: &T) -> Result<T> {
-        let shape = chunks.spec().shape;
-        chunks.permute(&[1, 2, 0, 3, 4])?.reshape([shape[1], shape[2], 2 * shape[3], shape[4]])
+        let part = |rank| self.part_of(rank).take(x, dim)?.unsqueeze(0);
+        let parts = (0..self.ranks).map(part).collect::<Result<Vec<_>>>()?;
+        cat(&parts.iter().collect::<Vec<_>>(), 0)
     }
 }
 
@@ -77,32 +84,35 @@ mod tests {
 
     #[test]
     fn ranks_have_every_token_once_and_see_as_many() {
-        for ranks in [1, 2, 3, 4, 5, 8] {
-            let order = ZigZag::of(6 * ranks, 0, ranks).unwrap();
+        for (ranks, own) in [1, 2, 3, 4, 5, 8].into_iter().flat_map(|ranks| [2, 3, 6, 7].map(|own| (ranks, own))) {
+            let order = ZigZag::of(own * ranks, 0, ranks).unwrap();
             let mut seen = vec![0; order.tokens()];
             for rank in 0..ranks {
                 let part = order.part_of(rank);
+                assert_eq!(part.len(), own);
                 part.ranges().iter().cloned().flatten().for_each(|token| seen[token] += 1);
                 let keys: usize = part.ranges().iter().cloned().flatten().map(|token| token + 1).sum();
-                assert_eq!(keys * ranks, (1..=6 * ranks).sum::<usize>(), "{ranks}");
+                // With chunks of two lengths, a rank has `own` more pairs than the rank before.
+                let (keys, all) = (keys * ranks, (1..=own * ranks).sum::<usize>());
+                assert!(keys.abs_diff(all) <= own % 2 * own * ranks * (ranks - 1) / 2, "{ranks} {own}: {keys} {all}");
             }
-            assert_eq!(seen, vec![1; 6 * ranks]);
+            assert_eq!(seen, vec![1; own * ranks]);
         }
-        let error = ZigZag::of(10, 0, 2).unwrap_err().to_string();
-        assert!(
-            error.contains("10 tokens") && error.contains("2 ranks") && error.contains("pad them to 12"),
-            "{error}"
-        );
+        for (tokens, padded) in [(11, "12"), (2, "4"), (1, "4")] {
+            let error = ZigZag::of(tokens, 0, 2).unwrap_err().to_string();
+            let due = [format!("{tokens} tokens"), "2 ranks".into(), format!("pad them to {padded}")];
+            assert!(due.iter().all(|due| error.contains(due)), "{error}");
+        }
     }
 
     #[test]
     fn shapes_of_what_is_joined_and_dealt() {
-        let order = ZigZag::of(12, 1, 3).unwrap();
-        let zeros = |dims: &[usize]| Tensor::zeros(&NullRuntime::new(), dims, DType::F32).unwrap();
-        let parts = [zeros(&[2, 5, 4, 7]), zeros(&[2, 5, 4, 7]), zeros(&[2, 5, 4, 7])];
-        let all = order.joined(&parts, 2).unwrap();
-        assert_eq!(all.shape()[..], [2, 5, 12, 7]);
-        assert_eq!(order.dealt(&all, 2).unwrap().shape()[..], [6, 2, 5, 2, 7]);
-        assert_eq!(order.merged(&zeros(&[2, 2, 5, 2, 7])).unwrap().shape()[..], [2, 5, 4, 7]);
+        for own in [4, 5] {
+            let order = ZigZag::of(3 * own, 1, 3).unwrap();
+            let zeros = |dims: &[usize]| Tensor::zeros(&NullRuntime::new(), dims, DType::F32).unwrap();
+            let all = order.joined(&[(); 3].map(|()| zeros(&[2, 5, own, 7])), 2).unwrap();
+            assert_eq!(all.shape()[..], [2, 5, 3 * own, 7]);
+            assert_eq!(order.dealt(&all, 2).unwrap().shape()[..], [3, 2, 5, own, 7]);
+        }
     }
 }

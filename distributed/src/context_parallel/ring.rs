@@ -74,7 +74,7 @@ impl<R: Runtime> RingAttention<R> {
         for (sum, &(from, to)) in
             sums.iter_mut().zip(self.pieces()).filter(|(_, (from, to))| first <= *from && *to <= end)
         {
-            let own = piece((from - first, to - first))?;
+            let own = piece((from, to))?;
             *sum = Some(match sum.take() {
                 Some(before) => add(before, own)?,
                 None => own,
@@ -101,9 +101,15 @@ impl<R: Runtime> RingAttention<R> {
         Ok((Attention { causal: step.causal, window: [None; 2], masked: mask.is_some(), partial: true, ..op }, mask))
     }
 
-    /// The chunks `from..to` of a value, `[.., 2n, D]`.
-    fn chunks(&self, x: &Tensor<R>, (from, to): (usize, usize)) -> Result<Tensor<R>> {
-        x.narrow(2, from * self.0.order.chunk, (to - from) * self.0.order.chunk)
+    /// The chunks `at` of a value of both, `[.., n, D]`.
+    fn chunks(&self, x: &Tensor<R>, at: (usize, usize)) -> Result<Tensor<R>> {
+        self.chunks_from(x, BOTH, at)
+    }
+
+    /// The chunks `at` of a value of the chunks `all`.
+    fn chunks_from(&self, x: &Tensor<R>, all: (usize, usize), at: (usize, usize)) -> Result<Tensor<R>> {
+        let (all, at) = (self.0.order.rows(all), self.0.order.rows(at));
+        x.narrow(2, at.start - all.start, at.len())
     }
 
     /// Starts to send `x` to the next rank, and to receive the previous rank's value.
@@ -145,7 +151,10 @@ impl<R: Runtime> RingAttention<R> {
         let other = if from == 0 { LATE } else { EARLY };
         let (some, rest) = match sum {
             Some(sum) => (self.chunks(&sum, (from, to))?.add(&x)?, self.chunks(&sum, other)?),
-            None => (x.clone(), Tensor::zeros(x.runtime(), *x.shape(), x.dtype())?),
+            None => {
+                let rest = x.shape().with(2, self.0.order.rows(other).len());
+                (x.clone(), Tensor::zeros(x.runtime(), rest, x.dtype())?)
+            }
         };
         if from == 0 { cat(&[&some, &rest], 2) } else { cat(&[&rest, &some], 2) }
     }
@@ -184,7 +193,8 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
             let next = (j + 1 < ranks).then(|| self.pass_on(&both, "keys and values")).transpose()?;
             let step = self.step(j);
             let found = self.found(step, q, &both, depth)?;
-            let piece = |at| Ok(PartialAttention { o: self.chunks(&found.o, at)?, lse: self.chunks(&found.lse, at)? });
+            let of = |x, at| self.chunks_from(x, step.queries, at);
+            let piece = |at| Ok(PartialAttention { o: of(&found.o, at)?, lse: of(&found.lse, at)? });
             self.add_pieces(&mut sums, step.queries, piece, |before, own| merged(&before, &own))?;
             if let Some(next) = next {
                 both = next.arrived()?;
@@ -221,7 +231,8 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
             let next = (j + 1 < ranks).then(|| self.pass_on(&both, "keys and values, again")).transpose()?;
             let step = self.step(j);
             let [dq, dkv] = self.gradients(step, &saved, &both)?;
-            self.add_pieces(&mut of_queries, step.queries, |at| self.chunks(&dq, at), |sum, own| sum.add(&own))?;
+            let piece = |at| self.chunks_from(&dq, step.queries, at);
+            self.add_pieces(&mut of_queries, step.queries, piece, |sum, own| sum.add(&own))?;
             if j == 0 {
                 home = Some(dkv);
             } else if keys_too {

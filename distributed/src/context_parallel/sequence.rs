@@ -53,9 +53,9 @@ impl<R: Runtime> SequenceExchange<R> {
     }
 
     fn scattered(&self, comm: &Comm<R>, x: &Tensor<R>) -> Result<Tensor<R>> {
-        let chunks = self.order.dealt(x, 2)?;
-        let own = TensorMut::alloc(x.runtime(), chunks.shape().with(0, 2), x.dtype())?;
-        self.order.merged(&comm.reduce_scatter(&chunks, own, ReduceOp::Sum)?.wait()?.freeze()?)
+        let parts = self.order.dealt(x, 2)?;
+        let own = TensorMut::alloc(x.runtime(), parts.shape().with(0, 1), x.dtype())?;
+        comm.reduce_scatter(&parts, own, ReduceOp::Sum)?.wait()?.freeze()?.squeeze(0)
     }
 }
 

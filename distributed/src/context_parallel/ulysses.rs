@@ -64,9 +64,7 @@ fn to_heads<R: Runtime>(comm: &Comm<R>, order: ZigZag, x: &Var<R>) -> Result<Var
 /// All-to-all from some heads of the whole sequence, `[B, H/c, T, D]`, to all heads of a part of it, `[B, H, T/c, D]`.
 fn to_tokens<R: Runtime>(comm: &Comm<R>, order: ZigZag, x: &Var<R>) -> Result<Var<R>> {
     let (ranks, shape) = (order.ranks, x.spec().shape);
-    let [b, h, n, d] = [shape[0], shape[1], 2 * order.chunk, shape[3]];
-    // Two chunks of each rank, [c, 2, B, H/c, n/2, D].
-    let chunks = order.dealt(x, 2)?;
-    let heads = all_to_all(comm, &chunks)?.reshape([ranks, 2, b, h, order.chunk, d])?;
-    heads.permute(&[2, 0, 3, 1, 4, 5])?.reshape([b, ranks * h, n, d])
+    // The part of each rank, [c, B, H/c, T/c, D].
+    let heads = all_to_all(comm, &order.dealt(x, 2)?)?;
+    heads.transpose(0, 1)?.reshape([shape[0], ranks * shape[1], shape[2] / ranks, shape[3]])
 }

@@ -134,9 +134,10 @@ const FORMS: [ContextExchange; 3] = [ContextExchange::AllGather, ContextExchange
 fn every_form_is_the_attention_of_one_rank() {
     for exchange in FORMS {
         for c in WORLDS {
-            let case = ContextCase::new(exchange, c);
-            for causal in [false, true] {
-                for segments in [false, true] {
+            // Chunks of two lengths, too.
+            for tokens in [2 * c, 3 * c, 4 * c, 7 * c] {
+                let case = ContextCase { tokens, ..ContextCase::new(exchange, c) };
+                for (causal, segments) in [(false, false), (false, true), (true, false), (true, true)] {
                     ContextCase { causal, segments, ..case }.same(c, false, 1e-12);
                 }
             }
@@ -152,7 +153,10 @@ fn windows_caps_and_values_of_another_width() {
             for window in [0, 1, 3, 7, 100] {
                 ContextCase { window: Some(window), ..case }.same(c, false, 1e-12);
             }
-            ContextCase { window: Some(5), segments: true, softcap: Some(1.5), ..case }.same(c, false, 1e-12);
+            for tokens in [4 * c, 5 * c] {
+                let window = Some(5);
+                ContextCase { tokens, window, segments: true, softcap: Some(1.5), ..case }.same(c, false, 1e-12);
+            }
             ContextCase { segments: true, softcap: Some(1.5), ..case }.same(c, false, 1e-12);
             ContextCase { sizes: [1, 4 * c, 2 * c, 6, 3], ..case }.same(c, false, 1e-12);
         }
@@ -174,7 +178,9 @@ fn gradients_of_gradients_are_those_of_one_rank() {
     for c in [2, 3] {
         for exchange in [ContextExchange::AllGather, ContextExchange::Ulysses] {
             for (causal, segments) in [(true, false), (false, true)] {
-                ContextCase { causal, segments, ..ContextCase::new(exchange, c) }.same(c, true, 1e-11);
+                for tokens in [4 * c, 5 * c] {
+                    ContextCase { causal, segments, tokens, ..ContextCase::new(exchange, c) }.same(c, true, 1e-11);
+                }
             }
         }
     }
@@ -247,8 +253,8 @@ fn what_does_not_fit_is_refused_with_numbers() {
         Ranks::new(2).run(cpu, |comm| f(&comm)).unwrap_err().to_string()
     };
     let group = |comm: &Comm<Cpu>| ContextRanks::group(comm, ContextExchange::AllGather);
-    let odd = refused(&|comm| group(comm).part(10).map(drop));
-    assert!(odd.contains("10 tokens") && odd.contains("2 ranks") && odd.contains("pad them to 12"), "{odd}");
+    let odd = refused(&|comm| group(comm).part(11).map(drop));
+    assert!(odd.contains("11 tokens") && odd.contains("2 ranks") && odd.contains("pad them to 12"), "{odd}");
     let options =
         || ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
     let zeros = |comm: &Comm<Cpu>, dims: &[usize]| Tensor::zeros(comm.runtime(), dims, DType::F32).map(Var::new);

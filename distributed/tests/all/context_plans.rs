@@ -99,10 +99,10 @@ fn sequences_that_cannot_be_shared_out_are_refused() {
     let outcome = Ranks::new(2).run(cpu, |comm| {
         let model = Gpt::new(&Init::new(comm.runtime(), 0), SMALL)?;
         over(&comm, Axis::Context)?.context_parallel(&model, ContextExchange::AllGather)?;
-        model.forward(&Var::new(Tensor::zeros(comm.runtime(), [1, 10], DType::I64)?)).map(drop)
+        model.forward(&Var::new(Tensor::zeros(comm.runtime(), [1, 11], DType::I64)?)).map(drop)
     });
     let error = outcome.unwrap_err().to_string();
-    assert!(error.contains("10 tokens") && error.contains("pad them to 12"), "{error}");
+    assert!(error.contains("11 tokens") && error.contains("pad them to 12"), "{error}");
 }
 
 #[test]
