@@ -1,7 +1,7 @@
 //! Ranks on NVIDIA GPUs: a communicator over NCCL.
 //!
 //! NCCL moves the data. The rest of the contract of [`comm`] is met by a second communicator of the same ranks, the
-//! *control plane*. It consists of threads of one process, or of processes joined by MPI or a shared folder. On it,
+//! *control plane*. It consists of threads of one process, or of processes joined by MPI or over TCP. On it,
 //! ranks compare their calls, detect failed and absent ranks, split into groups, and exchange host bytes. NCCL itself
 //! can do none of this: mismatched calls hang or corrupt memory, and an error has no reason.
 //!

@@ -2,9 +2,9 @@
 //!
 //! [`Processes::run`] does for processes what `Ranks::run` does for threads: it passes a communicator to a program.
 //! Code above the communicator stays the same. The processes are joined by a [`Transport`], which only sends and
-//! receives messages between two of them. [`Tcp`] has a connection between every two, [`SharedFolder`] has files, and
-//! the crate `weftgrad-engine-mpi` has Open MPI. Collectives are made of such messages. The project's own kernels
-//! combine sums in the order of ranks, so results have the same bits as with threads.
+//! receives messages between two of them. [`Tcp`] has a connection between every two, and the crate
+//! `weftgrad-engine-mpi` has Open MPI. Collectives are made of such messages. The project's own kernels combine sums in
+//! the order of ranks, so results have the same bits as with threads.
 //!
 //! Ranks compare their calls before any data moves, which costs one small message per call to every other participant.
 //! In return, a rank that diverges, fails, leaves or stays away ends the call with an error on every rank. The error
@@ -13,7 +13,6 @@
 
 mod communicator;
 mod flight;
-mod folder;
 mod inbox;
 mod job;
 mod launch;
@@ -32,7 +31,6 @@ mod transport;
 mod world;
 
 pub use communicator::ProcessCommunicator;
-pub use folder::SharedFolder;
 pub use launch::Launch;
 pub use processes::Processes;
 pub use rendezvous::ProcessRendezvous;

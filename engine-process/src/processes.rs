@@ -111,8 +111,8 @@ impl Processes {
         self
     }
 
-    /// Sets the most bytes in one message, clamped to 1 to 2³⁰; longer data goes in pieces. The default is 64 MiB, 16
-    /// MiB over TCP, and 4 MiB for a shared folder. All processes must set the same.
+    /// Sets the most bytes in one message, clamped to 1 to 2³⁰; longer data goes in pieces. The default is 64 MiB, and
+    /// 16 MiB over TCP. All processes must set the same.
     ///
     /// A call is late once none of its messages has passed for the [timeout](Processes::timeout).
     pub fn message_limit(mut self, bytes: usize) -> Self {

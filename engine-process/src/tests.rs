@@ -1,7 +1,8 @@
-//! Tests with threads as processes, over a folder transport that reports deaths as MPI's does.
+//! Tests with threads as processes, over TCP, whose deaths a test reports.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::{SocketAddr, TcpListener},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,8 +17,7 @@ use numcore::{ErrorKind, NullRuntime, Result};
 use parking_lot::Mutex;
 
 use super::{
-    Channel, Processes, Request, Test, Transport,
-    folder::{tests::Scratch, transport_in},
+    Channel, Launch, Processes, Request, Tcp, Test, Transport,
     progress::{Command, Progress},
     world::World,
 };
@@ -31,7 +31,7 @@ struct Fate {
     ends_together: bool,
 }
 
-/// A folder transport that reports deaths.
+/// A transport that reports the deaths of a test.
 struct Reporting {
     inner: Box<dyn Transport>,
     fate: Fate,
@@ -106,9 +106,13 @@ impl Transport for Reporting {
     }
 }
 
-fn transport(folder: &Scratch, rank: usize, size: usize, fate: &Fate) -> Result<Box<dyn Transport>> {
-    let inner = transport_in(folder.path(), rank, size)?;
-    Ok(Box::new(Reporting { inner, fate: fate.clone(), posted: BTreeMap::new() }))
+fn transport(at: SocketAddr, rank: usize, size: usize, fate: &Fate) -> Result<Box<dyn Transport>> {
+    let (open, _) = Tcp::from(at).launch(Launch { rank, size, local_rank: rank }).connect()?;
+    Ok(Box::new(Reporting { inner: open()?, fate: fate.clone(), posted: BTreeMap::new() }))
+}
+
+fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
 
 /// Runs a program on each of `size` processes, which are threads.
@@ -117,11 +121,11 @@ fn processes<T: Send>(
     fate: &Fate,
     program: impl Fn(Arc<Processes>) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
-    let (folder, program) = (Arc::new(Scratch::new("reporting")), &program);
+    let (at, program) = (free(), &program);
     thread::scope(|scope| {
         let start = |rank| {
-            let (folder, fate) = (folder.clone(), fate.clone());
-            scope.spawn(move || program(Arc::new(Processes::over(move || transport(&folder, rank, size, &fate))?)))
+            let fate = fate.clone();
+            scope.spawn(move || program(Arc::new(Processes::over(move || transport(at, rank, size, &fate))?)))
         };
         let threads: Vec<_> = (0..size).map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -219,8 +223,8 @@ fn a_process_that_does_not_come_to_its_end_is_waited_for_so_long_alone() {
 
 #[test]
 fn worlds_that_are_over_leave_nothing() {
-    let (folder, (_link, commands)) = (Scratch::new("worlds"), mpsc::channel());
-    let transport = transport(&folder, 0, 1, &Fate::default()).unwrap();
+    let (_link, commands) = mpsc::channel();
+    let transport = transport(free(), 0, 1, &Fate::default()).unwrap();
     let mut progress = Progress::new(transport, commands).unwrap();
     for number in 0..20 {
         let world = World::new(number, [0].into(), LONG, comm::Places::Same);

@@ -1,7 +1,4 @@
-//! The ranks of an example: threads of this process, processes started by `mpirun`, or processes joined over TCP or
-//! by a folder.
-
-use std::path::PathBuf;
+//! The ranks of an example: threads of this process, processes started by `mpirun`, or processes joined over TCP.
 
 use clap::{Args, ValueEnum};
 use weftgrad::{Device, Launcher, process::Tcp};
@@ -27,12 +24,10 @@ pub struct Joined {
     /// Engine that connects the ranks; with mpi, mpirun sets their number.
     #[arg(long, value_enum, default_value_t)]
     engine: Engine,
-    /// Folder that joins processes as ranks, instead of threads; with `--engine nccl`, NCCL moves their tensors. Start
-    /// each with RANK, WORLD_SIZE and LOCAL_RANK set, or by srun or torchrun.
+    /// Address, HOST:PORT, that joins processes over TCP as ranks, instead of threads; rank 0 listens there. With
+    /// `--engine nccl`, NCCL moves their tensors. Start each with RANK, WORLD_SIZE and LOCAL_RANK set, or by srun or
+    /// torchrun.
     #[arg(long)]
-    shared_folder: Option<PathBuf>,
-    /// Address, HOST:PORT, that joins processes over TCP in the same way; rank 0 listens there.
-    #[arg(long, conflicts_with = "shared_folder")]
     tcp: Option<String>,
     /// Devices of the ranks: cpu, or, if built in, wgpu:N or cuda:N. Ranks take several, as in cuda:0,cuda:1, in turn;
     /// processes of one machine take the devices from the named one on.
@@ -47,7 +42,7 @@ impl Joined {
     /// The named devices. NCCL does not support the CPU, so it takes the first GPUs instead.
     fn devices(&self, size: usize) -> Vec<Device> {
         match (self.engine, &self.device[..]) {
-            (Engine::Nccl, [Device::Cpu]) if self.is_of_processes() || cfg!(feature = "mpi") => {
+            (Engine::Nccl, [Device::Cpu]) if self.tcp.is_some() || cfg!(feature = "mpi") => {
                 vec![Device::Cuda(0)]
             }
             (Engine::Nccl, [Device::Cpu]) => (0..size).map(|rank| Device::Cuda(rank as u32)).collect(),
@@ -55,21 +50,16 @@ impl Joined {
         }
     }
 
-    fn is_of_processes(&self) -> bool {
-        self.shared_folder.is_some() || self.tcp.is_some()
-    }
-
     /// The launcher of `size` ranks, unless another launcher sets their number.
     pub fn ranks(&self, size: usize) -> Outcome<Launcher> {
-        let launcher = match (self.engine, &self.shared_folder, &self.tcp) {
-            (Engine::Mpi, ..) if self.is_of_processes() => {
-                return Err("`--engine mpi` joins processes by itself: leave `--shared-folder` and `--tcp` out".into());
+        let launcher = match (self.engine, &self.tcp) {
+            (Engine::Mpi, Some(_)) => {
+                return Err("`--engine mpi` joins processes by itself: leave `--tcp` out".into());
             }
-            (Engine::Mpi, ..) => Launcher::mpi()?,
-            (_, Some(folder), _) => Launcher::shared_folder(folder)?,
-            (_, None, Some(address)) => Launcher::tcp(Tcp::at(address))?,
-            (Engine::Nccl, None, None) if cfg!(feature = "mpi") => Launcher::mpi()?,
-            (_, None, None) => Launcher::threads(size),
+            (Engine::Mpi, None) => Launcher::mpi()?,
+            (_, Some(address)) => Launcher::tcp(Tcp::at(address))?,
+            (Engine::Nccl, None) if cfg!(feature = "mpi") => Launcher::mpi()?,
+            (_, None) => Launcher::threads(size),
         };
         let launcher = if matches!(self.engine, Engine::Nccl) { launcher.nccl()? } else { launcher };
         let launcher = launcher.devices(self.devices(size));

@@ -280,20 +280,15 @@ fn ddp() {
     refuses(program!("ddp"), "--ranks 0", COUNT);
 }
 
-/// Ranks as processes joined by a folder, and over TCP.
+/// Ranks as processes joined over TCP.
 #[test]
 fn processes() {
-    let at = folder("shared-folder");
-    two_processes(["--shared-folder", &at]);
-    refuses(program!("ddp"), &format!("--engine mpi --shared-folder {at}"), "joins processes by itself");
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    two_processes(["--tcp", &free.expect("a free port").to_string()]);
-}
-
-fn two_processes(joined: [&str; 2]) {
+    let at = free.expect("a free port").to_string();
+    refuses(program!("ddp"), &format!("--engine mpi --tcp {at}"), "joins processes by itself");
     let rank = |rank: usize| {
         let mut process = Command::new(program!("ddp"));
-        process.args(["--steps", "4"]).args(joined);
+        process.args(["--steps", "4", "--tcp", &at]);
         process.envs([("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank)].map(|(name, n)| (name, n.to_string())));
         process.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
     };

@@ -3,18 +3,18 @@
 #[cfg(feature = "train")]
 mod from_config;
 
-use std::{num::NonZero, path::PathBuf, sync::Arc, thread::available_parallelism, time::Duration};
+use std::{num::NonZero, sync::Arc, thread::available_parallelism, time::Duration};
 
 #[cfg(feature = "nccl")]
 use distributed::comm::Communicator;
 use distributed::comm::{Comm, NoOpCommunicator, Ranks};
-use engine_process::{Processes, SharedFolder, Tcp};
+use engine_process::{Processes, Tcp};
 use numcore::Result;
 
 use crate::{AnyRuntime, Device, ListedDevice, devices};
 
-/// The ranks of a program, as this process sees them: one, threads with a device each, or processes joined by TCP, MPI
-/// or a shared folder. The program that they run is the same.
+/// The ranks of a program, as this process sees them: one, threads with a device each, or processes joined by TCP or
+/// MPI. The program that they run is the same.
 ///
 /// ```
 /// use weftgrad::{Device, Launcher, distributed::comm::{Communicator, NoOpCommunicator}};
@@ -103,19 +103,6 @@ impl Launcher {
         Ok(Launcher::of(LaunchEngine::Processes(tcp.join()?)))
     }
 
-    /// Joins processes through a shared folder, on one machine or on several with a common file system; no library is
-    /// needed. The launcher gives each process its rank: Slurm's `srun`, `torchrun`, or a script that sets `RANK`,
-    /// `WORLD_SIZE` and `LOCAL_RANK`. Blocks until all processes have come.
-    ///
-    /// Exchange through files is slow. For gradients on the host use [`tcp`](Launcher::tcp) or
-    /// [`mpi`](Launcher::mpi). On GPUs, [`nccl`](Launcher::nccl) moves them, and the folder is the control plane.
-    ///
-    /// # Errors
-    /// Errors of [`SharedFolder::join`].
-    pub fn shared_folder(path: impl Into<PathBuf>) -> Result<Self> {
-        Ok(Launcher::of(LaunchEngine::Processes(SharedFolder::new(path).join()?)))
-    }
-
     /// Lets NCCL move tensors between ranks, each of which must be on its own NVIDIA GPU. The threads or processes stay
     /// the control plane, on which ranks compare their calls and learn of failures. Ranks that are threads on several
     /// GPUs need it.
@@ -153,8 +140,7 @@ impl Launcher {
         self
     }
 
-    /// Sets the time that a rank waits for others in a call, before all of them get an error; 60 seconds by default. In
-    /// a shared folder, a dead process without another on its machine is noticed only then.
+    /// Sets the time that a rank waits for others in a call, before all of them get an error; 60 seconds by default.
     pub fn timeout(mut self, most: Duration) -> Self {
         self.engine = match self.engine {
             LaunchEngine::Threads(ranks) => LaunchEngine::Threads(ranks.timeout(most)),

@@ -5,10 +5,10 @@ extern crate self as comm;
 
 include!("../../../comm/tests/support/contract.rs");
 
+mod joined;
+mod nccl_engine;
 #[allow(unused_imports, reason = "the suite is not its own")]
 #[path = "../../../engine-process/tests/support/start.rs"]
-mod folder;
-mod nccl_engine;
-mod shared_folder;
+mod processes;
 #[path = "../support/start.rs"]
 mod start;

@@ -29,6 +29,9 @@ const MESSAGE: usize = 16 << 20;
 /// The most processes, since each has a connection to every other.
 const MOST: usize = 1 << 14;
 
+/// The function that opens a transport, on the thread that owns it.
+pub(crate) type OpenTransport = Box<dyn FnOnce() -> Result<Box<dyn Transport>> + Send>;
+
 /// Processes that find each other at an address, and exchange messages over TCP.
 ///
 /// The process of rank 0 listens at the address until all have come. Each process has its rank from its
@@ -152,6 +155,12 @@ impl Tcp {
     /// An error if the rank of this process is unknown, the address cannot be used, or a secret is missing or wrong.
     /// Also if two processes have one rank, or some do not come in time: the error names the missing ranks.
     pub fn join(self) -> Result<Processes> {
+        let (open, local_rank) = self.connect()?;
+        Ok(Processes::over(open)?.message_limit(MESSAGE).local(local_rank))
+    }
+
+    /// Meets the others. Returns the function that opens the transport, and the local rank.
+    pub(crate) fn connect(self) -> Result<(OpenTransport, usize)> {
         let env = |name: &str| std::env::var(name).ok();
         let addresses = self.resolve()?;
         let secret = self.secret_or(&env)?;
@@ -189,13 +198,13 @@ impl Tcp {
             Some(rank) => error.on_rank(rank),
             None => error,
         })?;
-        let silence = self.silence;
         let local_rank = local_rank.unwrap_or(joined.local_rank);
+        let silence = self.silence;
         let open = move || -> Result<Box<dyn Transport>> {
             let transport = TcpTransport::new(joined.rank, joined.connections, silence);
             Ok(Box::new(transport.await_others(meeting.timeout)))
         };
-        Ok(Processes::over(open)?.message_limit(MESSAGE).local(local_rank))
+        Ok((Box::new(open), local_rank))
     }
 
     fn resolve(&self) -> Result<Vec<SocketAddr>> {

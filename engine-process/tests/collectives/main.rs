@@ -1,4 +1,4 @@
-//! What every engine must do, on ranks that a shared folder joins: the tests of `comm`, by their own source.
+//! The contract of engines, on ranks that TCP joins: the tests of `comm`, by their own source.
 #![allow(missing_docs)]
 
 extern crate self as comm;

@@ -1,6 +1,6 @@
 //! Ranks by configuration: their number, the rank of this process, and the engine that joins them.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::net::SocketAddr;
 
 use numcore::{Error, Result, Within};
 
@@ -29,8 +29,6 @@ pub struct DistributedTrainConfig {
     /// The address at which the processes join over TCP, where rank 0 listens. Without an address, a launcher joins the
     /// processes, or ranks are threads.
     pub coordinator_addr: Option<SocketAddr>,
-    /// A folder shared by all processes, through which they join instead.
-    pub shared_folder: Option<PathBuf>,
     /// The kind of device that ranks compute on.
     pub backend: DistributedBackend,
 }
@@ -70,8 +68,6 @@ pub enum EngineKind {
     Mpi,
     /// TCP: processes join at the address of rank 0.
     Tcp,
-    /// A shared folder, through which processes join.
-    SharedFolder,
 }
 
 /// The process's place in the world, as a launcher such as `mpirun` gives it.
@@ -94,7 +90,6 @@ impl Default for DistributedTrainConfig {
             local_rank: 0,
             role: DistributedRole::Coordinator,
             coordinator_addr: None,
-            shared_folder: None,
             backend: DistributedBackend::Auto,
         }
     }
@@ -123,9 +118,6 @@ impl DistributedTrainConfig {
         }
         if world_size == 1 {
             return Ok(EngineKind::NoOp);
-        }
-        if self.shared_folder.is_some() {
-            return Ok(EngineKind::SharedFolder);
         }
         if coordinator_addr.is_some() {
             return Ok(EngineKind::Tcp);
@@ -156,11 +148,7 @@ impl DistributedTrainConfig {
     fn joined_by(&self, process: LaunchedProcess) -> Result<EngineKind> {
         let configured = (self.rank, self.world_size);
         if configured == (process.rank, process.world_size) {
-            return Ok(match (&self.shared_folder, self.coordinator_addr) {
-                (Some(_), _) => EngineKind::SharedFolder,
-                (None, Some(_)) => EngineKind::Tcp,
-                (None, None) => EngineKind::Mpi,
-            });
+            return Ok(if self.coordinator_addr.is_some() { EngineKind::Tcp } else { EngineKind::Mpi });
         }
         let why = format!(
             "the launcher has started this process as rank {} of {}, and it is configured as rank {} of {}: take rank and world size from the launcher, with \
@@ -228,10 +216,6 @@ mod tests {
             assert_eq!(config.engine(Some(process)).unwrap(), EngineKind::Tcp);
             assert_eq!(config.engine(None).unwrap(), EngineKind::Tcp);
             assert!(config.check_world(4).is_ok());
-            // A folder joins them with a launcher and without.
-            let config = DistributedTrainConfig { shared_folder: Some("job".into()), ..config };
-            assert_eq!(config.engine(Some(process)).unwrap(), EngineKind::SharedFolder);
-            assert_eq!(config.engine(None).unwrap(), EngineKind::SharedFolder);
         }
         let alone = LaunchedProcess { rank: 0, world_size: 1, local_rank: 0 };
         assert_eq!(DistributedTrainConfig::launched(alone).engine(Some(alone)).unwrap(), EngineKind::NoOp);

@@ -1,18 +1,17 @@
 //! Launching ranks by a configuration.
 
-use engine_process::{Launch, SharedFolder, Tcp};
+use engine_process::{Launch, Tcp};
 use numcore::Result;
 use train::compat::{DistributedBackend, DistributedTrainConfig, EngineKind, LaunchedProcess};
 
-use super::{LaunchEngine, Launcher, first_at_least, gpus};
+use super::{Launcher, first_at_least, gpus};
 use crate::{Device, devices};
 
 impl Launcher {
     /// Makes the ranks of a configuration, by its engine, world size, rank and backend.
     ///
     /// # Errors
-    /// Errors of [`DistributedTrainConfig::engine`], [`mpi`](Launcher::mpi), [`tcp`](Launcher::tcp) and
-    /// [`shared_folder`](Launcher::shared_folder).
+    /// Errors of [`DistributedTrainConfig::engine`], [`mpi`](Launcher::mpi) and [`tcp`](Launcher::tcp).
     pub fn from_config(config: &DistributedTrainConfig) -> Result<Self> {
         let launcher = match config.engine(launched(config))? {
             EngineKind::NoOp => Launcher::threads(1),
@@ -21,7 +20,6 @@ impl Launcher {
             // Without MPI, the launcher's variables are an address.
             EngineKind::Mpi => Launcher::tcp(Tcp::from_env()?)?,
             EngineKind::Tcp => Launcher::at_address_of(config)?,
-            EngineKind::SharedFolder => Launcher::in_folder_of(config)?,
         };
         let listed = devices();
         let of = |kind: fn(&Device) -> bool| listed.iter().map(|listed| listed.device).filter(kind).collect::<Vec<_>>();
@@ -41,20 +39,11 @@ impl Launcher {
             .map_or_else(Tcp::from_env, |address| Ok(Tcp::from(address)))
             .and_then(|tcp| Launcher::tcp(tcp.launch(launch)))
     }
-
-    fn in_folder_of(config: &DistributedTrainConfig) -> Result<Self> {
-        let &DistributedTrainConfig { rank, world_size, local_rank, .. } = config;
-        let launch = Launch { rank, size: world_size, local_rank };
-        let folder = SharedFolder::new(config.shared_folder.clone().unwrap_or_default());
-        Ok(Launcher::of(LaunchEngine::Processes(folder.launch(launch).join()?)))
-    }
 }
 
-/// The process that an external launcher has started, if this build can join it: without MPI, through a folder or at an
-/// address.
+/// The process that an external launcher has started, if this build can join it: without MPI, at an address.
 fn launched(config: &DistributedTrainConfig) -> Option<LaunchedProcess> {
-    let has_place = config.shared_folder.is_some() || config.coordinator_addr.is_some();
-    let can_join = cfg!(feature = "mpi") || has_place || Tcp::from_env().is_ok();
+    let can_join = cfg!(feature = "mpi") || config.coordinator_addr.is_some() || Tcp::from_env().is_ok();
     let Launch { rank, size, local_rank } = Launch::from_env().filter(|_| can_join)?;
     Some(LaunchedProcess { rank, world_size: size, local_rank })
 }

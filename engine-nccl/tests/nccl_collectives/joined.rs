@@ -1,4 +1,4 @@
-//! Processes, one for each GPU, that meet in a folder: the unique id travels through it, and it is the control plane.
+//! Processes, one for each GPU, that meet at an address: the unique id travels over their connections, the control plane.
 
 use comm::{Collectives, Comm, Communicator, ReduceOp};
 use engine_nccl::Nccl;
@@ -8,13 +8,13 @@ use runtime_cpu::Cpu;
 use crate::{
     Ranks,
     collectives::{cpu, memory},
-    folder,
+    processes,
     start::over,
 };
 
 /// What a program gives on each rank, each of which joins by itself, as a process does.
 fn outcomes<T: Send>(n: usize, program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<Result<T>> {
-    folder::outcomes(&Ranks::new(n), cpu, over(&Nccl::emulated(), cpu, program)).unwrap()
+    processes::outcomes(&Ranks::new(n), cpu, over(&Nccl::emulated(), cpu, program)).unwrap()
 }
 
 /// Some steps of data parallelism, and a split.

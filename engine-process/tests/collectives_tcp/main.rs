@@ -1,9 +1,0 @@
-//! The contract of engines, on ranks that TCP joins: the tests of `comm`, by their own source.
-#![allow(missing_docs)]
-
-extern crate self as comm;
-
-include!("../../../comm/tests/support/contract.rs");
-
-#[path = "../support/start_tcp.rs"]
-mod start;
