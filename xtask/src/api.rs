@@ -14,6 +14,7 @@ const CRATES: &[&str] = &[
     "data",
     "distributed",
     "engine_process",
+    "launch",
     "models",
     "models_export",
     "nn",

@@ -14,6 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("runtime-*", &["numcore"]),
     ("comm", &["numcore"]),
     ("data", &["numcore"]),
+    ("launch", &[]),
     ("engine-mpi", &["numcore", "engine-process"]),
     ("engine-*", &["numcore", "comm"]),
     ("nn", &["numcore", "autograd", "nn-derive"]),

@@ -31,6 +31,7 @@ const PLAIN: &[&str] = &[
     "engine-mpi/",
     "engine-nccl/",
     "engine-process/",
+    "launch/",
     "nn-derive/",
     "nn/src/moe/",
     "nn/src/parallel/",

@@ -16,6 +16,7 @@ const SOURCES: &[&str] = &[
     "engine-mpi/",
     "engine-nccl/",
     "engine-process/",
+    "launch/",
     "nn/src/parallel/",
     "pipeline-schedule/",
     "train/",

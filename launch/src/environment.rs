@@ -1,0 +1,119 @@
+//! The environment of a rank: torchrun's variables, and the secret of the job.
+
+use std::{
+    fmt::Write,
+    io::{self, ErrorKind},
+    net::{Ipv4Addr, TcpListener},
+};
+
+use crate::job::{Job, SECRET, host_and_port};
+
+/// The variable with the process number of the launcher.
+pub(crate) const LAUNCHER: &str = "WEFTGRAD_LAUNCHER";
+/// Variables of launchers above this one, which would contradict its own.
+pub(crate) const REMOVED: [&str; 5] = [
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "PMIX_RANK",
+    "TORCHELASTIC_USE_AGENT_STORE",
+];
+/// The first of the ports for jobs of one node, and their number. The system gives these ports to no connection.
+const PORTS: (u16, u16) = (10_000, 20_000);
+
+/// The place where the ranks of one start of a job meet, and the secret that they share.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    host: String,
+    port: u16,
+    /// The name of the job and its secret, if this launcher starts all ranks. Otherwise the environment has them.
+    own: Option<(String, String)>,
+}
+
+impl Meeting {
+    /// Makes the meeting of a start. On one node, each start has its own name and secret. So nothing that is left of an
+    /// earlier one meets its ranks.
+    pub(crate) fn new(job: &Job) -> io::Result<Self> {
+        let given = job.endpoint.as_deref().map(host_and_port).transpose()?;
+        let (host, port) = match given {
+            Some((host, port)) => (host.to_string(), port),
+            None => (Ipv4Addr::LOCALHOST.to_string(), free_port()?),
+        };
+        let own = if job.nodes == 1 { Some((format!("run-{}", &hex::<8>()?), hex::<32>()?)) } else { None };
+        Ok(Meeting { host, port, own })
+    }
+
+    /// The variables of a rank of this node, in the `start`-th start of the job.
+    pub(crate) fn variables(&self, job: &Job, local_rank: usize, start: usize) -> Vec<(&'static str, String)> {
+        let mut all = vec![
+            ("RANK", (job.node_rank * job.ranks + local_rank).to_string()),
+            ("WORLD_SIZE", job.world_size().to_string()),
+            ("LOCAL_RANK", local_rank.to_string()),
+            ("LOCAL_WORLD_SIZE", job.ranks.to_string()),
+            ("GROUP_RANK", job.node_rank.to_string()),
+            ("GROUP_WORLD_SIZE", job.nodes.to_string()),
+            ("MASTER_ADDR", self.host.clone()),
+            ("MASTER_PORT", self.port.to_string()),
+            ("TORCHELASTIC_RESTART_COUNT", start.to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string()),
+            (LAUNCHER, std::process::id().to_string()),
+        ];
+        if let Some((name, secret)) = &self.own {
+            all.extend([("TORCHELASTIC_RUN_ID", name.clone()), (SECRET, secret.clone())]);
+        }
+        all
+    }
+}
+
+/// A port of the loopback address at which nobody listens.
+fn free_port() -> io::Result<u16> {
+    let mut last = None;
+    for _ in 0..100 {
+        let port = PORTS.0 + u16::from_le_bytes(random()?) % PORTS.1;
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            Ok(_) => return Ok(port),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| ErrorKind::AddrInUse.into()))
+}
+
+fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
+fn hex<const N: usize>() -> io::Result<String> {
+    let mut text = String::new();
+    for byte in random::<N>()? {
+        write!(text, "{byte:02x}").map_err(io::Error::other)?;
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_node_follow_those_of_the_nodes_before() {
+        let job = Job::new("true", 4).nodes(3, 2, "[::1]:29500");
+        let meeting = Meeting::new(&job).unwrap();
+        let all = meeting.variables(&job, 1, 5);
+        let value = |name: &str| all.iter().find(|(of, _)| *of == name).map(|(_, value)| value.as_str());
+        assert_eq!((value("RANK"), value("WORLD_SIZE"), value("LOCAL_RANK")), (Some("9"), Some("12"), Some("1")));
+        assert_eq!((value("MASTER_ADDR"), value("MASTER_PORT")), (Some("[::1]"), Some("29500")));
+        assert_eq!(value("TORCHELASTIC_RESTART_COUNT"), Some("5"));
+        // Launchers of several nodes cannot draw one secret.
+        assert_eq!((value("TORCHELASTIC_RUN_ID"), value(SECRET)), (None, None));
+    }
+
+    #[test]
+    fn each_start_on_one_node_has_a_name_and_a_secret_of_its_own() {
+        let job = Job::new("true", 2);
+        let of = |_| Meeting::new(&job).unwrap().own.unwrap();
+        let [(name, secret), (other, others)] = [0, 1].map(of);
+        assert!(name != other && secret != others && secret.len() == 64, "{name}, {secret}");
+    }
+}

@@ -1,0 +1,181 @@
+//! The description of a job: its program, its ranks, and where they meet.
+
+use std::{
+    env,
+    ffi::OsString,
+    io::{self, ErrorKind},
+    path::PathBuf,
+};
+
+/// The variable with the secret of the job.
+pub(crate) const SECRET: &str = "WEFTGRAD_SECRET";
+
+/// The ranks of a program on this machine, as processes that are started, watched and ended together.
+///
+/// Each process has its rank, the number of ranks, the address at which all meet, and a secret in its environment.
+/// `engine_process::Tcp::from_env` reads them. Their lines are passed on behind the number of the rank. Once one fails,
+/// the others are ended: by SIGTERM, and by SIGKILL after 1.5 seconds. SIGINT, SIGTERM and SIGHUP are forwarded to all.
+///
+/// ```no_run
+/// # fn main() -> std::io::Result<()> {
+/// let status = launch::Job::new("target/release/ddp", 4).args(["--engine", "processes"]).run()?;
+/// std::process::exit(status.into());
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[doc(alias("torchrun"), alias("mpirun"), alias("accelerate"))]
+pub struct Job {
+    pub(crate) program: OsString,
+    pub(crate) args: Vec<OsString>,
+    /// The number of ranks of this node.
+    pub(crate) ranks: usize,
+    pub(crate) nodes: usize,
+    pub(crate) node_rank: usize,
+    pub(crate) endpoint: Option<String>,
+    pub(crate) max_restarts: usize,
+    /// The fewest ranks of this node that go on without those that have failed; all, if none.
+    pub(crate) min_ranks: Option<usize>,
+    pub(crate) log_dir: Option<PathBuf>,
+    /// The program that [becomes a rank](crate::become_rank).
+    pub(crate) through: Option<PathBuf>,
+}
+
+impl Job {
+    /// Describes `ranks` processes of a program, on one node.
+    pub fn new(program: impl Into<OsString>, ranks: usize) -> Self {
+        Job {
+            program: program.into(),
+            args: Vec::new(),
+            ranks,
+            nodes: 1,
+            node_rank: 0,
+            endpoint: None,
+            max_restarts: 0,
+            min_ranks: None,
+            log_dir: None,
+            through: None,
+        }
+    }
+
+    /// Describes `ranks` processes of the running program, with its arguments.
+    ///
+    /// # Errors
+    /// An error if the path of the program is unknown.
+    pub fn of_this_program(ranks: usize) -> io::Result<Self> {
+        Ok(Job::new(env::current_exe()?, ranks).args(env::args_os().skip(1)))
+    }
+
+    /// Adds arguments of the program.
+    pub fn args<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+
+    /// Makes this machine one of several nodes, each of which runs a launcher with equally many ranks. The ranks of
+    /// node `node_rank` follow those of the nodes before it. All meet at `endpoint`, `host:port`, whose host is node 0.
+    pub fn nodes(mut self, nodes: usize, node_rank: usize, endpoint: impl Into<String>) -> Self {
+        (self.nodes, self.node_rank, self.endpoint) = (nodes, node_rank, Some(endpoint.into()));
+        self
+    }
+
+    /// Starts all ranks of this node again, at most so many times, after one has failed. The default is 0. The variable
+    /// `TORCHELASTIC_RESTART_COUNT` has the number of restarts so far. A program goes on from its last checkpoint.
+    pub fn max_restarts(mut self, most: usize) -> Self {
+        self.max_restarts = most;
+        self
+    }
+
+    /// Lets the other ranks of this node go on when some fail, as long as at least so many are left. The default is all
+    /// of them. The program must be one that goes on, such as an elastic run.
+    pub fn min_ranks(mut self, fewest: usize) -> Self {
+        self.min_ranks = Some(fewest);
+        self
+    }
+
+    /// Writes the lines of each rank to a file `rank-R.log` in a folder too.
+    pub fn log_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.log_dir = Some(folder.into());
+        self
+    }
+
+    /// Starts ranks through a program that calls [`become_rank`](crate::become_rank), so that they end with this
+    /// process, however it ends.
+    pub fn through(mut self, program: impl Into<PathBuf>) -> Self {
+        self.through = Some(program.into());
+        self
+    }
+
+    /// The number of ranks of all nodes.
+    pub(crate) fn world_size(&self) -> usize {
+        self.ranks * self.nodes
+    }
+
+    /// Checks that the description does not contradict itself, and that several nodes have a secret.
+    pub(crate) fn check(&self) -> io::Result<()> {
+        let wrong = |why: String| Err(io::Error::new(ErrorKind::InvalidInput, why));
+        let Job { ranks, nodes, node_rank, .. } = *self;
+        if ranks == 0 || nodes == 0 {
+            return wrong(format!("{ranks} ranks on each of {nodes} nodes are none: give at least 1 of both"));
+        }
+        if ranks.checked_mul(nodes).is_none() {
+            return wrong(format!("{ranks} ranks on each of {nodes} nodes are too many"));
+        }
+        if let Some(fewest) = self.min_ranks.filter(|fewest| !(1..=ranks).contains(fewest)) {
+            return wrong(format!("{fewest} ranks cannot be left of {ranks}: give 1 to {ranks}"));
+        }
+        if node_rank >= nodes {
+            return wrong(format!("node {node_rank} is none of {nodes}: nodes count from 0"));
+        }
+        if let Some(endpoint) = &self.endpoint {
+            host_and_port(endpoint)?;
+        } else if nodes > 1 {
+            return wrong(
+                "several nodes need an address at which their ranks meet: give `--endpoint HOST:PORT` to all, with the host of node 0 and a free port of it".into(),
+            );
+        }
+        if nodes > 1 && !has_secret() {
+            return wrong(
+                "ranks of several nodes prove a secret to each other, and the environment has none: type `openssl rand -hex 32 > secret` once, copy the file to all \
+                 nodes, and `export WEFTGRAD_SECRET_FILE=secret` on each; or `export WEFTGRAD_SECRET=...` with one value on all"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Tells whether the environment has a secret, or names a file of it.
+fn has_secret() -> bool {
+    [SECRET, "WEFTGRAD_SECRET_FILE"].iter().any(|name| env::var_os(name).is_some_and(|value| !value.is_empty()))
+}
+
+pub(crate) fn host_and_port(endpoint: &str) -> io::Result<(&str, u16)> {
+    let parts = endpoint.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    parts.and_then(|(host, port)| Some((host, port.parse().ok().filter(|&port| port > 0)?))).ok_or_else(|| {
+        let why = format!("`{endpoint}` is no host:port: give node 0's name or address, and a free port of it");
+        io::Error::new(ErrorKind::InvalidInput, why)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_contradicts_itself_is_refused_with_what_to_give() {
+        let of = |ranks: usize, nodes: usize, node: usize, at: &str| Job::new("true", ranks).nodes(nodes, node, at);
+        for (job, says) in [
+            (Job::new("true", 0), "at least 1"),
+            (of(1, 0, 0, "a:1"), "at least 1"),
+            (of(usize::MAX, 2, 0, "a:1"), "too many"),
+            (Job::new("true", 2).min_ranks(3), "give 1 to 2"),
+            (of(1, 2, 2, "a:1"), "nodes count from 0"),
+            (of(1, 2, 0, "a"), "is no host:port"),
+            (of(1, 2, 0, "a:x"), "is no host:port"),
+            (Job { endpoint: None, ..of(1, 2, 0, "") }, "--endpoint HOST:PORT"),
+        ] {
+            let error = job.check().expect_err("refused").to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

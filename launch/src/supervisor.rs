@@ -1,0 +1,162 @@
+//! The supervision of ranks: all end once one has failed, and are started again if the job says so.
+
+use std::{
+    fs,
+    io::{self, Write},
+    process::ExitStatus,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, Sender},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::{Handle, Signals},
+};
+
+use crate::{
+    environment::Meeting,
+    job::Job,
+    lines::RankLines,
+    process::{Event, RankProcess, code, described},
+};
+
+/// The time from SIGTERM to SIGKILL.
+const GRACE: Duration = Duration::from_millis(1500);
+/// The time for the last lines of ranks that have ended: a process that has left its group may keep a stream open.
+const LAST_LINES: Duration = Duration::from_secs(2);
+
+/// The local rank that failed first, and its status.
+type RankFailure = (usize, ExitStatus);
+
+/// Runs a job, and returns the exit status for the launcher.
+pub(crate) fn run(job: &Job) -> io::Result<u8> {
+    let lines = |rank| RankLines::new(job.node_rank * job.ranks + rank, job.log_dir.as_deref()).map(Arc::new);
+    let lines = (0..job.ranks).map(lines).collect::<io::Result<Vec<_>>>()?;
+    let (sender, events) = mpsc::channel();
+    let _signals = SignalForwarder::start(sender.clone())?;
+    let mut supervisor = Supervisor { job, lines, sender, events, signals: 0 };
+    for start in 0.. {
+        let Some((rank, status)) = supervisor.started(start)? else { return Ok(0) };
+        supervisor.report((rank, status));
+        if supervisor.signals > 0 || start >= job.max_restarts {
+            return Ok(code(status));
+        }
+        report(format!("all ranks are started again, {} of {} times\n", start + 1, job.max_restarts).as_bytes());
+    }
+    Ok(0)
+}
+
+struct Supervisor<'a> {
+    job: &'a Job,
+    lines: Vec<Arc<RankLines>>,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+    /// The number of signals so far.
+    signals: usize,
+}
+
+impl Supervisor<'_> {
+    /// Starts all ranks, and waits until they have ended. Returns the first failure.
+    fn started(&mut self, start: usize) -> io::Result<Option<RankFailure>> {
+        let meeting = Meeting::new(self.job)?;
+        let (open, closed) = mpsc::channel();
+        let begin =
+            |rank: usize| RankProcess::start(self.job, &meeting, (rank, start), &self.lines[rank], &self.sender, &open);
+        let mut ranks = (0..self.job.ranks).map(begin).collect::<io::Result<Vec<_>>>()?;
+        drop(open);
+        let failure = self.supervise(&mut ranks)?;
+        // The channel is closed once the last stream has ended.
+        let _ = closed.recv_timeout(LAST_LINES);
+        Ok(failure)
+    }
+
+    fn supervise(&mut self, ranks: &mut [RankProcess]) -> io::Result<Option<RankFailure>> {
+        let (mut failure, mut deadline) = (None, None);
+        let mut left = ranks.len();
+        let end = |ranks: &[RankProcess]| {
+            ranks.iter().for_each(|rank| rank.signal(Signal::SIGTERM));
+            Some(Instant::now() + GRACE)
+        };
+        while !ranks.iter().all(RankProcess::has_ended) {
+            match self.next(deadline) {
+                Some(Event::Ended(rank)) => {
+                    let status = ranks[rank].reap()?;
+                    if status.success() || failure.is_some() {
+                        continue;
+                    }
+                    left -= 1;
+                    if left >= self.job.min_ranks.unwrap_or(ranks.len()) {
+                        self.report((rank, status));
+                        continue;
+                    }
+                    failure = Some((rank, status));
+                    deadline = deadline.or_else(|| end(ranks));
+                }
+                Some(Event::Signaled(number)) => {
+                    self.signals += 1;
+                    let signal = Signal::try_from(number).unwrap_or(Signal::SIGTERM);
+                    ranks.iter().for_each(|rank| rank.signal(signal));
+                    // Whoever asks a second time does not want to wait.
+                    if self.signals > 1 {
+                        deadline = deadline.or_else(|| end(ranks));
+                    }
+                }
+                None => {
+                    ranks.iter().for_each(|rank| rank.signal(Signal::SIGKILL));
+                    deadline = None;
+                }
+            }
+        }
+        Ok(failure)
+    }
+
+    /// Prints the end of a rank, and its last lines.
+    fn report(&self, (rank, status): RankFailure) {
+        let (all, words) = (self.job.node_rank * self.job.ranks + rank, self.lines[rank].last_words());
+        let ending = if words.is_empty() { "" } else { "; its last words:" };
+        report(&[format!("rank {all} {}{ending}\n", described(status)).as_bytes(), &words].concat());
+    }
+
+    /// The next event; none once the deadline has passed.
+    fn next(&self, deadline: Option<Instant>) -> Option<Event> {
+        let Some(deadline) = deadline else { return self.events.recv().ok() };
+        self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+    }
+}
+
+/// The thread that turns signals of this process into events. It ends when this is dropped.
+struct SignalForwarder(Handle);
+
+impl SignalForwarder {
+    fn start(events: Sender<Event>) -> io::Result<Self> {
+        let hangup = (!ignores_hangup()).then_some(SIGHUP);
+        let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
+        let handle = signals.handle();
+        let forward = move || signals.forever().for_each(|signal| drop(events.send(Event::Signaled(signal))));
+        thread::Builder::new().name("signals".into()).spawn(forward)?;
+        Ok(SignalForwarder(handle))
+    }
+}
+
+impl Drop for SignalForwarder {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Tells whether `nohup` has started this process, which is to survive its terminal.
+fn ignores_hangup() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
+fn report(words: &[u8]) {
+    // There is nowhere else to say it.
+    let _ = io::stderr().lock().write_all(&[b"weftgrad-run: ", words].concat());
+}

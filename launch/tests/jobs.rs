@@ -1,0 +1,325 @@
+//! Jobs of real processes under `weftgrad-run`, most of them shells.
+#![allow(missing_docs)]
+#![cfg(unix)]
+
+use std::{
+    env, fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{self, Child, Command, Output, Stdio},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use engine_process::{
+    Tcp,
+    comm::{Collectives, Communicator, Quorum, Rendezvous},
+};
+use numcore::NullRuntime;
+
+/// Longer than any job here may take, on a busy machine too.
+const LONG: Duration = Duration::from_secs(60);
+/// The variable that tells this program to be a rank, and what it does in its first start.
+const ROLE: &str = "WEFTGRAD_TEST_ROLE";
+
+fn launcher(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weftgrad-run"));
+    command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Variables of a launcher above the tests.
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "WEFTGRAD_SECRET", "WEFTGRAD_SECRET_FILE"].iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    command
+}
+
+fn ended(launcher: Child) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = launcher.wait_with_output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+/// Status, output and errors of ranks that are shells.
+fn shells(options: &str, script: &str) -> (Option<i32>, String, String) {
+    let options: Vec<&str> = options.split_whitespace().chain(["--", "sh", "-c", script]).collect();
+    ended(launcher(&options).spawn().unwrap())
+}
+
+fn lines_of(text: &str, rank: usize) -> Vec<&str> {
+    let prefix = format!("[{rank}] ");
+    text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect()
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LONG, "{what} never came");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(name: &str, id: u32) {
+    assert!(Command::new("kill").args(["-s", name, &id.to_string()]).status().unwrap().success());
+}
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = env::temp_dir().join(format!("weftgrad-launch-{name}-{}", process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Scratch(path)
+    }
+
+    fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.0.join(name)).unwrap_or_default()
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn lines_come_whole_and_in_order_behind_their_rank() {
+    let script = "for k in $(seq 300); do echo out $k; echo error $k >&2; done";
+    let (status, out, errors) = shells("-n 3", script);
+    assert_eq!(status, Some(0), "{errors}");
+    for rank in 0..3 {
+        assert_eq!(lines_of(&out, rank), (1..=300).map(|k| format!("out {k}")).collect::<Vec<_>>());
+        assert_eq!(lines_of(&errors, rank), (1..=300).map(|k| format!("error {k}")).collect::<Vec<_>>());
+    }
+    assert_eq!((out.lines().count(), errors.lines().count()), (900, 900));
+}
+
+#[test]
+fn much_without_a_line_is_passed_on_in_pieces() {
+    let (status, out, _) = shells("-n 2", "head -c 300000 /dev/zero | tr '\\0' x; printf '\\nend'");
+    assert_eq!(status, Some(0));
+    for rank in 0..2 {
+        let lines = lines_of(&out, rank);
+        assert_eq!(lines.last(), Some(&"end"));
+        assert_eq!(lines[..lines.len() - 1].concat(), "x".repeat(300_000));
+        assert!(lines.iter().all(|line| line.len() <= 64 << 10));
+    }
+}
+
+#[test]
+fn ranks_have_their_environment_and_arguments() {
+    let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $OMPI_COMM_WORLD_RANK. \"$@\"";
+    let args = ["-n", "2", "sh", "-c", script, "sh", "--steps", "a b", "-n"];
+    let (status, out, errors) = ended(launcher(&args).env("OMPI_COMM_WORLD_RANK", "7").spawn().unwrap());
+    assert_eq!(status, Some(0), "{errors}");
+    assert_eq!(lines_of(&out, 0), ["0 2 0 2 127.0.0.1 . --steps a b -n"]);
+    assert_eq!(lines_of(&out, 1), ["1 2 1 2 127.0.0.1 . --steps a b -n"]);
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_others_and_has_the_last_word() {
+    // Those that do not listen to SIGTERM are killed, with the programs that they have started.
+    let script =
+        "if [ $RANK = 1 ]; then echo fine; echo the disk is full >&2; exit 7; fi; trap '' TERM; sleep 1000; sleep 1000";
+    let (status, _, errors) = shells("-n 3", script);
+    assert_eq!(status, Some(7), "{errors}");
+    let last = "weftgrad-run: rank 1 exited with status 7; its last words:\n  the disk is full\n";
+    assert!(errors.ends_with(last), "{errors}");
+    // Without words on the error stream, the last ones of the other count.
+    let (status, _, errors) = shells("-n 1", "echo no config; exit 1");
+    assert!(status == Some(1) && errors.ends_with("its last words:\n  no config\n"), "{errors}");
+}
+
+#[test]
+fn ranks_that_listen_to_sigterm_may_save() {
+    let script =
+        "if [ $RANK = 0 ]; then sleep 0.3; exit 3; fi; trap 'echo saved; exit 0' TERM; while :; do sleep 0.05; done";
+    let (status, out, errors) = shells("-n 2", script);
+    assert!(status == Some(3) && lines_of(&out, 1) == ["saved"], "{out} {errors}");
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_with_the_signal() {
+    let (status, _, errors) = shells("-n 2", "if [ $RANK = 0 ]; then kill -9 $$; fi; exec sleep 1000");
+    assert!(status == Some(137) && errors.contains("rank 0 was killed by signal 9 (SIGKILL)"), "{status:?} {errors}");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let (status, _, errors) = ended(launcher(&["-n", "2", "no-such-program"]).spawn().unwrap());
+    assert!(status == Some(127) && errors.contains("`no-such-program` cannot be started"), "{status:?} {errors}");
+    let (status, _, errors) = ended(launcher(&["-n", "0", "true"]).spawn().unwrap());
+    assert!(status == Some(2) && errors.contains("give at least 1"), "{status:?} {errors}");
+}
+
+#[test]
+fn signals_are_forwarded() {
+    for (name, handler, due) in
+        [("INT", "trap 'echo saved; exit 0' INT;", 0), ("TERM", "", 143), ("HUP", "trap 'echo saved; exit 5' HUP;", 5)]
+    {
+        let scratch = Scratch::new(&format!("signal-{name}"));
+        let script = format!("{handler} touch $DIR/$RANK; while :; do sleep 0.05; done");
+        let mut command = launcher(&["-n", "2", "--max-restarts", "3", "sh", "-c", &script]);
+        let running = command.env("DIR", scratch.path()).spawn().unwrap();
+        until("a rank", || (0..2).all(|rank| scratch.path().join(rank.to_string()).exists()));
+        signal(name, running.id());
+        let (status, out, errors) = ended(running);
+        assert_eq!(status, Some(due), "{name}: {out} {errors}");
+        assert!(!errors.contains("started again"), "{errors}");
+        assert!(due != 0 || lines_of(&out, 0) == ["saved"], "{out}");
+    }
+}
+
+#[test]
+fn a_second_signal_ends_ranks_that_do_not_listen() {
+    let scratch = Scratch::new("twice");
+    let script = "trap '' INT TERM; touch $DIR/$RANK; sleep 1000; sleep 1000";
+    let running = launcher(&["-n", "2", "sh", "-c", script]).env("DIR", scratch.path()).spawn().unwrap();
+    until("a rank", || (0..2).all(|rank| scratch.path().join(rank.to_string()).exists()));
+    signal("INT", running.id());
+    thread::sleep(Duration::from_millis(100));
+    signal("INT", running.id());
+    assert_eq!(ended(running).0, Some(137));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ranks_do_not_outlive_a_launcher_that_is_killed() {
+    let scratch = Scratch::new("orphans");
+    let script = "echo $$ > $DIR/$RANK.new; mv $DIR/$RANK.new $DIR/$RANK; trap '' TERM; read forever < $DIR/fifo";
+    assert!(Command::new("mkfifo").arg(scratch.path().join("fifo")).status().unwrap().success());
+    let mut running = launcher(&["-n", "2", "sh", "-c", script]).env("DIR", scratch.path()).spawn().unwrap();
+    until("a rank", || (0..2).all(|rank| scratch.path().join(rank.to_string()).exists()));
+    running.kill().unwrap();
+    running.wait().unwrap();
+    for rank in ["0", "1"] {
+        let id = scratch.text(rank);
+        // A zombie that nobody has reaped has no command line.
+        let is_running = || fs::read(format!("/proc/{}/cmdline", id.trim())).is_ok_and(|line| !line.is_empty());
+        until("the end of a rank", || !is_running());
+    }
+}
+
+#[test]
+fn all_ranks_are_started_again_apart_from_what_was_before() {
+    let scratch = Scratch::new("restarts");
+    let script = "echo $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $WEFTGRAD_SECRET $TORCHELASTIC_RUN_ID; \
+                  if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then exit 0; fi; if [ $RANK = 1 ]; then exit 9; fi; exec sleep 1000";
+    let logs = scratch.path().join("logs");
+    let options = format!("-n 2 --max-restarts 2 --log-dir {}", logs.display());
+    let (status, out, errors) = shells(&options, script);
+    assert_eq!(status, Some(0), "{errors}");
+    assert!(errors.contains("started again, 2 of 2 times"), "{errors}");
+    // The other one may be ended before its first line.
+    let lines = lines_of(&out, 1);
+    assert!(lines_of(&out, 0).iter().all(|line| lines.contains(line)), "{out}");
+    let words: Vec<Vec<&str>> = lines.iter().map(|line| line.split(' ').collect()).collect();
+    let counts: Vec<&str> = words.iter().map(|words| words[0]).collect();
+    assert_eq!(counts, ["0", "1", "2"]);
+    for k in [2, 3] {
+        assert!(words[0][k] != words[1][k] && words[1][k] != words[2][k], "{out}");
+    }
+    assert_eq!(scratch.text("logs/rank-1.log").lines().collect::<Vec<_>>(), lines);
+    // After the last restart the job has failed.
+    let (status, ..) = shells("-n 2 --max-restarts 1", "exit 4");
+    assert_eq!(status, Some(4));
+}
+
+/// Not a test of its own: the program of a rank, which other tests start.
+#[test]
+fn rank() {
+    let Ok(role) = env::var(ROLE) else { return };
+    let of = |name: &str| env::var(name).unwrap();
+    let is_first = of("TORCHELASTIC_RESTART_COUNT") == "0";
+    let number = |name: &str| of(name).parse::<usize>().unwrap();
+    let is_last = number("RANK") + 1 == number("WORLD_SIZE");
+    if role == "fails early" && is_first && is_last {
+        process::exit(6);
+    }
+    let processes = Tcp::from_env().unwrap().join().unwrap();
+    if role == "elastic" {
+        let mut worlds = Arc::new(processes).rendezvous(NullRuntime::new(), Quorum::default()).unwrap();
+        let world = worlds.next_world().unwrap().comm;
+        world.barrier().unwrap();
+        if is_last {
+            signal("KILL", process::id());
+        }
+        let _ = world.barrier().unwrap_err();
+        println!("\nleft {:?}", worlds.next_world().unwrap().comm.members());
+        drop(worlds);
+        process::exit(0);
+    }
+    let gathered = processes.run(
+        |_| Ok(NullRuntime::new()),
+        |comm| {
+            comm.barrier()?;
+            if role == "fails late" && is_first && is_last {
+                process::exit(6);
+            }
+            comm.exchange(&[comm.rank() as u8])
+        },
+    );
+    println!("\ngathered {:?}", gathered.unwrap().concat());
+    drop(processes);
+    process::exit(0);
+}
+
+fn job(options: &[&str], role: &str, secret: Option<&Path>) -> Child {
+    let program = env::current_exe().unwrap();
+    let mut command = launcher(options);
+    command.arg(program).args(["--exact", "rank", "--nocapture"]).env(ROLE, role);
+    command.envs(secret.map(|file| ("WEFTGRAD_SECRET_FILE", file))).spawn().unwrap()
+}
+
+fn gathered_on(running: Child, ranks: impl Iterator<Item = usize>, size: usize) {
+    let (status, out, errors) = ended(running);
+    assert_eq!(status, Some(0), "{errors}");
+    let all = format!("gathered {:?}", (0..size as u8).collect::<Vec<_>>());
+    for rank in ranks {
+        assert!(lines_of(&out, rank).contains(&&*all), "{out} {errors}");
+    }
+}
+
+#[test]
+fn two_jobs_at_once_do_not_meet() {
+    let jobs = [2, 3].map(|size| (size, job(&["-n", &size.to_string()], "", None)));
+    for (size, running) in jobs {
+        gathered_on(running, 0..size, size);
+    }
+}
+
+#[test]
+fn those_that_can_go_on_without_a_rank_do() {
+    let (status, out, errors) = ended(job(&["-n", "3", "--min-ranks", "2"], "elastic", None));
+    assert_eq!(status, Some(0), "{errors}");
+    assert!(errors.contains("rank 2 was killed by signal 9"), "{errors}");
+    for rank in 0..2 {
+        assert!(lines_of(&out, rank).contains(&"left [0, 1]"), "{out} {errors}");
+    }
+    // One more than may be lost.
+    let (status, ..) = shells("-n 3 --min-ranks 2", "if [ $RANK = 0 ]; then exec sleep 1000; fi; exit 4");
+    assert_eq!(status, Some(4));
+}
+
+#[test]
+fn nodes_meet_at_an_endpoint_with_a_secret_and_start_again_together() {
+    let scratch = Scratch::new("nodes");
+    let secret = scratch.path().join("secret");
+    fs::write(&secret, "0123456789abcdef0123456789abcdef\n").unwrap();
+    for (role, restarts) in [("", "0"), ("fails early", "1"), ("fails late", "1")] {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let node = |node: &str| {
+            let place = ["--nodes", "2", "--node-rank", node, "--endpoint", &free, "--max-restarts", restarts];
+            job(&[&["-n", "2"], &place[..]].concat(), role, Some(&secret))
+        };
+        let nodes = ["0", "1"].map(node);
+        for (rank, running) in [0, 2].into_iter().zip(nodes) {
+            gathered_on(running, rank..rank + 2, 4);
+        }
+    }
+    let (status, _, errors) = shells("-n 2 --nodes 2 --node-rank 0 --endpoint 127.0.0.1:9", "echo never");
+    assert!(status == Some(2) && errors.contains("openssl rand -hex 32 > secret"), "{errors}");
+}
