@@ -4,7 +4,7 @@
 
 use std::{
     path::PathBuf,
-    process::{Command, Output, Stdio},
+    process::{Command, Output},
 };
 
 macro_rules! program {
@@ -280,22 +280,10 @@ fn ddp() {
     refuses(program!("ddp"), "--ranks 0", COUNT);
 }
 
-/// Ranks as processes joined over TCP.
+/// A program that is its own launcher.
 #[test]
 fn processes() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let at = free.expect("a free port").to_string();
-    refuses(program!("ddp"), &format!("--engine mpi --tcp {at}"), "joins processes by itself");
-    let rank = |rank: usize| {
-        let mut process = Command::new(program!("ddp"));
-        process.args(["--steps", "4", "--tcp", &at]);
-        process.envs([("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank)].map(|(name, n)| (name, n.to_string())));
-        process.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
-    };
-    for process in [rank(0), rank(1)] {
-        let output = process.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
+    runs(program!("ddp"), "--engine processes --ranks 2 --steps 4");
 }
 
 #[test]

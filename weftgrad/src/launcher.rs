@@ -8,13 +8,13 @@ use std::{num::NonZero, sync::Arc, thread::available_parallelism, time::Duration
 #[cfg(feature = "nccl")]
 use distributed::comm::Communicator;
 use distributed::comm::{Comm, NoOpCommunicator, Ranks};
-use engine_process::{Processes, Tcp};
+use engine_process::{Launch, Processes, Tcp};
 use numcore::Result;
 
 use crate::{AnyRuntime, Device, ListedDevice, devices};
 
-/// The ranks of a program, as this process sees them: one, threads with a device each, or processes joined by TCP or
-/// MPI. The program that they run is the same.
+/// The ranks of a program, as this process sees them: one, threads with a device each, or processes joined by
+/// TCP or MPI. The program that they run is the same.
 ///
 /// ```
 /// use weftgrad::{Device, Launcher, distributed::comm::{Communicator, NoOpCommunicator}};
@@ -93,9 +93,25 @@ impl Launcher {
         Err(numcore::Error::unsupported("Launcher::mpi", why))
     }
 
-    /// Joins processes over TCP, on one machine or on several; no library is needed. The launcher gives each process
-    /// its rank: `torchrun`, Slurm's `srun`, or a script that sets `RANK`, `WORLD_SIZE` and `LOCAL_RANK`. Blocks until
-    /// all processes have come. [`Tcp::from_env`] takes the address from the launcher too.
+    /// Takes the processes that `weftgrad-run`, `torchrun` or Slurm's `srun` has started, and joins them over TCP.
+    /// Without such a launcher, this process becomes one: it starts `ranks` processes of its program, with its
+    /// arguments, on this machine, and ends with them. So the lines before this call run in each process.
+    ///
+    /// # Errors
+    /// Errors of [`Tcp::from_env`] and [`Tcp::join`], and an error if a process cannot be started.
+    #[doc(alias("spawn"))]
+    pub fn processes(ranks: usize) -> Result<Self> {
+        if Launch::from_env().is_none() {
+            let job = launch::Job::of_this_program(ranks).and_then(|job| job.run());
+            std::process::exit(job.map_err(numcore::Error::other)?.into());
+        }
+        #[cfg(unix)]
+        launch::end_with_launcher();
+        Launcher::tcp(Tcp::from_env()?)
+    }
+
+    /// Joins processes over TCP, on one machine or on several; no library is needed. Each process has its rank from its
+    /// [`Tcp::launch`], or from a launcher. Blocks until all processes have come.
     ///
     /// # Errors
     /// Errors of [`Tcp::join`].
