@@ -20,7 +20,11 @@ use std::{
 
 use numcore::{Error, Result};
 
-use self::{rendezvous::Meeting, secret::Secret, transport::TcpTransport};
+use self::{
+    rendezvous::Meeting,
+    secret::{LONGEST_JOB, Secret},
+    transport::TcpTransport,
+};
 use crate::{Launch, Processes, Transport};
 
 const OP: &str = "Tcp::join";
@@ -185,9 +189,13 @@ impl Tcp {
         if let Some(rank) = rank.filter(|&rank| rank >= size) {
             return Err(Error::range(OP, "rank", rank, format!("in 0..{size}")));
         }
+        let job = self.job.or_else(|| environment::job(&env)).unwrap_or_else(|| "job".into());
+        if job.len() > LONGEST_JOB {
+            return Err(Error::range(OP, "bytes of the job's name", job.len(), format!("at most {LONGEST_JOB}")));
+        }
         let meeting = Meeting {
             addresses,
-            job: self.job.or_else(|| environment::job(&env)).unwrap_or_else(|| "job".into()),
+            job,
             secret: secret.unwrap_or_default(),
             bind: self.bind,
             rank,

@@ -1,11 +1,11 @@
 //! The rendezvous of processes at an address, and their connections to each other.
 //!
 //! 1. Rank 0 listens at the address. Every other process listens at a port of its own, connects to rank 0, and says
-//!    job, size, wanted rank and where it listens.
+//!    size, wanted rank and where it listens.
 //! 2. Once all have come, rank 0 answers each with its rank, the addresses of all, and a random number of this meeting.
 //! 3. Each process connects to those of lower ranks, with that number, and accepts those of higher ranks.
 //!
-//! Both ends prove the secret first. A connection that proves nothing, or is of another meeting, is closed and costs at
+//! Both ends prove the secret and name their job first. A connection that proves nothing, or is of another meeting, is closed and costs at
 //! most [`PATIENCE`].
 
 use std::{
@@ -164,12 +164,13 @@ impl Meeting {
         let from = stream.peer_addr()?;
         let again = |why: String| JoinFailure::Again(format!("{from}: {why}"));
         let mut timed = TimedStream { stream: &mut *stream, until: Instant::now() + PATIENCE };
-        self.secret.prove(&mut timed, ConnectionEnd::Listener).map_err(|error| again(error.to_string()))?;
+        let job = self.secret.prove(&mut timed, ConnectionEnd::Listener, &self.job);
+        let job = job.map_err(|error| again(error.to_string()))?;
         let bytes = read(&mut timed).map_err(|error| again(error.to_string()))?;
         let hello = Hello::from_bytes(&bytes).map_err(|error| again(error.to_string()))?;
-        if hello.job != self.job {
-            answer(stream, OTHER_JOB, self.job.as_bytes());
-            return Err(again(format!("it is of the job `{}`", hello.job)));
+        if job != self.job {
+            answer(stream, OTHER_JOB, &[]);
+            return Err(again(format!("it is of the job `{job}`")));
         }
         if hello.size != self.size {
             let why = format!(
@@ -231,15 +232,15 @@ impl Meeting {
         let ip = self.bind.filter(|ip| !ip.is_unspecified()).unwrap_or(own);
         let listens = SocketAddr::new(ip, listener.local_addr()?.port());
         let mut timed = TimedStream { stream: &mut stream, until };
-        self.secret.prove(&mut timed, ConnectionEnd::Dialer)?;
-        let hello = Hello { job: self.job.clone(), size: self.size, rank: self.rank, listens };
+        let job = self.secret.prove(&mut timed, ConnectionEnd::Dialer, &self.job)?;
+        let hello = Hello { size: self.size, rank: self.rank, listens };
         write(&mut timed, &hello.to_bytes())?;
         let answer = read(&mut timed)?;
         let words = |words: &[u8]| String::from_utf8_lossy(words).into_owned();
         match answer.split_first() {
             Some((&WELCOME, table)) => Ok((ProcessTable::from_bytes(table, self.size)?, stream, listener)),
             Some((&REFUSED, why)) => Err(failed(words(why)).into()),
-            Some((&OTHER_JOB, job)) => Err(JoinFailure::Again(format!("the job `{}` meets there", words(job)))),
+            Some((&OTHER_JOB, _)) => Err(JoinFailure::Again(format!("the job `{job}` meets there"))),
             _ => Err(failed("rank 0 has answered with something else".into()).into()),
         }
     }
@@ -262,7 +263,7 @@ impl Meeting {
             let reached = || -> io::Result<TcpStream> {
                 let mut stream = connect(&addresses[lower..=lower], until)?;
                 let mut timed = TimedStream { stream: &mut stream, until };
-                self.secret.prove(&mut timed, ConnectionEnd::Dialer)?;
+                self.secret.prove(&mut timed, ConnectionEnd::Dialer, &self.job)?;
                 write(&mut timed, &hello)?;
                 Ok(stream)
             };
@@ -280,7 +281,8 @@ impl Meeting {
                 return Err(self.late(is_missing(&connections), &refused));
             };
             let mut timed = TimedStream { stream: &mut stream, until: Instant::now() + PATIENCE };
-            let heard = self.secret.prove(&mut timed, ConnectionEnd::Listener).and_then(|()| read(&mut timed));
+            let heard =
+                self.secret.prove(&mut timed, ConnectionEnd::Listener, &self.job).and_then(|_| read(&mut timed));
             let of = |bytes: Vec<u8>| {
                 let mut r = WireReader::new(&bytes);
                 let ours = [r.u64().ok()?, r.u64().ok()?] == *meeting;

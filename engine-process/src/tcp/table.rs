@@ -11,7 +11,6 @@ const ANY: u64 = u64::MAX;
 /// The words of a process to rank 0.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    pub(super) job: String,
     pub(super) size: usize,
     pub(super) rank: Option<usize>,
     pub(super) listens: SocketAddr,
@@ -28,15 +27,15 @@ pub(super) struct ProcessTable {
 impl Hello {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut w = Writer::default();
-        w.text(&self.job).usize(self.size).u64(self.rank.map_or(ANY, |rank| rank as u64));
+        w.usize(self.size).u64(self.rank.map_or(ANY, |rank| rank as u64));
         w.text(&self.listens.to_string());
         w.finish()
     }
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Result<Hello> {
         let mut r = WireReader::new(bytes);
-        let (job, size, rank) = (r.text()?.to_string(), r.usize()?, r.u64()?);
-        let hello = Hello { job, size, rank: (rank != ANY).then_some(rank as usize), listens: address(r.text()?)? };
+        let (size, rank) = (r.usize()?, r.u64()?);
+        let hello = Hello { size, rank: (rank != ANY).then_some(rank as usize), listens: address(r.text()?)? };
         r.finish().map(|()| hello)
     }
 }

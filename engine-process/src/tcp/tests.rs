@@ -419,19 +419,23 @@ fn changed_bytes_of_a_handshake_prove_nothing() {
     let mut dialer = Heard(TcpStream::connect(address(&listener)).unwrap(), Vec::new());
     let mut accepted = Heard(listener.accept().unwrap().0, Vec::new());
     thread::scope(|scope| {
-        scope.spawn(|| secret.prove_with(&mut dialer, ConnectionEnd::Dialer, &nonces[0]).unwrap());
-        secret.prove_with(&mut accepted, ConnectionEnd::Listener, &nonces[1]).unwrap();
+        scope.spawn(|| secret.prove_with(&mut dialer, ConnectionEnd::Dialer, "a job", nonces[0]).unwrap());
+        let job = secret.prove_with(&mut accepted, ConnectionEnd::Listener, "its job", nonces[1]).unwrap();
+        assert_eq!(job, "a job");
     });
-    let ends = [(ConnectionEnd::Dialer, nonces[0], dialer.1), (ConnectionEnd::Listener, nonces[1], accepted.1)];
-    let hello = Hello { job: "a job".into(), size: 3, rank: Some(2), listens: ([127, 0, 0, 1], 9).into() };
+    let ends = [
+        (ConnectionEnd::Dialer, "a job", nonces[0], dialer.1),
+        (ConnectionEnd::Listener, "its job", nonces[1], accepted.1),
+    ];
+    let hello = Hello { size: 3, rank: Some(2), listens: ([127, 0, 0, 1], 9).into() };
     let table = ProcessTable { rank: 1, meeting: [7, 8], addresses: vec![hello.listens; 3] };
     assert_eq!(Hello::from_bytes(&hello.to_bytes()).unwrap(), hello);
     assert_eq!(ProcessTable::from_bytes(&table.to_bytes(), 3).unwrap(), table);
     let mut random = Philox::new(5, 0);
     for _ in 0..1000 {
-        for (end, nonce, heard) in &ends {
+        for (end, job, nonce, heard) in &ends {
             let other = changed(heard, &mut random);
-            let proven = secret.prove_with(&mut Recorded::of(&other, 7), *end, nonce).is_ok();
+            let proven = secret.prove_with(&mut Recorded::of(&other, 7), *end, job, *nonce).is_ok();
             assert_eq!(proven, other.starts_with(heard));
         }
         let _ = Hello::from_bytes(&changed(&hello.to_bytes(), &mut random));
@@ -440,9 +444,12 @@ fn changed_bytes_of_a_handshake_prove_nothing() {
         let message = [&5u32.to_le_bytes()[..], b"hello"].concat();
         let _ = read(&mut Recorded::of(&changed(&message, &mut random), 3));
     }
-    // A proof fits neither another connection, nor the other direction.
-    for (end, _, heard) in &ends {
-        assert!(secret.prove(&mut Recorded::of(heard, 99), *end).is_err());
+    // A proof fits neither another connection, nor another job, nor the other direction.
+    for (end, job, nonce, heard) in &ends {
+        assert!(secret.prove(&mut Recorded::of(heard, 99), *end, job).is_err());
+        assert!(secret.prove_with(&mut Recorded::of(heard, 99), *end, "another", *nonce).is_err());
+        let other = if *end == ConnectionEnd::Dialer { ConnectionEnd::Listener } else { ConnectionEnd::Dialer };
+        assert!(secret.prove_with(&mut Recorded::of(heard, 99), other, job, *nonce).is_err());
     }
 }
 
