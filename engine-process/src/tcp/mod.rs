@@ -11,11 +11,13 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod visitors;
 
 use std::{
-    fmt,
+    fmt, io,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use numcore::{Error, Result};
@@ -30,6 +32,10 @@ use crate::{Launch, Processes, Transport};
 const OP: &str = "Tcp::join";
 /// The most bytes in one message: those of a call go in turn over one connection.
 const MESSAGE: usize = 16 << 20;
+/// A time that no process waits for, in place of one that no clock reaches.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// The pause before the address of a host is looked up again.
+const LOOK_UP: Duration = Duration::from_millis(200);
 /// The most processes, since each has a connection to every other.
 const MOST: usize = 1 << 14;
 
@@ -166,7 +172,9 @@ impl Tcp {
     /// Meets the others. Returns the function that opens the transport, and the local rank.
     pub(crate) fn connect(self) -> Result<(OpenTransport, usize)> {
         let env = |name: &str| std::env::var(name).ok();
-        let addresses = self.resolve()?;
+        let now = Instant::now();
+        let until = now.checked_add(self.join_timeout).unwrap_or(now + YEAR);
+        let addresses = self.resolve(until, |address| Ok(address.to_socket_addrs()?.collect()))?;
         let secret = self.secret_or(&env)?;
         let is_local =
             addresses.iter().chain(&self.bind.map(|ip| SocketAddr::new(ip, 0))).all(|at| at.ip().is_loopback());
@@ -200,6 +208,7 @@ impl Tcp {
             bind: self.bind,
             rank,
             size,
+            until,
             timeout: self.join_timeout,
         };
         let joined = meeting.join().map_err(|error| match rank {
@@ -215,14 +224,28 @@ impl Tcp {
         Ok((Box::new(open), local_rank))
     }
 
-    fn resolve(&self) -> Result<Vec<SocketAddr>> {
+    /// The addresses of the host. One without an address is asked for again until a time: the name of a machine may
+    /// become known only when it starts.
+    fn resolve(
+        &self,
+        until: Instant,
+        look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>>,
+    ) -> Result<Vec<SocketAddr>> {
         let unusable = |why: String| Error::config(OP, "address", format!("`{}` is no host:port: {why}", self.address));
-        let addresses: Vec<SocketAddr> =
-            self.address.to_socket_addrs().map_err(|error| unusable(error.to_string()))?.collect();
-        match addresses.first() {
-            None => Err(unusable("the host has no address".into())),
-            Some(first) if first.port() == 0 => Err(unusable("port 0 is no port that others can find".into())),
-            Some(_) => Ok(addresses),
+        loop {
+            let why = match look_up(&self.address) {
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(unusable(error.to_string())),
+                Ok(addresses) if addresses.iter().any(|at| at.port() == 0) => {
+                    return Err(unusable("port 0 is no port that others can find".into()));
+                }
+                Ok(addresses) if !addresses.is_empty() => return Ok(addresses),
+                Ok(_) => "the host has no address".into(),
+                Err(error) => error.to_string(),
+            };
+            if Instant::now() >= until {
+                return Err(unusable(why));
+            }
+            thread::sleep(LOOK_UP);
         }
     }
 

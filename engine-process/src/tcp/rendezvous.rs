@@ -5,10 +5,11 @@
 //! 2. Once all have come, rank 0 answers each with its rank, the addresses of all, and a random number of this meeting.
 //! 3. Each process connects to those of lower ranks, with that number, and accepts those of higher ranks.
 //!
-//! Both ends prove the secret and name their job first. A connection that proves nothing, or is of another meeting, is closed and costs at
-//! most [`PATIENCE`].
+//! Both ends prove the secret and name their job first. A connection that proves nothing, or is of another meeting, is
+//! closed, and keeps nobody waiting.
 
 use std::{
+    fmt::Display,
     io::{self, ErrorKind as Io},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     thread,
@@ -21,12 +22,13 @@ use numcore::{Error, ErrorKind, Result};
 use super::{
     OP,
     secret::{ConnectionEnd, Secret},
-    socket::{PATIENCE, PAUSE, TimedStream, accept, connect, is_closed, read, write},
+    socket::{PATIENCE, PAUSE, TimedStream, connect, has_ended, is_closed, read, write},
     table::{Hello, ProcessTable},
+    visitors::{Visit, Visitors},
 };
 
-/// A time that no process waits for, in place of one that no clock reaches.
-const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// The time between two looks for the end of rank 0.
+const TURN: Duration = Duration::from_millis(100);
 /// The first byte of rank 0's answer.
 const WELCOME: u8 = 0;
 const REFUSED: u8 = 1;
@@ -41,6 +43,8 @@ pub(super) struct Meeting {
     pub(super) bind: Option<IpAddr>,
     pub(super) rank: Option<usize>,
     pub(super) size: usize,
+    pub(super) until: Instant,
+    /// The whole time for the meeting, which errors state.
     pub(super) timeout: Duration,
 }
 
@@ -74,8 +78,7 @@ impl From<Error> for JoinFailure {
 
 impl Meeting {
     pub(super) fn join(&self) -> Result<JoinedProcesses> {
-        let now = Instant::now();
-        let until = now.checked_add(self.timeout).unwrap_or(now + YEAR);
+        let until = self.until;
         if self.size == 1 {
             return Ok(JoinedProcesses { rank: 0, local_rank: 0, connections: vec![None] });
         }
@@ -122,22 +125,16 @@ impl Meeting {
     fn gather(&self, listener: &TcpListener, until: Instant) -> Result<JoinedProcesses> {
         let mut come: Vec<(Hello, TcpStream)> = Vec::new();
         let mut refused = String::new();
+        let mut visitors = Visitors::of(listener, &self.secret, &self.job);
         while come.len() + 1 < self.size {
-            let Some(mut stream) = accept(listener, until).map_err(not_accepted)? else {
+            let Some(visit) = visitors.next(until).map_err(not_accepted)? else {
                 let missing = self.missing(&come);
                 let words = format!("ranks {missing:?} did not come to {} in {:?}", self.addresses[0], self.timeout);
                 come.iter_mut().for_each(|(_, stream)| answer(stream, REFUSED, words.as_bytes()));
                 return Err(self.late(missing, &refused));
             };
-            match self.hear(&mut stream, &mut come) {
-                Ok(hello) => come.push((hello, stream)),
-                Err(JoinFailure::Again(why)) => refused = why,
-                Err(JoinFailure::Final(error)) => {
-                    let words = error.to_string();
-                    let streams = come.iter_mut().map(|(_, stream)| stream).chain([&mut stream]);
-                    streams.for_each(|stream| answer(stream, REFUSED, words.as_bytes()));
-                    return Err(error);
-                }
+            if let Err(why) = self.admit(visit, &mut come) {
+                refused = why;
             }
             // One that has died since is waited for again.
             if come.len() + 1 == self.size {
@@ -159,35 +156,48 @@ impl Meeting {
         JoinedProcesses { rank: 0, local_rank: 0, connections: connections.collect() }.ready()
     }
 
-    /// Hears who has connected to rank 0.
-    fn hear(&self, stream: &mut TcpStream, come: &mut Vec<(Hello, TcpStream)>) -> Result<Hello, JoinFailure> {
-        let from = stream.peer_addr()?;
-        let again = |why: String| JoinFailure::Again(format!("{from}: {why}"));
-        let mut timed = TimedStream { stream: &mut *stream, until: Instant::now() + PATIENCE };
-        let job = self.secret.prove(&mut timed, ConnectionEnd::Listener, &self.job);
-        let job = job.map_err(|error| again(error.to_string()))?;
-        let bytes = read(&mut timed).map_err(|error| again(error.to_string()))?;
-        let hello = Hello::from_bytes(&bytes).map_err(|error| again(error.to_string()))?;
+    /// Admits one that has connected to rank 0. One that cannot be of this meeting, perhaps a leftover of an earlier run,
+    /// is told so, and the others are waited for.
+    ///
+    /// # Errors
+    /// The reason that one was not admitted.
+    fn admit(&self, visit: Visit, come: &mut Vec<(Hello, TcpStream)>) -> Result<(), String> {
+        let Visit { mut stream, said } = visit;
+        let from = stream.peer_addr().map_err(|error| error.to_string())?;
+        let unheard = |error: &dyn Display| format!("{from}: {error}");
+        let (job, bytes) = said.map_err(|error| unheard(&error))?;
         if job != self.job {
-            answer(stream, OTHER_JOB, &[]);
-            return Err(again(format!("it is of the job `{job}`")));
+            answer(&mut stream, OTHER_JOB, &[]);
+            return Err(format!("{from}: it is of the job `{job}`"));
         }
-        if hello.size != self.size {
-            let why = format!(
-                "a process is one of {}, and rank 0 one of {}: start all with one number",
-                hello.size, self.size
-            );
-            return Err(failed(why).into());
+        let hello = Hello::from_bytes(&bytes).map_err(|error| unheard(&error))?;
+        let (at, size) = (self.addresses[0], self.size);
+        let refusal = match hello.rank {
+            _ if hello.size != size => Some(format!(
+                "the process is one of {}, and rank 0 at {at} one of {size}: start all with one number",
+                hello.size
+            )),
+            Some(rank) if rank == 0 || rank >= size => {
+                Some(format!("nobody can come to {at} as rank {rank} of {size}"))
+            }
+            _ => None,
+        };
+        if let Some(why) = refusal {
+            answer(&mut stream, REFUSED, why.as_bytes());
+            return Err(why);
         }
-        let Some(rank) = hello.rank else { return Ok(hello) };
-        if rank >= self.size {
-            return Err(again(format!("it wants rank {rank}")));
+        // If one of two is a leftover, it is the first: a run starts all of its processes at about the same time.
+        let is_its = |(other, _): &(Hello, TcpStream)| hello.rank.is_some() && other.rank == hello.rank;
+        let before = come.iter().position(is_its).map(|place| come.swap_remove(place));
+        come.push((hello, stream));
+        match before {
+            Some((Hello { rank: Some(rank), .. }, mut stream)) if !is_closed(&stream) => {
+                let why = format!("two processes have come to {at} as rank {rank}, and the second one counts");
+                answer(&mut stream, REFUSED, why.as_bytes());
+                Err(why)
+            }
+            _ => Ok(()),
         }
-        come.retain(|(other, stream)| other.rank != Some(rank) || !is_closed(stream));
-        if rank == 0 || come.iter().any(|(other, _)| other.rank == Some(rank)) {
-            return Err(failed(format!("two processes have come to {} as rank {rank}", self.addresses[0])).into());
-        }
-        Ok(hello)
     }
 
     /// Puts those that have come in the order of their ranks; those that want none take the free ones.
@@ -260,35 +270,38 @@ impl Meeting {
         w.u64(meeting[0]).u64(meeting[1]).usize(*rank);
         let hello = w.finish();
         for lower in 1..*rank {
-            let reached = || -> io::Result<TcpStream> {
-                let mut stream = connect(&addresses[lower..=lower], until)?;
-                let mut timed = TimedStream { stream: &mut stream, until };
-                self.secret.prove(&mut timed, ConnectionEnd::Dialer, &self.job)?;
-                write(&mut timed, &hello)?;
-                Ok(stream)
-            };
-            connections[lower] = Some(reached().map_err(|error| match error.kind() {
-                Io::TimedOut | Io::WouldBlock => self.late(vec![lower], &error.to_string()),
-                _ => failed(format!("rank {lower}, at {}, cannot be reached: {error}", addresses[lower])),
-            })?);
+            connections[lower] = Some(loop {
+                match self.dial(addresses[lower], &hello, until) {
+                    Ok(stream) => break stream,
+                    Err(error) if error.kind() == Io::PermissionDenied => {
+                        return Err(failed(format!("rank {lower}, at {}: {error}", addresses[lower])));
+                    }
+                    Err(error) if Instant::now() >= until => return Err(self.late(vec![lower], &error.to_string())),
+                    Err(_) => check_running(&connections)?,
+                }
+                thread::sleep(PAUSE);
+            });
         }
         let is_missing = |connections: &[Option<TcpStream>]| {
             (rank + 1..self.size).filter(|&rank| connections[rank].is_none()).collect::<Vec<_>>()
         };
         let mut refused = String::new();
+        let mut visitors = Visitors::of(listener, &self.secret, &self.job);
         while !is_missing(&connections).is_empty() {
-            let Some(mut stream) = accept(listener, until).map_err(not_accepted)? else {
-                return Err(self.late(is_missing(&connections), &refused));
+            let turn = until.min(Instant::now() + TURN);
+            let Some(Visit { stream, said }) = visitors.next(turn).map_err(not_accepted)? else {
+                if Instant::now() >= until {
+                    return Err(self.late(is_missing(&connections), &refused));
+                }
+                check_running(&connections)?;
+                continue;
             };
-            let mut timed = TimedStream { stream: &mut stream, until: Instant::now() + PATIENCE };
-            let heard =
-                self.secret.prove(&mut timed, ConnectionEnd::Listener, &self.job).and_then(|_| read(&mut timed));
-            let of = |bytes: Vec<u8>| {
+            let of = |(job, bytes): (String, Vec<u8>)| {
                 let mut r = WireReader::new(&bytes);
-                let ours = [r.u64().ok()?, r.u64().ok()?] == *meeting;
+                let ours = [r.u64().ok()?, r.u64().ok()?] == *meeting && job == self.job;
                 r.usize().ok().filter(|from| ours && *from > *rank && *from < self.size)
             };
-            match heard.map(of) {
+            match said.map(of) {
                 Ok(Some(from)) if connections[from].is_none() => connections[from] = Some(stream),
                 Ok(_) => refused = "one of another meeting has come".into(),
                 Err(error) => refused = error.to_string(),
@@ -297,6 +310,15 @@ impl Meeting {
         let here = addresses[*rank].ip();
         let local_rank = addresses[..*rank].iter().filter(|other| other.ip() == here).count();
         JoinedProcesses { rank: *rank, local_rank, connections }.ready()
+    }
+
+    /// Connects to a process of a lower rank.
+    fn dial(&self, at: SocketAddr, hello: &[u8], until: Instant) -> io::Result<TcpStream> {
+        let mut stream = connect(&[at], until)?;
+        let mut timed = TimedStream { stream: &mut stream, until };
+        self.secret.prove(&mut timed, ConnectionEnd::Dialer, &self.job)?;
+        write(&mut timed, hello)?;
+        Ok(stream)
     }
 
     fn late(&self, missing: Vec<usize>, why: &str) -> Error {
@@ -315,6 +337,16 @@ impl JoinedProcesses {
             set.map_err(|error| failed(error.to_string()))?;
         }
         Ok(self)
+    }
+}
+
+/// An error if rank 0 has ended, for which nobody else will be waited.
+fn check_running(connections: &[Option<TcpStream>]) -> Result<()> {
+    match connections.first() {
+        Some(Some(first)) if has_ended(first) => Err(failed(
+            "rank 0 has ended while the others were connecting to each other: its own error says why".into(),
+        )),
+        _ => Ok(()),
     }
 }
 

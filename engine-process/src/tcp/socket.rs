@@ -2,8 +2,7 @@
 
 use std::{
     io::{self, ErrorKind as Io, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    thread,
+    net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -45,22 +44,6 @@ impl Write for TimedStream<'_> {
     }
 }
 
-/// The next connection; none if there is none until a time.
-pub(super) fn accept(listener: &TcpListener, until: Instant) -> io::Result<Option<TcpStream>> {
-    // Asked before each: strangers that come again and again take no time beyond it.
-    while Instant::now() < until {
-        match listener.accept().and_then(|(stream, _)| stream.set_nonblocking(false).map(|()| stream)) {
-            Ok(stream) => return Ok(Some(stream)),
-            Err(error) if error.kind() == Io::WouldBlock => {}
-            // A connection that was closed before it was accepted, or an interruption.
-            Err(error) if matches!(error.kind(), Io::ConnectionAborted | Io::Interrupted) => continue,
-            Err(error) => return Err(error),
-        }
-        thread::sleep(PAUSE);
-    }
-    Ok(None)
-}
-
 pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::from(Io::TimedOut);
     for address in addresses {
@@ -83,9 +66,18 @@ pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<Tc
 
 /// Tells whether the process at the other end has closed a connection on which it has nothing to say.
 pub(super) fn is_closed(stream: &TcpStream) -> bool {
+    !peeked(stream).is_err_and(|error| error.kind() == Io::WouldBlock)
+}
+
+/// Tells whether the process at the other end has closed a connection, and all that it has sent was read.
+pub(super) fn has_ended(stream: &TcpStream) -> bool {
+    !peeked(stream).map_or_else(|error| error.kind() == Io::WouldBlock, |count| count > 0)
+}
+
+/// The number of bytes that have come, 1 at most; 0 after the last.
+fn peeked(stream: &TcpStream) -> io::Result<usize> {
     let looked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
-    let is_open = looked.is_err_and(|error| error.kind() == Io::WouldBlock);
-    stream.set_nonblocking(false).is_err() || !is_open
+    stream.set_nonblocking(false).and(looked)
 }
 
 pub(super) fn write(stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {

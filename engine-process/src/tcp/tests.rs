@@ -1,6 +1,7 @@
 //! Tests of the connections and of what strangers send.
 
 use std::{
+    cell::Cell,
     collections::VecDeque,
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -153,20 +154,79 @@ fn those_that_do_not_come_are_named() {
     );
     let alone = errors(vec![Tcp::from(at).launch(of(1, 2))]);
     assert!(matches!(alone[0].kind(), ErrorKind::Timeout { missing, .. } if missing[..] == [0]), "{}", alone[0]);
-    // Rank 0 ends at the first fault: a process that calls later finds nobody there.
-    for (others, says) in [([of(1, 3), of(1, 3)], "as rank 1"), ([of(1, 3), of(2, 4)], "one of 4, and rank 0 one of 3")]
-    {
+    // One that cannot be of the job is told why, and so is rank 0, which waits for another.
+    for (others, says) in [
+        ([of(1, 3), of(1, 3)], "as rank 1"),
+        ([of(1, 3), of(2, 4)], "one of 4, and rank 0 at"),
+        ([of(1, 3), of(3, 4)], "one of 4, and rank 0 at"),
+    ] {
         let all = [of(0, 3), others[0], others[1]].map(|launch| Tcp::from(at).launch(launch));
-        let errors: Vec<_> = errors(all.into()).iter().map(Error::to_string).collect();
+        let errors = errors(all.into());
+        assert!(matches!(errors[0].kind(), ErrorKind::Timeout { missing, .. } if missing[..] == [2]), "{}", errors[0]);
+        let errors: Vec<_> = errors.iter().map(Error::to_string).collect();
         assert!(errors[0].contains(says), "{}", errors[0]);
         assert!(errors[1..].iter().any(|error| error.contains(says)), "{errors:?}");
         assert!(
-            errors[1..].iter().all(|error| error.contains(says) || error.contains("no call from rank 0")),
+            errors[1..].iter().all(|error| [says, "[2] did not come", "from rank 0"].iter().any(|w| error.contains(w))),
             "{errors:?}"
         );
     }
     let error = Tcp::at("127.0.0.1").launch(of(0, 2)).join().unwrap_err().to_string();
     assert!(error.contains("`127.0.0.1` is no host:port"), "{error}");
+}
+
+/// A connection to an address, once somebody listens there.
+fn connected(at: SocketAddr) -> TcpStream {
+    loop {
+        match TcpStream::connect(at) {
+            Ok(stream) if stream.local_addr().unwrap() != stream.peer_addr().unwrap() => return stream,
+            _ => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+#[test]
+fn leftovers_of_an_earlier_run_are_told_and_the_others_meet() {
+    let at = free();
+    let rank_0 = thread::spawn(move || gather(Tcp::from(at).launch(of(0, 3))));
+    // One of another size, and one of a rank that comes again later.
+    let other_size = Tcp::from(at).launch(of(1, 2)).join().unwrap_err().to_string();
+    assert!(other_size.contains("one of 2, and rank 0 at") && other_size.contains("start all with"), "{other_size}");
+    let leftover = thread::spawn(move || Tcp::from(at).launch(of(1, 3)).join().map(|_| ()));
+    // It has come before the others start.
+    thread::sleep(Duration::from_millis(300));
+    let rank_1 = thread::spawn(move || gather(Tcp::from(at).launch(of(1, 3))));
+    let error = leftover.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("two processes have come to") && error.contains("the second one counts"), "{error}");
+    let rank_2 = gather(Tcp::from(at).launch(of(2, 3)));
+    for gathered in [rank_0.join().unwrap(), rank_1.join().unwrap(), rank_2] {
+        assert_eq!(gathered.unwrap(), ranks(3));
+    }
+}
+
+#[test]
+fn silent_strangers_keep_nobody_waiting() {
+    let at = free();
+    let begun = Instant::now();
+    let rank_0 = thread::spawn(move || gather(Tcp::from(at).launch(of(0, 2))));
+    let strangers: Vec<TcpStream> = (0..20).map(|_| connected(at)).collect();
+    assert_eq!(gather(Tcp::from(at).launch(of(1, 2))).unwrap(), ranks(2));
+    assert_eq!(rank_0.join().unwrap().unwrap(), ranks(2));
+    // One after another, they would take 100 seconds.
+    assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
+    drop(strangers);
+}
+
+#[test]
+fn a_host_that_has_no_address_yet_is_looked_up_again() {
+    let (times, at) = (Cell::new(0), free());
+    let look_up = |_: &str| {
+        times.set(times.get() + 1);
+        if times.get() < 3 { Err(io::Error::other("no such host")) } else { Ok(vec![at]) }
+    };
+    assert_eq!(Tcp::at("node-0:9").resolve(Instant::now() + LONG, look_up).unwrap(), [at]);
+    let never = Tcp::at("node-0:9").resolve(Instant::now(), |_| Err(io::Error::other("no such host")));
+    assert!(never.unwrap_err().to_string().contains("no such host"));
 }
 
 #[test]
@@ -176,12 +236,7 @@ fn strangers_at_the_address_do_no_harm() {
         if tcp.place.is_some_and(|(rank, ..)| rank == Some(0)) {
             return gather(tcp);
         }
-        let mut stranger = loop {
-            match TcpStream::connect(at) {
-                Ok(stream) if stream.local_addr().unwrap() != stream.peer_addr().unwrap() => break stream,
-                _ => thread::sleep(Duration::from_millis(1)),
-            }
-        };
+        let mut stranger = connected(at);
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: weftgrad\r\n\r\n").unwrap();
         gather(tcp)
     });
