@@ -23,6 +23,10 @@ pub(super) const HEARTBEAT: u8 = 4;
 /// The sender writes nothing more; the answer is that everything has been read.
 pub(super) const GOODBYE: u8 = 5;
 pub(super) const HEARD: u8 = 6;
+/// A message of this tag waits for its receive. The length is that of the message, with the channel in the lowest bit.
+pub(super) const OFFER: u8 = 7;
+/// The receive of the first offered message of this tag is shorter. The length is that of the receive, as in an offer.
+pub(super) const TOO_LONG: u8 = 8;
 
 /// The reason that nothing more comes from the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +45,7 @@ pub(super) struct Outgoing {
     pub(super) bytes: usize,
     /// The bytes of header and payload that are written.
     pub(super) written: usize,
-    /// The request; none for a goodbye.
+    /// The request; none for frames of the link itself.
     pub(super) request: Option<usize>,
 }
 
@@ -110,6 +114,11 @@ pub(super) fn header(kind: u8, tag: u32, length: usize) -> [u8; HEADER] {
     header[4..8].copy_from_slice(&tag.to_le_bytes());
     header[8..].copy_from_slice(&(length as u64).to_le_bytes());
     header
+}
+
+/// A length, with the channel in the lowest bit.
+pub(super) fn with_channel(length: usize, on: u8) -> usize {
+    length << 1 | usize::from(on)
 }
 
 pub(super) fn kind(on: Channel) -> u8 {

@@ -2,7 +2,8 @@
 //!
 //! A frame is a header of 16 bytes and a payload. A message of at most [`EAGER`] bytes is written at once. A longer one
 //! waits until the other end has announced a receive of its tag, so that its payload goes straight into place. Receives
-//! are announced when they begin, which is usually before the message is sent.
+//! are announced when they begin, which is usually before the message is sent. Only those of more than [`EAGER`] bytes
+//! are. So a message that waits is offered, and the other end finds that its receive is too short.
 
 use std::{
     collections::VecDeque,
@@ -13,10 +14,10 @@ use std::{
 
 use super::{
     frame::{
-        CONTROL, DATA, GOODBYE, HEADER, HEARD, HEARTBEAT, Incoming, LinkEnded, MARK, Outcome, Outgoing, PayloadTarget,
-        READY, TURN, TcpReceive, UNREADY, header, is_closed, kind, too_long,
+        CONTROL, DATA, GOODBYE, HEADER, HEARD, HEARTBEAT, Incoming, LinkEnded, MARK, OFFER, Outcome, Outgoing,
+        PayloadTarget, READY, TOO_LONG, TURN, TcpReceive, UNREADY, header, is_closed, kind, too_long, with_channel,
     },
-    outbox::{EAGER, Outbox},
+    outbox::{ANNOUNCED, EAGER, Outbox},
 };
 use crate::Channel;
 
@@ -24,6 +25,8 @@ use crate::Channel;
 const BUFFER: usize = 64 << 10;
 /// The most bytes of one frame, by the trait.
 const LONGEST: u64 = (1 << 31) - 1;
+/// The most of a length with its channel.
+const LONGER: u64 = LONGEST << 1 | 1;
 /// The most bytes of messages without a receive.
 const STASH: usize = 64 << 20;
 /// The bytes of messages of the control channel without a receive, after which no more are read.
@@ -42,6 +45,8 @@ pub(super) struct TcpLink<S> {
     /// Messages without a receive, in order of arrival.
     stash: VecDeque<(u8, u32, Vec<u8>)>,
     stashed: [usize; 2],
+    /// Messages that wait at the other end, in their order: channel, tag and length.
+    offers: VecDeque<(u8, u32, usize)>,
     outbox: Outbox,
     pub(super) ended: Option<LinkEnded>,
     /// True once the other end has said goodbye, or has heard this one's.
@@ -65,6 +70,7 @@ impl<S: Read + Write> TcpLink<S> {
             receives: Vec::new(),
             stash: VecDeque::new(),
             stashed: [0; 2],
+            offers: VecDeque::new(),
             outbox: Outbox::default(),
             ended: None,
             has_left: false,
@@ -115,6 +121,9 @@ impl<S: Read + Write> TcpLink<S> {
         self.receives.push(receive);
         if room > EAGER {
             self.outbox.urgent.extend(header(READY, tag, usize::from(kind(on))));
+            self.write(done);
+        } else if self.offers.iter().any(|&(of, offered, _)| (of, offered) == (kind(on), tag)) {
+            self.refuse_too_long(kind(on), tag, done);
             self.write(done);
         }
     }
@@ -195,6 +204,7 @@ impl<S: Read + Write> TcpLink<S> {
         self.ended = Some(if self.has_left { LinkEnded::Left } else { ended });
         self.incoming = None;
         self.receives.clear();
+        self.offers.clear();
         self.outbox = Outbox::default();
     }
 
@@ -296,6 +306,15 @@ impl<S: Read + Write> TcpLink<S> {
             (CONTROL | DATA, 0..=LONGEST) => self.message(kind, tag, length as usize, done)?,
             (READY, 0..=1) => self.outbox.announce(length as u8, tag)?,
             (UNREADY, 0..=1) => self.outbox.retract(length as u8, tag),
+            (OFFER, 0..=LONGER) => {
+                let on = length as u8 & 1;
+                self.offers.push_back((on, tag, (length >> 1) as usize));
+                if self.offers.len() > ANNOUNCED {
+                    return Err(format!("it offers more than {ANNOUNCED} messages"));
+                }
+                self.refuse_too_long(on, tag, done);
+            }
+            (TOO_LONG, 0..=LONGER) => self.outbox.refuse(length as u8 & 1, tag, (length >> 1) as usize, done),
             (HEARTBEAT, 0) => {}
             (GOODBYE, 0) => {
                 self.has_left = true;
@@ -308,8 +327,27 @@ impl<S: Read + Write> TcpLink<S> {
         Ok(())
     }
 
+    /// Ends receives whose message waits at the other end, and for ever: they are too short, and were not announced.
+    fn refuse_too_long(&mut self, on: u8, tag: u32, done: &mut Vec<Outcome>) {
+        loop {
+            let offer = self.offers.iter().position(|&(of, offered, _)| (of, offered) == (on, tag));
+            let place = self.receives.iter().position(|receive| (receive.on, receive.tag) == (on, tag));
+            let (Some(offer), Some(place)) = (offer, place) else { return };
+            let (bytes, room) = (self.offers[offer].2, self.receives[place].room);
+            if room > EAGER || bytes <= room {
+                return;
+            }
+            self.offers.remove(offer);
+            done.push((self.receives.remove(place).request, Err(too_long(bytes, room))));
+            self.outbox.urgent.extend(header(TOO_LONG, tag, with_channel(room, on)));
+        }
+    }
+
     /// Begins to read a message: to its receive, or to memory of its own.
     fn message(&mut self, on: u8, tag: u32, bytes: usize, done: &mut Vec<Outcome>) -> Result<(), String> {
+        if let Some(offer) = self.offers.iter().position(|&(of, offered, _)| (of, offered) == (on, tag)) {
+            self.offers.remove(offer);
+        }
         let target = match self.receives.iter().position(|receive| (receive.on, receive.tag) == (on, tag)) {
             Some(place) => {
                 let receive = self.receives.remove(place);

@@ -3,14 +3,15 @@
 use std::{
     collections::VecDeque,
     io::{ErrorKind, IoSlice, Write},
+    ptr,
 };
 
-use super::frame::{HEADER, Outcome, Outgoing, TURN, part};
+use super::frame::{HEADER, OFFER, Outcome, Outgoing, TURN, header, part, too_long, with_channel};
 
 /// The most bytes of a message that is sent before its receive is known.
 pub(super) const EAGER: usize = 16 << 10;
-/// The most announced receives without a message.
-const ANNOUNCED: usize = 1 << 16;
+/// The most announced receives without a message, and offered messages without a receive.
+pub(super) const ANNOUNCED: usize = 1 << 16;
 
 #[derive(Default)]
 pub(super) struct Outbox {
@@ -30,12 +31,17 @@ impl Outbox {
         self.queue.is_empty() && self.urgent.is_empty()
     }
 
-    /// Queues a message, or holds it until its receive is announced.
+    /// Queues a message, or offers it and holds it until its receive is announced.
     pub(super) fn push(&mut self, message: Outgoing) {
         let (on, tag) = message.address();
         if message.bytes > EAGER || self.held.iter().any(|held| held.address() == (on, tag)) {
+            let (bytes, held) = (message.bytes, self.held.len());
             self.held.push_back(message);
             self.release(on, tag);
+            if self.held.len() > held {
+                let header = header(OFFER, tag, with_channel(bytes, on));
+                self.queue.push_back(Outgoing { header, from: ptr::null(), bytes: 0, written: 0, request: None });
+            }
         } else {
             self.queue.push_back(message);
         }
@@ -47,6 +53,16 @@ impl Outbox {
         self.release(on, tag);
         let is_full = self.announced.len() > ANNOUNCED;
         if is_full { Err(format!("it waits for more than {ANNOUNCED} messages")) } else { Ok(()) }
+    }
+
+    /// Ends the first held message of a tag, whose receive is too short.
+    pub(super) fn refuse(&mut self, on: u8, tag: u32, room: usize, done: &mut Vec<Outcome>) {
+        if let Some(message) =
+            self.held.iter().position(|held| held.address() == (on, tag)).and_then(|place| self.held.remove(place))
+        {
+            done.extend(message.request.map(|request| (request, Err(too_long(message.bytes, room)))));
+            self.release(on, tag);
+        }
     }
 
     /// Forgets a receive that has ended otherwise.

@@ -156,8 +156,8 @@ impl Meeting {
         JoinedProcesses { rank: 0, local_rank: 0, connections: connections.collect() }.ready()
     }
 
-    /// Admits one that has connected to rank 0. One that cannot be of this meeting, perhaps a leftover of an earlier run,
-    /// is told so, and the others are waited for.
+    /// Admits one that has connected to rank 0. One that cannot be of this meeting, perhaps a leftover of an earlier
+    /// run, is told so, and the others are waited for.
     ///
     /// # Errors
     /// The reason that one was not admitted.

@@ -319,6 +319,38 @@ fn messages_of_all_lengths_match_receives_of_their_tag_in_order() {
     }
 }
 
+#[test]
+fn a_message_that_is_too_long_for_its_receive_is_an_error_on_both_sides() {
+    // Short and long ones, that come before the receive and after it.
+    for (sent, room) in [(EAGER + 1, EAGER), (EAGER + 1, 0), (100, 99), (3 << 20, 100)] {
+        for is_before in [false, true] {
+            let [mut left, mut right] = pair(LONG);
+            let (mut none, mut nothing) = ([0; 1], [0; 1]);
+            let (beside_left, beside_right) =
+                (receive(&mut left, &mut none, 1, 9999), receive(&mut right, &mut nothing, 0, 9999));
+            let (message, next, mut place, mut rest) = (vec![7; sent], vec![8; 40_000], vec![0; room], vec![0; 40_000]);
+            let early = is_before.then(|| receive(&mut right, &mut place, 0, 5));
+            let sends = [send(&mut left, &message, 1, 5), send(&mut left, &next, 1, 5)];
+            if !is_before {
+                (0..50).for_each(|_| drop((left.test(&beside_left), right.test(&beside_right))));
+            }
+            let request = early.unwrap_or_else(|| receive(&mut right, &mut place, 0, 5));
+            let Test::Failed(why) = ends(&mut right, &mut left, &beside_left, &request) else { panic!("{sent}") };
+            assert!(why.contains(&format!("{sent} bytes came where {room} were due")), "{why}");
+            match ends(&mut left, &mut right, &beside_right, &sends[0]) {
+                Test::Failed(why) => assert!(why.contains("were due") && sent > EAGER, "{why}"),
+                // It was sent before its receive was known.
+                ended => assert!(ended == Test::Done(0) && sent <= EAGER, "{sent} {room} {ended:?}"),
+            }
+            // The next message of the tag has its own receive.
+            let request = receive(&mut right, &mut rest, 0, 5);
+            assert_eq!(ends(&mut right, &mut left, &beside_left, &request), Test::Done(40_000));
+            assert_eq!((ends(&mut left, &mut right, &beside_right, &sends[1]), rest), (Test::Done(0), next));
+            part(left, right);
+        }
+    }
+}
+
 /// Lets two processes leave at once, as in a job.
 fn part(mut left: TcpTransport<TcpStream>, mut right: TcpTransport<TcpStream>) {
     left.say_goodbye();
