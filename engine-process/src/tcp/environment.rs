@@ -23,7 +23,7 @@ impl Tcp {
         let launch = Launch::from_lookup(&get).ok_or_else(|| {
             unknown(
                 "launch",
-                "no launcher has started this process: set RANK, WORLD_SIZE and LOCAL_RANK, with ranks from 0",
+                "no launcher has started this process: start all with `weftgrad-run -n N PROGRAM`, or set RANK, WORLD_SIZE and LOCAL_RANK, with ranks from 0",
             )
         })?;
         let port = get("MASTER_PORT").map(|port| port.parse::<u16>());

@@ -188,7 +188,7 @@ impl Tcp {
         }
         let launched = || Launch::from_env().map(|of| (Some(of.rank), of.size, Some(of.local_rank)));
         let (rank, size, local_rank) = self.place.or_else(launched).ok_or_else(|| {
-            let why = "the rank of this process is unknown: start all with `srun` or `torchrun`, or set RANK, WORLD_SIZE and LOCAL_RANK for each, with ranks from 0";
+            let why = "the rank of this process is unknown: start all with `weftgrad-run`, `srun` or `torchrun`, or set RANK, WORLD_SIZE and LOCAL_RANK for each, with ranks from 0";
             Error::config(OP, "launch", why)
         })?;
         if size == 0 || size > MOST {

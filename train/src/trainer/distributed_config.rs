@@ -125,7 +125,7 @@ impl DistributedTrainConfig {
         if rank != 0 {
             let why = format!(
                 "this process is to be rank {rank} of {world_size}, and no launcher has started it: give a `coordinator_addr` at which all processes join; or start all \
-                 with `mpirun -n {world_size} PROGRAM`, in a build with the feature `mpi`; or, for {world_size} ranks that are threads of one process, give rank 0"
+                 with `weftgrad-run -n {world_size} PROGRAM`, or with `mpirun` in a build with the feature `mpi`; or, for {world_size} ranks that are threads of one process, give rank 0"
             );
             return Err(wrong("rank", why)).at_caller();
         }
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn others_are_told_what_to_write() {
         let error = says(&worker(2, 4), None);
-        assert!(error.contains("this process is to be rank 2 of 4") && error.contains("mpirun -n 4"), "{error}");
+        assert!(error.contains("this process is to be rank 2 of 4") && error.contains("weftgrad-run -n 4"), "{error}");
         let process = LaunchedProcess { rank: 1, world_size: 2, local_rank: 1 };
         let error = says(&worker(2, 4), Some(process));
         assert!(error.contains("as rank 1 of 2, and it is configured as rank 2 of 4"), "{error}");
