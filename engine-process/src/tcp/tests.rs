@@ -18,7 +18,7 @@ use super::{
     link::TcpLink,
     outbox::EAGER,
     secret::{ConnectionEnd, Secret},
-    socket::read,
+    socket::{read, write},
     table::{Hello, ProcessTable},
     transport::TcpTransport,
 };
@@ -85,10 +85,18 @@ fn all<T: Send>(processes: Vec<Tcp>, each: impl Fn(Tcp) -> T + Sync) -> Vec<T> {
     })
 }
 
+/// The ranks that all processes of a job have.
 fn gather(tcp: Tcp) -> Result<Vec<Vec<u8>>> {
     let processes = tcp.join_timeout(LONG / 4).join()?;
     let rank = processes.rank() as u8;
     processes.run(|_| Ok(NullRuntime::new()), |comm| comm.exchange(&[rank]))
+}
+
+/// The names of the jobs that all processes of a job have.
+fn gather_jobs(tcp: Tcp) -> Result<Vec<String>> {
+    let job = tcp.job.clone().unwrap_or_default();
+    let all = tcp.join()?.run(|_| Ok(NullRuntime::new()), |comm| comm.exchange(job.as_bytes()))?;
+    Ok(all.into_iter().map(|job| String::from_utf8(job).expect("a name")).collect())
 }
 
 fn ranks(size: usize) -> Vec<Vec<u8>> {
@@ -114,10 +122,15 @@ fn processes_meet_with_ranks_and_without() {
 #[test]
 fn two_jobs_at_one_address_meet_in_turn() {
     let at = free();
-    let job = |job| (0..2).map(move |rank| Tcp::from(at).job(job).launch(of(rank, 2)));
-    for gathered in all(job("a").chain(job("b")).collect(), gather) {
-        assert_eq!(gathered.unwrap(), ranks(2));
-    }
+    let jobs = move |processes: [(&str, usize); 2]| {
+        let processes = processes.map(|(job, rank)| Tcp::from(at).job(job).launch(of(rank, 2)));
+        all(processes.into(), |tcp| gather_jobs(tcp.join_timeout(LONG / 4)).unwrap())
+    };
+    // Rank 1 of the other job is the first to come.
+    let first = thread::spawn(move || jobs([("a", 0), ("b", 1)]));
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(jobs([("a", 1), ("b", 0)]), [["a"; 2], ["b"; 2]]);
+    assert_eq!(first.join().unwrap(), [["a"; 2], ["b"; 2]]);
 }
 
 /// The errors of processes that cannot meet.
@@ -192,12 +205,14 @@ fn leftovers_of_an_earlier_run_are_told_and_the_others_meet() {
     // One of another size, and one of a rank that comes again later.
     let other_size = Tcp::from(at).launch(of(1, 2)).join().unwrap_err().to_string();
     assert!(other_size.contains("one of 2, and rank 0 at") && other_size.contains("start all with"), "{other_size}");
-    let leftover = thread::spawn(move || Tcp::from(at).launch(of(1, 3)).join().map(|_| ()));
-    // It has come before the others start.
+    let mut leftover = connected(at);
+    Secret::default().prove(&mut leftover, ConnectionEnd::Dialer, "job").unwrap();
+    write(&mut leftover, &Hello { size: 3, rank: Some(1), listens: at }.to_bytes()).unwrap();
+    // Rank 0 has read that before the others start.
     thread::sleep(Duration::from_millis(300));
     let rank_1 = thread::spawn(move || gather(Tcp::from(at).launch(of(1, 3))));
-    let error = leftover.join().unwrap().unwrap_err().to_string();
-    assert!(error.contains("two processes have come to") && error.contains("the second one counts"), "{error}");
+    let told = String::from_utf8(read(&mut leftover).unwrap()).unwrap();
+    assert!(told.contains("two processes have come to") && told.contains("the second one counts"), "{told}");
     let rank_2 = gather(Tcp::from(at).launch(of(2, 3)));
     for gathered in [rank_0.join().unwrap(), rank_1.join().unwrap(), rank_2] {
         assert_eq!(gathered.unwrap(), ranks(3));
