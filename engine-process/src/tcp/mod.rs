@@ -3,6 +3,8 @@
 mod environment;
 mod frame;
 mod link;
+#[cfg(test)]
+mod meeting_tests;
 mod outbox;
 mod rendezvous;
 mod secret;

@@ -1,7 +1,6 @@
-//! Tests of the connections and of what strangers send.
+//! Tests of connections, and of changed bytes on them.
 
 use std::{
-    cell::Cell,
     collections::VecDeque,
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -9,22 +8,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use comm::Collectives;
-use numcore::{Error, ErrorKind, NullRuntime, Result, rng::Philox};
+use numcore::rng::Philox;
 
 use super::{
-    Tcp,
     frame::LinkEnded,
     link::TcpLink,
     outbox::EAGER,
     secret::{ConnectionEnd, Secret},
-    socket::{read, write},
+    socket::read,
     table::{Hello, ProcessTable},
     transport::TcpTransport,
 };
-use crate::{Channel, Launch, Request, Test, Transport};
+use crate::{Channel, Request, Test, Transport};
 
-const LONG: Duration = Duration::from_secs(60);
+pub(super) const LONG: Duration = Duration::from_secs(60);
 
 /// A stream that gives what was recorded, then waits for ever, and records what is written.
 #[derive(Default)]
@@ -64,200 +61,8 @@ impl Write for Recorded {
     }
 }
 
-fn address(free: &TcpListener) -> SocketAddr {
+pub(super) fn address(free: &TcpListener) -> SocketAddr {
     free.local_addr().expect("its address")
-}
-
-fn free() -> SocketAddr {
-    address(&TcpListener::bind("127.0.0.1:0").expect("a free port"))
-}
-
-fn of(rank: usize, size: usize) -> Launch {
-    Launch { rank, size, local_rank: rank }
-}
-
-/// Runs the processes of some jobs as threads.
-fn all<T: Send>(processes: Vec<Tcp>, each: impl Fn(Tcp) -> T + Sync) -> Vec<T> {
-    thread::scope(|scope| {
-        let each = &each;
-        let threads: Vec<_> = processes.into_iter().map(|tcp| scope.spawn(move || each(tcp))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-    })
-}
-
-/// The ranks that all processes of a job have.
-fn gather(tcp: Tcp) -> Result<Vec<Vec<u8>>> {
-    let processes = tcp.join_timeout(LONG / 4).join()?;
-    let rank = processes.rank() as u8;
-    processes.run(|_| Ok(NullRuntime::new()), |comm| comm.exchange(&[rank]))
-}
-
-/// The names of the jobs that all processes of a job have.
-fn gather_jobs(tcp: Tcp) -> Result<Vec<String>> {
-    let job = tcp.job.clone().unwrap_or_default();
-    let all = tcp.join()?.run(|_| Ok(NullRuntime::new()), |comm| comm.exchange(job.as_bytes()))?;
-    Ok(all.into_iter().map(|job| String::from_utf8(job).expect("a name")).collect())
-}
-
-fn ranks(size: usize) -> Vec<Vec<u8>> {
-    (0..size as u8).map(|rank| vec![rank]).collect()
-}
-
-#[test]
-fn processes_meet_with_ranks_and_without() {
-    for (size, host) in [(1, "127.0.0.1:0"), (2, "127.0.0.1:0"), (3, "[::1]:0"), (5, "127.0.0.1:0")] {
-        let Ok(listener) = TcpListener::bind(host) else { continue };
-        let (at, secret) = (address(&listener), "0123456789abcdef");
-        drop(listener);
-        let named = (0..size).map(|rank| Tcp::from(at).launch(of(rank, size)).secret(secret));
-        let any = (0..size).map(|_| Tcp::from(at).any_rank(size));
-        for processes in [named.collect(), any.collect()] {
-            for gathered in all(processes, gather) {
-                assert_eq!(gathered.unwrap(), ranks(size));
-            }
-        }
-    }
-}
-
-#[test]
-fn two_jobs_at_one_address_meet_in_turn() {
-    let at = free();
-    let jobs = move |processes: [(&str, usize); 2]| {
-        let processes = processes.map(|(job, rank)| Tcp::from(at).job(job).launch(of(rank, 2)));
-        all(processes.into(), |tcp| gather_jobs(tcp.join_timeout(LONG / 4)).unwrap())
-    };
-    // Rank 1 of the other job is the first to come.
-    let first = thread::spawn(move || jobs([("a", 0), ("b", 1)]));
-    thread::sleep(Duration::from_millis(200));
-    assert_eq!(jobs([("a", 1), ("b", 0)]), [["a"; 2], ["b"; 2]]);
-    assert_eq!(first.join().unwrap(), [["a"; 2], ["b"; 2]]);
-}
-
-/// The errors of processes that cannot meet.
-fn errors(processes: Vec<Tcp>) -> Vec<Error> {
-    all(processes, |tcp| tcp.join_timeout(LONG / 30).join().expect_err("no meeting"))
-}
-
-#[test]
-fn those_who_do_not_know_the_secret_do_not_join() {
-    let at = free();
-    let secrets = ["0123456789abcdef", "0123456789abcdeF"];
-    let both = errors((0..2).map(|rank| Tcp::from(at).launch(of(rank, 2)).secret(secrets[rank])).collect());
-    assert!(matches!(both[0].kind(), ErrorKind::Timeout { missing, .. } if missing[..] == [1]), "{}", both[0]);
-    assert!(both[0].to_string().contains("does not know the secret"), "{}", both[0]);
-    assert!(both[1].to_string().contains("is not that of the one that listens"), "{}", both[1]);
-    for open in [Tcp::at("192.0.2.1:9"), Tcp::from(at).bind([0, 0, 0, 0].into())] {
-        let error = open.launch(of(0, 2)).join().unwrap_err().to_string();
-        assert!(error.contains("export WEFTGRAD_SECRET=$(openssl rand -hex 32)"), "{error}");
-    }
-    let error = Tcp::from(at).launch(of(0, 2)).secret("short").join().unwrap_err().to_string();
-    assert!(error.contains("too short"), "{error}");
-    assert!(!format!("{:?}", Tcp::from(at).secret("0123456789abcdef")).contains("0123"));
-}
-
-#[test]
-fn those_that_do_not_come_are_named() {
-    let at = free();
-    let named = errors([0, 2].map(|rank| Tcp::from(at).launch(of(rank, 4))).into());
-    assert!(matches!(named[0].kind(), ErrorKind::Timeout { missing, .. } if missing[..] == [1, 3]), "{}", named[0]);
-    assert!(
-        named[1].to_string().contains("[1, 3] did not come") || named[1].to_string().contains("rank 0"),
-        "{}",
-        named[1]
-    );
-    let alone = errors(vec![Tcp::from(at).launch(of(1, 2))]);
-    assert!(matches!(alone[0].kind(), ErrorKind::Timeout { missing, .. } if missing[..] == [0]), "{}", alone[0]);
-    // One that cannot be of the job is told why, and so is rank 0, which waits for another.
-    for (others, says) in [
-        ([of(1, 3), of(1, 3)], "as rank 1"),
-        ([of(1, 3), of(2, 4)], "one of 4, and rank 0 at"),
-        ([of(1, 3), of(3, 4)], "one of 4, and rank 0 at"),
-    ] {
-        let all = [of(0, 3), others[0], others[1]].map(|launch| Tcp::from(at).launch(launch));
-        let errors = errors(all.into());
-        assert!(matches!(errors[0].kind(), ErrorKind::Timeout { missing, .. } if missing[..] == [2]), "{}", errors[0]);
-        let errors: Vec<_> = errors.iter().map(Error::to_string).collect();
-        assert!(errors[0].contains(says), "{}", errors[0]);
-        assert!(errors[1..].iter().any(|error| error.contains(says)), "{errors:?}");
-        assert!(
-            errors[1..].iter().all(|error| [says, "[2] did not come", "from rank 0"].iter().any(|w| error.contains(w))),
-            "{errors:?}"
-        );
-    }
-    let error = Tcp::at("127.0.0.1").launch(of(0, 2)).join().unwrap_err().to_string();
-    assert!(error.contains("`127.0.0.1` is no host:port"), "{error}");
-}
-
-/// A connection to an address, once somebody listens there.
-fn connected(at: SocketAddr) -> TcpStream {
-    loop {
-        match TcpStream::connect(at) {
-            Ok(stream) if stream.local_addr().unwrap() != stream.peer_addr().unwrap() => return stream,
-            _ => thread::sleep(Duration::from_millis(1)),
-        }
-    }
-}
-
-#[test]
-fn leftovers_of_an_earlier_run_are_told_and_the_others_meet() {
-    let at = free();
-    let rank_0 = thread::spawn(move || gather(Tcp::from(at).launch(of(0, 3))));
-    // One of another size, and one of a rank that comes again later.
-    let other_size = Tcp::from(at).launch(of(1, 2)).join().unwrap_err().to_string();
-    assert!(other_size.contains("one of 2, and rank 0 at") && other_size.contains("start all with"), "{other_size}");
-    let mut leftover = connected(at);
-    Secret::default().prove(&mut leftover, ConnectionEnd::Dialer, "job").unwrap();
-    write(&mut leftover, &Hello { size: 3, rank: Some(1), listens: at }.to_bytes()).unwrap();
-    // Rank 0 has read that before the others start.
-    thread::sleep(Duration::from_millis(300));
-    let rank_1 = thread::spawn(move || gather(Tcp::from(at).launch(of(1, 3))));
-    let told = String::from_utf8(read(&mut leftover).unwrap()).unwrap();
-    assert!(told.contains("two processes have come to") && told.contains("the second one counts"), "{told}");
-    let rank_2 = gather(Tcp::from(at).launch(of(2, 3)));
-    for gathered in [rank_0.join().unwrap(), rank_1.join().unwrap(), rank_2] {
-        assert_eq!(gathered.unwrap(), ranks(3));
-    }
-}
-
-#[test]
-fn silent_strangers_keep_nobody_waiting() {
-    let at = free();
-    let begun = Instant::now();
-    let rank_0 = thread::spawn(move || gather(Tcp::from(at).launch(of(0, 2))));
-    let strangers: Vec<TcpStream> = (0..20).map(|_| connected(at)).collect();
-    assert_eq!(gather(Tcp::from(at).launch(of(1, 2))).unwrap(), ranks(2));
-    assert_eq!(rank_0.join().unwrap().unwrap(), ranks(2));
-    // One after another, they would take 100 seconds.
-    assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
-    drop(strangers);
-}
-
-#[test]
-fn a_host_that_has_no_address_yet_is_looked_up_again() {
-    let (times, at) = (Cell::new(0), free());
-    let look_up = |_: &str| {
-        times.set(times.get() + 1);
-        if times.get() < 3 { Err(io::Error::other("no such host")) } else { Ok(vec![at]) }
-    };
-    assert_eq!(Tcp::at("node-0:9").resolve(Instant::now() + LONG, look_up).unwrap(), [at]);
-    let never = Tcp::at("node-0:9").resolve(Instant::now(), |_| Err(io::Error::other("no such host")));
-    assert!(never.unwrap_err().to_string().contains("no such host"));
-}
-
-#[test]
-fn strangers_at_the_address_do_no_harm() {
-    let at = free();
-    let came = all((0..2).map(|rank| Tcp::from(at).launch(of(rank, 2))).collect(), |tcp| {
-        if tcp.place.is_some_and(|(rank, ..)| rank == Some(0)) {
-            return gather(tcp);
-        }
-        let mut stranger = connected(at);
-        stranger.write_all(b"GET / HTTP/1.1\r\nHost: weftgrad\r\n\r\n").unwrap();
-        gather(tcp)
-    });
-    for gathered in came {
-        assert_eq!(gathered.unwrap(), ranks(2));
-    }
 }
 
 /// Two transports of one job, with a connection between them.
