@@ -10,6 +10,8 @@ use crate::job::{Job, SECRET, host_and_port};
 
 /// The variable with the process number of the launcher.
 pub(crate) const LAUNCHER: &str = "WEFTGRAD_LAUNCHER";
+/// The variable of a rank that is a child of the launcher.
+pub(crate) const IS_CHILD: &str = "WEFTGRAD_IS_CHILD";
 /// Variables of launchers above this one, which would contradict its own.
 pub(crate) const REMOVED: [&str; 5] = [
     "OMPI_COMM_WORLD_RANK",
@@ -26,21 +28,29 @@ const PORTS: (u16, u16) = (10_000, 20_000);
 pub(crate) struct Meeting {
     host: String,
     port: u16,
-    /// The name of the job and its secret, if this launcher starts all ranks. Otherwise the environment has them.
-    own: Option<(String, String)>,
+    /// The name of the job.
+    name: String,
+    /// The secret of the job, if this launcher starts all ranks. Otherwise the environment has it.
+    secret: Option<String>,
 }
 
 impl Meeting {
     /// Makes the meeting of a start. On one node, each start has its own name and secret. So nothing that is left of an
-    /// earlier one meets its ranks.
+    /// earlier one meets its ranks. Several nodes have no such name in common but their endpoint, or a given one.
     pub(crate) fn new(job: &Job) -> io::Result<Self> {
         let given = job.endpoint.as_deref().map(host_and_port).transpose()?;
         let (host, port) = match given {
             Some((host, port)) => (host.to_string(), port),
             None => (Ipv4Addr::LOCALHOST.to_string(), free_port()?),
         };
-        let own = if job.nodes == 1 { Some((format!("run-{}", &hex::<8>()?), hex::<32>()?)) } else { None };
-        Ok(Meeting { host, port, own })
+        let is_alone = job.nodes == 1;
+        let name = match &job.name {
+            Some(name) if !is_alone => name.clone(),
+            None if !is_alone => format!("{host}:{port}"),
+            name => format!("{}-{}", name.as_deref().unwrap_or("run"), hex::<8>()?),
+        };
+        let secret = if is_alone { Some(hex::<32>()?) } else { None };
+        Ok(Meeting { host, port, name, secret })
     }
 
     /// The variables of a rank of this node, in the `start`-th start of the job.
@@ -56,11 +66,11 @@ impl Meeting {
             ("MASTER_PORT", self.port.to_string()),
             ("TORCHELASTIC_RESTART_COUNT", start.to_string()),
             ("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string()),
+            ("TORCHELASTIC_RUN_ID", self.name.clone()),
             (LAUNCHER, std::process::id().to_string()),
         ];
-        if let Some((name, secret)) = &self.own {
-            all.extend([("TORCHELASTIC_RUN_ID", name.clone()), (SECRET, secret.clone())]);
-        }
+        all.extend(self.secret.iter().map(|secret| (SECRET, secret.clone())));
+        all.extend(job.through.is_none().then(|| (IS_CHILD, "1".to_string())));
         all
     }
 }
@@ -105,15 +115,16 @@ mod tests {
         assert_eq!((value("RANK"), value("WORLD_SIZE"), value("LOCAL_RANK")), (Some("9"), Some("12"), Some("1")));
         assert_eq!((value("MASTER_ADDR"), value("MASTER_PORT")), (Some("[::1]"), Some("29500")));
         assert_eq!(value("TORCHELASTIC_RESTART_COUNT"), Some("5"));
-        // Launchers of several nodes cannot draw one secret.
-        assert_eq!((value("TORCHELASTIC_RUN_ID"), value(SECRET)), (None, None));
+        // Launchers of several nodes cannot draw one name and one secret.
+        assert_eq!((value("TORCHELASTIC_RUN_ID"), value(SECRET)), (Some("[::1]:29500"), None));
+        let named = Meeting::new(&job.name("night")).unwrap();
+        assert_eq!(named.name, "night");
     }
 
     #[test]
     fn each_start_on_one_node_has_a_name_and_a_secret_of_its_own() {
         let job = Job::new("true", 2);
-        let of = |_| Meeting::new(&job).unwrap().own.unwrap();
-        let [(name, secret), (other, others)] = [0, 1].map(of);
-        assert!(name != other && secret != others && secret.len() == 64, "{name}, {secret}");
+        let [one, two] = [0, 1].map(|_| Meeting::new(&job).unwrap());
+        assert!(one.name != two.name && one.secret != two.secret && one.secret.is_some_and(|s| s.len() == 64));
     }
 }

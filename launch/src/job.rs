@@ -7,6 +7,8 @@ use std::{
     path::PathBuf,
 };
 
+/// The most ranks of one node.
+const MOST_RANKS: usize = 4096;
 /// The variable with the secret of the job.
 pub(crate) const SECRET: &str = "WEFTGRAD_SECRET";
 
@@ -32,6 +34,8 @@ pub struct Job {
     pub(crate) nodes: usize,
     pub(crate) node_rank: usize,
     pub(crate) endpoint: Option<String>,
+    /// The name of the job, if one was given.
+    pub(crate) name: Option<String>,
     pub(crate) max_restarts: usize,
     /// The fewest ranks of this node that go on without those that have failed; all, if none.
     pub(crate) min_ranks: Option<usize>,
@@ -50,6 +54,7 @@ impl Job {
             nodes: 1,
             node_rank: 0,
             endpoint: None,
+            name: None,
             max_restarts: 0,
             min_ranks: None,
             log_dir: None,
@@ -75,6 +80,13 @@ impl Job {
     /// node `node_rank` follow those of the nodes before it. All meet at `endpoint`, `host:port`, whose host is node 0.
     pub fn nodes(mut self, nodes: usize, node_rank: usize, endpoint: impl Into<String>) -> Self {
         (self.nodes, self.node_rank, self.endpoint) = (nodes, node_rank, Some(endpoint.into()));
+        self
+    }
+
+    /// Names the job. Ranks of another name do not join it, such as those of an earlier job at the same address. Several
+    /// nodes give one name; without it, theirs is the endpoint.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
         self
     }
 
@@ -117,8 +129,10 @@ impl Job {
         if ranks == 0 || nodes == 0 {
             return wrong(format!("{ranks} ranks on each of {nodes} nodes are none: give at least 1 of both"));
         }
-        if ranks.checked_mul(nodes).is_none() {
-            return wrong(format!("{ranks} ranks on each of {nodes} nodes are too many"));
+        if ranks > MOST_RANKS || ranks.checked_mul(nodes).is_none() {
+            return wrong(format!(
+                "{ranks} ranks on each of {nodes} nodes are too many: give at most {MOST_RANKS} of a node"
+            ));
         }
         if let Some(fewest) = self.min_ranks.filter(|fewest| !(1..=ranks).contains(fewest)) {
             return wrong(format!("{fewest} ranks cannot be left of {ranks}: give 1 to {ranks}"));
@@ -135,7 +149,7 @@ impl Job {
         }
         if nodes > 1 && !has_secret() {
             return wrong(
-                "ranks of several nodes prove a secret to each other, and the environment has none: type `openssl rand -hex 32 > secret` once, copy the file to all \
+                "ranks of several nodes prove a secret to each other, and the environment has none: type `(umask 077; openssl rand -hex 32 > secret)` once, copy the file to all \
                  nodes, and `export WEFTGRAD_SECRET_FILE=secret` on each; or `export WEFTGRAD_SECRET=...` with one value on all"
                     .into(),
             );
@@ -168,6 +182,7 @@ mod tests {
             (Job::new("true", 0), "at least 1"),
             (of(1, 0, 0, "a:1"), "at least 1"),
             (of(usize::MAX, 2, 0, "a:1"), "too many"),
+            (Job::new("true", 5000), "at most 4096"),
             (Job::new("true", 2).min_ranks(3), "give 1 to 2"),
             (of(1, 2, 2, "a:1"), "nodes count from 0"),
             (of(1, 2, 0, "a"), "is no host:port"),

@@ -32,11 +32,11 @@ struct State {
 }
 
 impl RankLines {
-    /// Makes the lines of a rank, which a file `rank-R.log` in `log_dir` gets too.
+    /// Makes the lines of a rank, which are appended to a file `rank-R.log` in `log_dir` too.
     pub(crate) fn new(rank: usize, log_dir: Option<&Path>) -> io::Result<Self> {
         let make = |folder: &Path| {
             let path = folder.join(format!("rank-{rank}.log"));
-            let made = fs::create_dir_all(folder).and_then(|()| File::create(&path));
+            let made = fs::create_dir_all(folder).and_then(|()| File::options().append(true).create(true).open(&path));
             made.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
         };
         let file = log_dir.map(make).transpose()?;
@@ -77,6 +77,8 @@ impl RankLines {
         if let Some(file) = &mut state.file {
             let _ = file.write_all(&[line, b"\n"].concat());
         }
+        // A terminal may hold output up; the last lines can be read meanwhile.
+        drop(state);
         let whole = [format!("[{}] ", self.rank).as_bytes(), line, b"\n"].concat();
         let _ = match stream {
             Stream::Out => written(io::stdout().lock(), &whole),
@@ -90,6 +92,11 @@ impl RankLines {
         let has_errors = state.last.iter().any(|(stream, _)| *stream == Stream::Error);
         let chosen = state.last.drain(..).filter(|(stream, _)| !has_errors || *stream == Stream::Error);
         chosen.flat_map(|(_, line)| [b"  ", &line[..], b"\n"].concat()).collect()
+    }
+
+    /// Forgets the last lines, before a rank starts again.
+    pub(crate) fn forget(&self) {
+        self.state().last.clear();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -26,6 +26,9 @@ struct Args {
     /// this machine alone]
     #[arg(long, value_name = "HOST:PORT")]
     endpoint: Option<String>,
+    /// Name of the job, which keeps out ranks of another one at the same address. [default: the endpoint]
+    #[arg(long = "job", value_name = "NAME")]
+    name: Option<String>,
     /// Times to start all ranks again after one has failed; TORCHELASTIC_RESTART_COUNT counts them.
     #[arg(long, value_name = "R", default_value_t = 0)]
     max_restarts: usize,
@@ -36,7 +39,7 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Program and its arguments.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    #[arg(trailing_var_arg = true, required = true)]
     program: Vec<OsString>,
 }
 
@@ -61,6 +64,9 @@ fn run(args: Args) -> io::Result<u8> {
     let mut job = Job::new(name, args.ranks).args(program).max_restarts(args.max_restarts);
     if let Some(endpoint) = args.endpoint {
         job = job.nodes(args.nodes, args.node_rank.unwrap_or(0), endpoint);
+    }
+    if let Some(name) = args.name {
+        job = job.name(name);
     }
     if let Some(fewest) = args.min_ranks {
         job = job.min_ranks(fewest);

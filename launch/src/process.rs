@@ -21,7 +21,7 @@ use nix::{
 };
 
 use crate::{
-    environment::{LAUNCHER, Meeting, REMOVED},
+    environment::{IS_CHILD, LAUNCHER, Meeting, REMOVED},
     job::Job,
     lines::{RankLines, Stream},
 };
@@ -165,7 +165,7 @@ pub fn become_rank() -> Option<io::Error> {
         return None;
     }
     let program = args.next()?;
-    end_with_launcher();
+    end_with_parent(true);
     Some(not_started(&program, Command::new(&program).args(args).exec()))
 }
 
@@ -173,9 +173,17 @@ pub fn become_rank() -> Option<io::Error> {
 /// another launcher, and on systems other than Linux.
 #[cfg(target_os = "linux")]
 pub fn end_with_launcher() {
+    end_with_parent(env::var_os(IS_CHILD).is_some());
+}
+
+/// Lets this process end with its parent, if that is the launcher. If it must be, and is no longer, ends this process.
+#[cfg(target_os = "linux")]
+fn end_with_parent(must_be_launcher: bool) {
     let is_launched = || env::var(LAUNCHER).is_ok_and(|id| id == getppid().to_string());
+    let is_set = is_launched() && nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_ok();
     // A parent that has ended before this call sends no signal.
-    if is_launched() && nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && !is_launched() {
+    if (is_set || must_be_launcher) && !is_launched() {
+        eprintln!("the launcher of this process has ended: this process ends too");
         std::process::exit(1);
     }
 }
@@ -184,3 +192,6 @@ pub fn end_with_launcher() {
 /// another launcher, and on systems other than Linux.
 #[cfg(not(target_os = "linux"))]
 pub fn end_with_launcher() {}
+
+#[cfg(not(target_os = "linux"))]
+fn end_with_parent(_: bool) {}

@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{self, Write},
+    os::unix::process::ExitStatusExt,
     process::ExitStatus,
     sync::{
         Arc,
@@ -64,6 +65,7 @@ impl Supervisor<'_> {
     /// Starts all ranks, and waits until they have ended. Returns the first failure.
     fn started(&mut self, start: usize) -> io::Result<Option<RankFailure>> {
         let meeting = Meeting::new(self.job)?;
+        self.lines.iter().for_each(|lines| lines.forget());
         let (open, closed) = mpsc::channel();
         let begin =
             |rank: usize| RankProcess::start(self.job, &meeting, (rank, start), &self.lines[rank], &self.sender, &open);
@@ -76,8 +78,8 @@ impl Supervisor<'_> {
     }
 
     fn supervise(&mut self, ranks: &mut [RankProcess]) -> io::Result<Option<RankFailure>> {
-        let (mut failure, mut deadline) = (None, None);
-        let mut left = ranks.len();
+        let (mut failure, mut deadline): (Option<RankFailure>, _) = (None, None);
+        let (mut left, mut has_killed) = (ranks.len(), false);
         let end = |ranks: &[RankProcess]| {
             ranks.iter().for_each(|rank| rank.signal(Signal::SIGTERM));
             Some(Instant::now() + GRACE)
@@ -86,7 +88,14 @@ impl Supervisor<'_> {
             match self.next(deadline) {
                 Some(Event::Ended(rank)) => {
                     let status = ranks[rank].reap()?;
-                    if status.success() || failure.is_some() {
+                    if status.success() {
+                        continue;
+                    }
+                    if let Some((_, first)) = &failure {
+                        // Others learn of a killed rank by its connections, and may end before it.
+                        if !has_killed && first.signal().is_none() && status.signal().is_some_and(|s| s != SIGTERM) {
+                            failure = Some((rank, status));
+                        }
                         continue;
                     }
                     left -= 1;
@@ -95,7 +104,10 @@ impl Supervisor<'_> {
                         continue;
                     }
                     failure = Some((rank, status));
-                    deadline = deadline.or_else(|| end(ranks));
+                    // Ranks that were asked to end may save first.
+                    if self.signals == 0 {
+                        deadline = deadline.or_else(|| end(ranks));
+                    }
                 }
                 Some(Event::Signaled(number)) => {
                     self.signals += 1;
@@ -108,7 +120,7 @@ impl Supervisor<'_> {
                 }
                 None => {
                     ranks.iter().for_each(|rank| rank.signal(Signal::SIGKILL));
-                    deadline = None;
+                    (deadline, has_killed) = (None, true);
                 }
             }
         }

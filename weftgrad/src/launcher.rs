@@ -98,10 +98,18 @@ impl Launcher {
     /// arguments, on this machine, and ends with them. So the lines before this call run in each process.
     ///
     /// # Errors
-    /// Errors of [`Tcp::from_env`] and [`Tcp::join`], and an error if a process cannot be started.
+    /// Errors of [`Tcp::from_env`] and [`Tcp::join`], and an error if a process cannot be started. Also if the
+    /// environment has a rank or a number of ranks, but not all that a launcher gives.
     #[doc(alias("spawn"))]
     pub fn processes(ranks: usize) -> Result<Self> {
         if Launch::from_env().is_none() {
+            let half = ["RANK", "WORLD_SIZE"].into_iter().find(|name| std::env::var_os(name).is_some());
+            if let Some(half) = half {
+                let why = format!(
+                    "{half} is set, and not all of RANK, WORLD_SIZE and LOCAL_RANK: set all three, or none to start {ranks} processes here"
+                );
+                return Err(numcore::Error::config("Launcher::processes", "launch", why));
+            }
             let job = launch::Job::of_this_program(ranks).and_then(|job| job.run());
             std::process::exit(job.map_err(numcore::Error::other)?.into());
         }
