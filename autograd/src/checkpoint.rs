@@ -70,7 +70,8 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// True for op calls that are matrix products, attention and convolutions, for [`Checkpoint::keep`].
+/// Selects op calls that are matrix products, attention or convolutions, for [`Checkpoint::keep`]. Functions, such as
+/// collectives, are no op calls.
 pub fn products(call: &ObservedOp) -> bool {
     call.flops() > 0
 }
@@ -91,8 +92,8 @@ impl Checkpoint {
         })
     }
 
-    /// Keeps at most `bytes` of values in each scope: those that save the most computation for their bytes. They are
-    /// chosen when the scope has run, so until then it holds all of its values.
+    /// Keeps at most `bytes` of values in each scope, such as a block: those that save the most computation for their
+    /// bytes. They are chosen when the scope has run, so until then it holds all of its values.
     pub fn budget(bytes: usize) -> Self {
         Checkpoint { policy: Policy::Budget(bytes) }
     }

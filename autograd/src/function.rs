@@ -9,10 +9,8 @@ use numcore::{
 };
 
 use crate::{
-    Var, anomaly, is_grad_enabled,
-    mode::ForwardContext,
-    node::NodeCall,
-    rematerialize::{RecipeCall, ScopedRecipe},
+    Var, anomaly, is_grad_enabled, mode::ForwardContext, node::NodeCall, recipe::RecipeCall,
+    rematerialize::ScopedRecipe,
 };
 
 /// A closure that waits for a gradient in transit and returns it.

@@ -12,7 +12,7 @@ use std::{
 
 use numcore::{Runtime, Tensor, ops::Outs};
 
-use crate::{node::SavedInput, rematerialize::Recipe};
+use crate::{node::SavedInput, recipe::Recipe};
 
 /// The cost of an output's byte, in floating-point operations: calls without a product are bound by memory.
 const FLOPS_OF_A_BYTE: u64 = 8;
@@ -58,10 +58,18 @@ struct LedgerState {
 struct LedgerCall {
     recipe: Box<dyn KeepableRecipe>,
     bytes: usize,
-    flops: u64,
     inputs: Vec<usize>,
+    call: NotedCall,
+}
+
+/// Properties of a call that a policy weighs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NotedCall {
+    pub(crate) flops: u64,
     /// True if the policy keeps the outputs.
-    keeps: bool,
+    pub(crate) keeps: bool,
+    /// True if an output is in the memory of an input, as a view is: to keep it would keep the input.
+    pub(crate) shares_memory: bool,
 }
 
 /// The recipe of a call on any runtime, with its outputs if there is a budget.
@@ -71,12 +79,12 @@ trait KeepableRecipe {
     fn keep(&mut self);
 }
 
-struct OfRuntime<R: Runtime> {
+struct LedgerRecipe<R: Runtime> {
     recipe: Weak<Recipe<R>>,
     outputs: Option<Outs<Tensor<R>>>,
 }
 
-impl<R: Runtime> KeepableRecipe for OfRuntime<R> {
+impl<R: Runtime> KeepableRecipe for LedgerRecipe<R> {
     fn is_saved(&self) -> bool {
         self.recipe.upgrade().is_some_and(|recipe| recipe.is_saved())
     }
@@ -97,21 +105,22 @@ impl Ledger {
         Ledger { budget, state: RefCell::default() }
     }
 
-    /// Notes a call; the policy keeps its outputs if `keeps`.
-    pub(crate) fn note<R: Runtime>(&self, recipe: &Arc<Recipe<R>>, outs: &[Tensor<R>], flops: u64, keeps: bool) {
+    /// Notes a call and its outputs.
+    pub(crate) fn note<R: Runtime>(&self, recipe: &Arc<Recipe<R>>, outs: &[Tensor<R>], call: NotedCall) {
         let state = &mut *self.state.borrow_mut();
         let read = |input: &SavedInput<R>| match input {
             SavedInput::Recipe(recipe, _) => state.of_recipe.get(&(Arc::as_ptr(recipe) as usize)).copied(),
             _ => None,
         };
         let inputs = recipe.holds().0.iter().filter_map(read).collect();
-        if keeps {
+        if call.keeps {
             recipe.keep(outs.iter().cloned().collect());
         }
         let outputs = self.budget.map(|_| outs.iter().cloned().collect());
-        let of_runtime = OfRuntime { recipe: Arc::downgrade(recipe), outputs };
+        let of_runtime = LedgerRecipe { recipe: Arc::downgrade(recipe), outputs };
         state.of_recipe.insert(Arc::as_ptr(recipe) as usize, state.calls.len());
-        state.calls.push(LedgerCall { recipe: Box::new(of_runtime), bytes: bytes_of(outs), flops, inputs, keeps });
+        let bytes = if call.shares_memory { 0 } else { bytes_of(outs) };
+        state.calls.push(LedgerCall { recipe: Box::new(of_runtime), bytes, inputs, call });
     }
 
     /// Keeps the best outputs within the budget, frees the others, and returns the bill.
@@ -120,7 +129,7 @@ impl Ledger {
         let plan = RematPlan::of(&calls);
         let kept = match self.budget {
             Some(budget) => plan.within(budget),
-            None => calls.iter().map(|call| call.keeps).collect(),
+            None => plan.keeps.clone(),
         };
         calls.iter_mut().zip(&kept).filter(|(_, kept)| **kept).for_each(|(call, _)| call.recipe.keep());
         let (again, read) = plan.needed(&kept);
@@ -129,7 +138,7 @@ impl Ledger {
             kept_bytes: of(&read).map(|call| call.bytes).sum(),
             recomputed_bytes: of(&again).map(|call| call.bytes).sum(),
             recomputed_ops: of(&again).count(),
-            recomputed_flops: of(&again).map(|call| call.flops).sum(),
+            recomputed_flops: of(&again).map(|call| call.call.flops).sum(),
         }
     }
 }
@@ -140,6 +149,10 @@ struct RematPlan {
     bytes: Vec<usize>,
     inputs: Vec<Vec<usize>>,
     saved: Vec<bool>,
+    /// The calls whose outputs a policy keeps already.
+    keeps: Vec<bool>,
+    /// The calls whose outputs can be kept.
+    keepable: Vec<bool>,
 }
 
 /// A candidate of the search: the cost that keeping it saves for each byte, and its index.
@@ -166,10 +179,15 @@ impl PartialOrd for Candidate {
 impl RematPlan {
     fn of(calls: &[LedgerCall]) -> Self {
         RematPlan {
-            costs: calls.iter().map(|call| call.flops + FLOPS_OF_A_BYTE * call.bytes as u64).collect(),
+            costs: calls
+                .iter()
+                .map(|call| call.call.flops.saturating_add(FLOPS_OF_A_BYTE * call.bytes as u64))
+                .collect(),
             bytes: calls.iter().map(|call| call.bytes).collect(),
             inputs: calls.iter().map(|call| call.inputs.clone()).collect(),
             saved: calls.iter().map(|call| call.recipe.is_saved()).collect(),
+            keeps: calls.iter().map(|call| call.call.keeps).collect(),
+            keepable: calls.iter().map(|call| !call.call.shares_memory).collect(),
         }
     }
 
@@ -193,7 +211,9 @@ impl RematPlan {
 
     /// Outputs of at most `budget` bytes, chosen one by one: each saves the most cost for its bytes beside those before.
     fn within(&self, budget: usize) -> Vec<bool> {
-        let (mut kept, mut left) = (vec![false; self.costs.len()], budget);
+        let mut kept = self.keeps.clone();
+        let before: usize = kept.iter().zip(&self.bytes).filter(|(kept, _)| **kept).map(|(_, bytes)| bytes).sum();
+        let mut left = budget.saturating_sub(before);
         let mut cost = self.cost(&kept);
         let saves = |call: usize, kept: &mut [bool], cost: u64| {
             kept[call] = true;
@@ -201,7 +221,10 @@ impl RematPlan {
             kept[call] = false;
             Candidate { saves: (cost - without) as f64 / self.bytes[call].max(1) as f64, call }
         };
-        let mut heap: BinaryHeap<Candidate> = (0..kept.len()).map(|call| saves(call, &mut kept, cost)).collect();
+        let mut heap: BinaryHeap<Candidate> = {
+            let candidates = (0..kept.len()).filter(|&call| self.keepable[call] && !self.keeps[call]);
+            candidates.map(|call| saves(call, &mut kept, cost)).collect()
+        };
         while let Some(Candidate { call, .. }) = heap.pop() {
             if self.bytes[call] > left {
                 continue;

@@ -30,6 +30,7 @@ mod node;
 mod observe;
 mod operators;
 mod overlap;
+mod recipe;
 mod rematerialize;
 mod slots;
 mod step;

@@ -11,7 +11,8 @@ use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Function, LeafView,
-    rematerialize::{Recipe, Remade, Rematerialized},
+    recipe::{Recipe, Remade},
+    rematerialize::Rematerialized,
 };
 
 /// The origin of a variable in the graph.

@@ -7,27 +7,23 @@
 //! A value that leaves its scope is saved as it is, so the chain of recipes ends at the inputs of the scope.
 
 use std::{
+    any::Any,
     cell::{Cell, RefCell},
-    mem,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 
 use numcore::{
-    Error, Result, Runtime, Tensor, Within,
-    ops::{Apply, Op, Outs, Rule, Spec},
+    Result, Runtime, Tensor, Within,
+    ops::{Apply, Op},
 };
-use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use crate::{
-    BackwardHook, Function, ObservedOp, Var,
+    ObservedOp, Var,
     checkpoint::Keep,
-    mode::{ForwardContext, Restore},
+    ledger::NotedCall,
+    mode::Restore,
     node::{SavedInput, TapeValue},
-    var::saved_input,
+    recipe::{Recipe, RecipeCall},
 };
 
 thread_local! {
@@ -35,15 +31,15 @@ thread_local! {
     static RECOMPUTATION: Cell<Option<bool>> = const { Cell::new(None) };
     /// The active scopes of recomputation, innermost last.
     static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
-    static LAST: Cell<u64> = const { Cell::new(ANY) };
+    /// The number of the last scope.
+    static LAST: Cell<u64> = const { Cell::new(0) };
 }
-
-/// The scope of values that are recomputed wherever they are read.
-const ANY: u64 = 0;
 
 struct Scope {
     number: u64,
     keep: Keep,
+    /// The recipes of calls in this scope and those within it. After it, only nodes and other recipes hold them.
+    recipes: Vec<Box<dyn Any>>,
 }
 
 /// Runs `f` with the values of [`recomputed`] recomputed in backward (`true`) or kept (`false`), whatever the runtime's
@@ -96,15 +92,27 @@ pub fn recomputed<R: Runtime>(inputs: &[&Var<R>], make: impl FnOnce(&[Var<R>]) -
     if !RECOMPUTATION.get().unwrap_or_else(default) {
         return make(&inputs).at_caller();
     }
-    let mut out = in_scope(Keep::default(), || make(&inputs)).at_caller()?;
-    if let TapeValue::Rematerialized(value) = &out.value {
-        // It leaves the scope as a recipe, up to the end of the scopes around it.
-        let scope = outermost().unwrap_or(ANY);
-        let Rematerialized { value, recipe, output, .. } = &**value;
-        let value = Rematerialized { value: value.clone(), recipe: recipe.clone(), output: *output, scope };
-        out.value = TapeValue::Rematerialized(Arc::new(value));
+    match outermost() {
+        // The scopes around it decide what is kept, and up to where it is recomputed.
+        Some(_) => in_scope(around(), || make(&inputs)).at_caller(),
+        None => in_scope(Keep::default(), || make(&inputs).map(Var::recomputed_anywhere)).at_caller(),
     }
-    Ok(out)
+}
+
+impl<R: Runtime> Var<R> {
+    /// This variable, recomputed wherever it is read if it is in this scope.
+    fn recomputed_anywhere(self) -> Self {
+        let TapeValue::Rematerialized(value) = &self.value else { return self };
+        let Some(recipe) = value.recipe() else { return self };
+        let Rematerialized { value, output, .. } = &**value;
+        let value = Rematerialized { value: value.clone(), source: RecipeSource::Anywhere(recipe), output: *output };
+        Var { value: TapeValue::Rematerialized(Arc::new(value)), edge: self.edge }
+    }
+}
+
+/// The policy of the innermost scope.
+fn around() -> Keep {
+    SCOPES.with_borrow(|scopes| scopes.last().map_or_else(Keep::default, |scope| scope.keep.clone()))
 }
 
 /// The number of the outermost active scope.
@@ -112,20 +120,19 @@ fn outermost() -> Option<u64> {
     SCOPES.with_borrow(|scopes| scopes.first().map(|scope| scope.number))
 }
 
-/// Runs `f` in a scope of recomputation. Calls of a scope within one that has a ledger are in that ledger too.
+/// Runs `f` in a scope of recomputation. Without a ledger of its own, it has that of the scope around it.
 pub(crate) fn in_scope<T>(keep: Keep, f: impl FnOnce() -> T) -> T {
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {
-            SCOPES.with_borrow_mut(Vec::pop);
+            // Dropped after the borrow: recipes hold tensors.
+            drop(SCOPES.with_borrow_mut(Vec::pop));
         }
     }
     let number = LAST.get() + 1;
     LAST.set(number);
-    SCOPES.with_borrow_mut(|scopes| {
-        let around = scopes.last().and_then(|scope| scope.keep.ledger.clone());
-        scopes.push(Scope { number, keep: Keep { ledger: keep.ledger.or(around), ..keep } });
-    });
+    let keep = Keep { ledger: keep.ledger.or_else(|| around().ledger), ..keep };
+    SCOPES.with_borrow_mut(|scopes| scopes.push(Scope { number, keep, recipes: Vec::new() }));
     let _leave = Leave;
     f()
 }
@@ -133,60 +140,48 @@ pub(crate) fn in_scope<T>(keep: Keep, f: impl FnOnce() -> T) -> T {
 /// A recomputed value during the forward pass: output `output` of a recipe.
 pub(crate) struct Rematerialized<R: Runtime> {
     pub(crate) value: Tensor<R>,
-    recipe: Arc<Recipe<R>>,
+    source: RecipeSource<R>,
     output: u32,
-    /// The outermost scope in which it was computed; it is saved as a value outside.
-    scope: u64,
+}
+
+/// The recipe of a value, and where the value is saved as a recipe.
+enum RecipeSource<R: Runtime> {
+    Anywhere(Arc<Recipe<R>>),
+    /// In the outermost scope of this number, which holds the recipe; outside, the value is saved as it is.
+    Scope(u64, Weak<Recipe<R>>),
 }
 
 impl<R: Runtime> Rematerialized<R> {
-    fn is_in_scope(&self) -> bool {
-        self.scope == ANY || outermost() == Some(self.scope)
+    /// The recipe; none outside of its scope.
+    fn recipe(&self) -> Option<Arc<Recipe<R>>> {
+        match &self.source {
+            RecipeSource::Anywhere(recipe) => Some(recipe.clone()),
+            RecipeSource::Scope(number, recipe) if outermost() == Some(*number) => recipe.upgrade(),
+            RecipeSource::Scope(..) => None,
+        }
     }
 
     /// The saved form of the value: its recipe within the scope, the value outside.
     pub(crate) fn saved(&self) -> SavedInput<R> {
-        match self.is_in_scope() {
-            true => SavedInput::Recipe(self.recipe.clone(), self.output),
-            false => SavedInput::Own(self.value.clone()),
+        match self.recipe() {
+            Some(recipe) => SavedInput::Recipe(recipe, self.output),
+            None => SavedInput::Own(self.value.clone()),
         }
     }
 }
 
-/// A recorded call whose outputs backward computes again.
-pub(crate) enum RecipeCall<R: Runtime> {
-    Op(Op),
-    /// A function, with the state of the thread before it ran, and its outputs' shapes and dtypes.
-    Function(Arc<dyn Function<R>>, ForwardContext, SmallVec<[Spec; 1]>),
-}
-
-/// The recipe of a call's outputs.
-pub(crate) struct Recipe<R: Runtime> {
-    call: RecipeCall<R>,
-    state: Mutex<RecipeState<R>>,
-    /// True if a node saves an output.
-    is_saved: AtomicBool,
-}
-
-struct RecipeState<R: Runtime> {
-    /// The inputs; none once the outputs were recomputed by a pass that frees the graph.
-    inputs: Option<SmallVec<[SavedInput<R>; 2]>>,
-    /// The outputs, where they were kept or recomputed.
-    outputs: Option<Outs<Tensor<R>>>,
-}
-
 /// A recipe that was made in forward, and the scope of its outputs.
 pub(crate) struct ScopedRecipe<R: Runtime> {
-    pub(crate) recipe: Arc<Recipe<R>>,
-    scope: u64,
+    recipe: Arc<Recipe<R>>,
+    /// The number of the outermost scope; none if the outputs are recomputed wherever they are read.
+    scope: Option<u64>,
 }
 
 impl<R: Runtime> ScopedRecipe<R> {
     /// The recipe of a recorded call; none if its outputs are saved as values.
     pub(crate) fn of(call: impl FnOnce() -> RecipeCall<R>, ins: &[&Var<R>], outs: &[Tensor<R>]) -> Option<Self> {
-        let scope = outermost()?;
-        let keep = SCOPES.with_borrow(|scopes| scopes.last().map(|scope| scope.keep.clone()))?;
-        let call = call();
+        let Some(scope) = outermost() else { return Self::of_view(call, ins) };
+        let (keep, call) = (around(), call());
         let observed = match (&call, &keep) {
             (RecipeCall::Op(op), Keep { calls: Some(_), .. } | Keep { ledger: Some(_), .. }) => {
                 Some(ObservedOp::of(op.clone(), ins, outs.iter().map(Apply::spec).collect(), None))
@@ -199,19 +194,22 @@ impl<R: Runtime> ScopedRecipe<R> {
         }
         let recipe = Recipe::new(call, ins);
         if let Some(ledger) = &keep.ledger {
-            ledger.note(&recipe, outs, observed.map_or(0, |call| call.flops()), keeps);
+            let flops = observed.map_or(0, |call| call.flops());
+            ledger.note(&recipe, outs, NotedCall { flops, keeps, shares_memory: share_memory(ins, outs) });
         }
-        Some(ScopedRecipe { recipe, scope })
+        SCOPES.with_borrow_mut(|scopes| {
+            scopes.first_mut().into_iter().for_each(|scope| scope.recipes.push(Box::new(recipe.clone())));
+        });
+        Some(ScopedRecipe { recipe, scope: Some(scope) })
     }
 
-    /// The recipe of a view of a value that is recomputed outside of scopes too.
-    pub(crate) fn of_view(op: &Op, input: &Var<R>) -> Option<Self> {
-        match (op, &input.value) {
-            (Op::View(_) | Op::Split(_), TapeValue::Rematerialized(x)) if x.is_in_scope() => {
-                Some(ScopedRecipe { recipe: Recipe::new(RecipeCall::Op(op.clone()), &[input]), scope: x.scope })
-            }
-            _ => None,
-        }
+    /// The recipe of a view, outside of scopes, of a value that is recomputed wherever it is read.
+    fn of_view(call: impl FnOnce() -> RecipeCall<R>, ins: &[&Var<R>]) -> Option<Self> {
+        let TapeValue::Rematerialized(x) = &ins.first()?.value else { return None };
+        x.recipe()?;
+        let call = call();
+        let is_view = matches!(call, RecipeCall::Op(Op::View(_) | Op::Split(_)));
+        is_view.then(|| ScopedRecipe { recipe: Recipe::new(call, ins), scope: None })
     }
 
     /// The saved form of output `k` within the scope.
@@ -221,165 +219,20 @@ impl<R: Runtime> ScopedRecipe<R> {
 
     /// Output `k`, whose value is known, as the value of a variable.
     pub(crate) fn output(&self, k: usize, value: Tensor<R>) -> TapeValue<R> {
-        let (recipe, output, scope) = (self.recipe.clone(), k as u32, self.scope);
-        TapeValue::Rematerialized(Arc::new(Rematerialized { value, recipe, output, scope }))
-    }
-}
-
-/// The recipes that a backward pass has followed: if it keeps the graph, it frees their values at its end.
-pub(crate) struct Remade<R: Runtime> {
-    keeps_graph: bool,
-    recipes: Vec<Arc<Recipe<R>>>,
-}
-
-impl<R: Runtime> Remade<R> {
-    pub(crate) fn new(keeps_graph: bool) -> Self {
-        Remade { keeps_graph, recipes: Vec::new() }
-    }
-}
-
-impl<R: Runtime> Drop for Remade<R> {
-    fn drop(&mut self) {
-        self.recipes.iter().for_each(|recipe| recipe.state.lock().outputs = None);
-    }
-}
-
-impl<R: Runtime> Recipe<R> {
-    fn new(call: RecipeCall<R>, ins: &[&Var<R>]) -> Arc<Self> {
-        let inputs = Some(ins.iter().map(|v| saved_input(&v.value)).collect());
-        Arc::new(Recipe {
-            call,
-            state: Mutex::new(RecipeState { inputs, outputs: None }),
-            is_saved: AtomicBool::new(false),
-        })
-    }
-
-    /// Notes that a node saves an output.
-    pub(crate) fn mark_saved(&self) {
-        self.is_saved.store(true, Ordering::Relaxed);
-    }
-
-    /// Tells whether a node saves an output: backward needs it.
-    pub(crate) fn is_saved(&self) -> bool {
-        self.is_saved.load(Ordering::Relaxed)
-    }
-
-    /// Keeps the outputs: they are not recomputed.
-    pub(crate) fn keep(&self, outputs: Outs<Tensor<R>>) {
-        *self.state.lock() = RecipeState { inputs: None, outputs: Some(outputs) };
-    }
-
-    /// Output `k`, recomputed unless it is known. The hook is notified of leaves among the inputs, whose values must be
-    /// those of forward.
-    pub(crate) fn output(
-        self: &Arc<Self>,
-        k: u32,
-        remade: &mut Remade<R>,
-        hook: &mut dyn BackwardHook<R>,
-    ) -> Result<Tensor<R>> {
-        // A stack in place of recursion: a scope may hold a chain of any length.
-        let mut stack = vec![self.clone()];
-        while let Some(recipe) = stack.last().cloned() {
-            match recipe.missing_input() {
-                Some(input) => stack.push(input),
-                None => {
-                    recipe.make(remade, hook)?;
-                    stack.pop();
-                }
-            }
-        }
-        self.known(k)
-    }
-
-    fn known(&self, k: u32) -> Result<Tensor<R>> {
-        let missing = || Error::internal(self.name(), "a value that backward computes again is missing");
-        self.state.lock().outputs.as_ref().and_then(|outputs| outputs.get(k as usize)).cloned().ok_or_else(missing)
-    }
-
-    fn name(&self) -> &'static str {
-        match &self.call {
-            RecipeCall::Op(op) => op.name(),
-            RecipeCall::Function(function, ..) => function.name(),
-        }
-    }
-
-    fn is_known(&self) -> bool {
-        self.state.lock().outputs.is_some()
-    }
-
-    /// The recipe of an input that has to be computed first.
-    fn missing_input(&self) -> Option<Arc<Self>> {
-        let state = self.state.lock();
-        let inputs = state.inputs.as_ref().filter(|_| state.outputs.is_none())?;
-        inputs.iter().find_map(|input| match input {
-            SavedInput::Recipe(recipe, _) if !recipe.is_known() => Some(recipe.clone()),
-            _ => None,
-        })
-    }
-
-    /// Computes the outputs from inputs that are known.
-    fn make(self: &Arc<Self>, remade: &mut Remade<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
-        if self.is_known() {
-            return Ok(());
-        }
-        let mut state = self.state.lock();
-        let inputs = if remade.keeps_graph { state.inputs.clone() } else { state.inputs.take() };
-        drop(state);
-        let inputs = inputs.unwrap_or_default();
-        let mut values: SmallVec<[Tensor<R>; 4]> = SmallVec::new();
-        for input in &inputs {
-            values.push(match input {
-                SavedInput::Recipe(recipe, k) => recipe.known(*k)?,
-                input => input.fetch(remade, hook)?.get()?,
-            });
-        }
-        let outputs = match &self.call {
-            RecipeCall::Op(op) => Tensor::compute(op, &values.iter().collect::<SmallVec<[&Tensor<R>; 4]>>())?,
-            RecipeCall::Function(function, context, specs) => {
-                let outputs = context.run(|| function.forward(&values))?;
-                check(function.name(), specs, &outputs)?;
-                outputs.into_iter().collect()
-            }
+        let source = match self.scope {
+            Some(number) => RecipeSource::Scope(number, Arc::downgrade(&self.recipe)),
+            None => RecipeSource::Anywhere(self.recipe.clone()),
         };
-        self.state.lock().outputs = Some(outputs);
-        if remade.keeps_graph {
-            remade.recipes.push(self.clone());
-        }
-        Ok(())
-    }
-
-    /// The inputs and the known outputs that this recipe holds.
-    pub(crate) fn holds(&self) -> (SmallVec<[SavedInput<R>; 2]>, Outs<Tensor<R>>) {
-        let state = self.state.lock();
-        (state.inputs.clone().unwrap_or_default(), state.outputs.clone().unwrap_or_default())
+        TapeValue::Rematerialized(Arc::new(Rematerialized { value, source, output: k as u32 }))
     }
 }
 
-/// Checks that the outputs of a function's second run have the shapes and dtypes of the first run's.
-fn check<R: Runtime>(name: &'static str, first: &[Spec], outputs: &[Tensor<R>]) -> Result<()> {
-    let again: SmallVec<[Spec; 1]> = outputs.iter().map(Apply::spec).collect();
-    if first == &again[..] {
-        return Ok(());
-    }
-    let list = |specs: &[Spec]| specs.iter().map(|s| format!("{} {}", s.dtype, s.shape)).collect::<Vec<_>>().join(", ");
-    let why = format!(
-        "gave ({}) in forward and ({}) in backward; it may depend on its inputs and random seeds alone",
-        list(first),
-        list(&again)
-    );
-    Err(Error::state(name.to_string(), why))
-}
-
-/// Drops a chain of recipes in a loop: recursion over 100 000 would overflow the stack.
-impl<R: Runtime> Drop for Recipe<R> {
-    fn drop(&mut self) {
-        let mut stack: Vec<SavedInput<R>> = self.state.get_mut().inputs.take().into_iter().flatten().collect();
-        while let Some(input) = stack.pop() {
-            if let SavedInput::Recipe(recipe, _) = input
-                && let Some(mut recipe) = Arc::into_inner(recipe)
-            {
-                stack.extend(mem::take(&mut recipe.state.get_mut().inputs).into_iter().flatten());
-            }
-        }
-    }
+/// Tells whether an output is in the memory of an input.
+fn share_memory<R: Runtime>(ins: &[&Var<R>], outs: &[Tensor<R>]) -> bool {
+    let value = |v: &Var<R>| match &v.value {
+        TapeValue::Own(t) => Some(t.clone()),
+        TapeValue::Rematerialized(x) => Some(x.value.clone()),
+        TapeValue::Leaf(_) => None,
+    };
+    ins.iter().filter_map(|v| value(v)).any(|input| outs.iter().any(|out| input.shares_memory_with(out)))
 }

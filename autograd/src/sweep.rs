@@ -21,7 +21,7 @@ use crate::{
     anomaly::in_backward,
     autocast::no_autocast,
     node::{Edge, Node, NodeCall, Saved, TapeValue},
-    rematerialize::Remade,
+    recipe::Remade,
     step::NodeStep,
     var::with_values,
 };

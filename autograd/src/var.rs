@@ -14,7 +14,8 @@ use crate::{
     mode::is_grad_enabled,
     node::{Edge, Node, NodeCall, Saved, SavedInput, TapeValue, next_number},
     observe,
-    rematerialize::{RecipeCall, ScopedRecipe},
+    recipe::RecipeCall,
+    rematerialize::ScopedRecipe,
 };
 
 /// A value of a computation. If it needs gradients, it holds the graph that computed it; dropping the last variable
@@ -310,7 +311,6 @@ impl<R: Runtime> Var<R> {
             return Ok(outs);
         }
         let recipe = ScopedRecipe::of(|| RecipeCall::Op(op.clone()), ins, &outs);
-        let recipe = recipe.or_else(|| ScopedRecipe::of_view(&op, ins[0]));
         let outs = Var::recorded(NodeCall::Op(op), ins, outs, recipe.as_ref())?;
         note(&outs);
         Ok(outs)

@@ -83,8 +83,8 @@ impl Job {
         self
     }
 
-    /// Names the job. Ranks of another name do not join it, such as those of an earlier job at the same address. Several
-    /// nodes give one name; without it, theirs is the endpoint.
+    /// Names the job. Ranks of another name do not join it, such as those of an earlier job at the same address.
+    /// Several nodes give one name; without it, theirs is the endpoint.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self

@@ -22,8 +22,7 @@ thread_local! {
 
 /// Says to layers that compute statistics over rows, as [`BatchNorm`](crate::BatchNorm) and
 /// [mixtures of experts](crate::moe::Routing::loads) do, which rows count of the
-/// batches that this thread runs through models from now on; none for all. Gives what held before. It holds in backward
-/// too, where segments are recomputed. Loops set it.
+/// batches that this thread runs through models from now on; none for all. Gives what held before. Loops set it.
 pub fn set_counted_rows(counted: Option<CountedRows>) -> Option<CountedRows> {
     COUNTED.replace(counted)
 }

@@ -81,8 +81,8 @@ impl PowerSgd {
     /// # Errors
     /// On every rank, if options differ between ranks or are out of their range.
     pub fn reducer<R: Runtime>(self, comm: &Comm<R>) -> Result<impl BucketReducer<R> + use<R>> {
-        self.check()?;
         comm.agree("the options of PowerSGD", format!("{self:?}").as_bytes())?;
+        self.check()?;
         Ok(Compressor::new(comm, self))
     }
 

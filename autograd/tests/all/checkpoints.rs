@@ -13,7 +13,7 @@ use autograd::{
 use numcore::{
     DType, ErrorKind, Flat, FlatLayout, MemoryCategory, NullRuntime, Result, Runtime, TensorMut,
     fused::NnOps,
-    ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
+    ops::{Apply, MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
 use runtime_cpu::Cpu;
 
@@ -346,6 +346,40 @@ fn values_that_leave_a_segment_are_kept() {
     assert_eq!(read(&nested), 2 * one, "what reads the output of a segment is outside");
     let again = checkpoint(|| recomputed(&[&x], |x| x[0].exp()?.tanh()?.matmul(&w))).unwrap();
     assert_eq!(read(&again), 2 * one, "as is what reads a value that is recomputed within it");
+}
+
+/// A variable that leaves its segment holds its value alone: neither inputs nor recomputed values.
+#[test]
+fn a_held_output_holds_nothing_else() {
+    let rt = NullRuntime::new();
+    let w = blank(&rt, "w", [64, 64]);
+    let one = 64 * 64 * 4;
+    let before = rt.memory().total.live;
+    let x = blank(&rt, "x", [64, 64]);
+    let y = checkpoint(|| x.exp()?.matmul(&w)?.tanh()?.matmul(&w)).unwrap();
+    backward(&y.sum_all().unwrap()).unwrap();
+    let kept = y.detach();
+    drop((x, y));
+    assert_eq!(rt.memory().total.live, before + one);
+    drop(kept);
+    assert_eq!(rt.memory().total.live, before);
+}
+
+/// A budget counts memory: a view costs what it is a view of. A policy within it takes part of it.
+#[test]
+fn budgets_count_memory() {
+    let rt = NullRuntime::new();
+    let (x, w) = (blank(&rt, "x", [64, 64]), blank(&rt, "w", [64, 64]));
+    let row = 64 * 4;
+    let forward = || x.matmul(&w)?.exp()?.narrow(0, 0, 1)?.matmul(&w)?.square();
+    let saved = |y: &Var<NullRuntime>| saved_bytes(y).iter().map(|(_, bytes)| bytes).sum::<usize>();
+    for budget in [0, row, 2 * row, 64 * row, 65 * row] {
+        let (y, bill) = Checkpoint::budget(budget).run_with_bill(forward);
+        let kept = saved(&y.unwrap());
+        assert!(kept <= budget && kept == bill.kept_bytes, "{budget}: {kept}, {bill}");
+    }
+    let (y, bill) = Checkpoint::budget(0).run_with_bill(|| Checkpoint::keep(products).run(forward));
+    assert_eq!((saved(&y.unwrap()), bill.kept_bytes), (65 * row, 65 * row));
 }
 
 /// A chain of op calls that would overflow the stack, were it followed or dropped by recursion.

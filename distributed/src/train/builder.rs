@@ -264,7 +264,7 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
             .union(buckets.features())
             .and_if(self.buckets.is_some(), Feature::Buckets)
             .and_if(self.reducer.is_some(), Feature::Reducer)
-            .and_if(has_state && !has_all, Feature::StatefulReducer)
+            .and_if(has_state && (!has_all || is_tied), Feature::StatefulReducer)
             .and_if(self.experts, Feature::Experts)
             .and_if(matches!(self.model, StepModel::Stages(_)), Feature::Pipeline)
             .and_if(is_tied, Feature::Tied)

@@ -174,7 +174,10 @@ impl<R: Runtime> Decoder<R> {
             (_, true) => return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]")),
             (_, false) => return Err(Error::shape("decoder", &[shape], "a later stage takes [B, T, C]")),
         };
-        Placement::of(x.runtime(), of, inputs, self.parts.blocks.len(), context)
+        // A later stage without layers does not know how its values are cut, and needs no positions.
+        let nothing = DecoderInputs::default();
+        let passes = self.parts.embedding.is_none() && self.parts.blocks.is_empty();
+        Placement::of(x.runtime(), of, if passes { &nothing } else { inputs }, self.parts.blocks.len(), context)
     }
 
     /// The output of this stage's last layer, and the routings of its mixtures.

@@ -16,8 +16,8 @@ use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param, counted_row
 /// Batch norm (Ioffe & Szegedy 2015) of `x: [N, C, ..]`, over all axes but the channel axis.
 ///
 /// In training it uses the batch's own statistics and updates the running statistics with them; in evaluation it uses
-/// the running statistics. Inside a checkpointed segment, recomputation updates them a second time. Padding rows at the
-/// end of a batch do not count in its statistics, if the training loop declares them
+/// the running statistics. Padding rows at the end of a batch do not count in its statistics, if the training loop
+/// declares them
 /// ([`set_counted_rows`](crate::set_counted_rows)).
 #[derive(Debug, Module)]
 pub struct BatchNorm<R: Runtime> {

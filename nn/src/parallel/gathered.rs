@@ -18,11 +18,15 @@ impl<R: Runtime> Param<R> {
     #[track_caller]
     pub fn gathered(&self) -> Result<Tensor<R>> {
         let own = self.value()?;
-        let Some(placed) = self.placed().filter(|placed| !placed.placement().is_whole()) else { return Ok(own) };
+        let Some(placed) = self.placed() else { return Ok(own) };
         let (logical, ranks) = (placed.placement().logical(), placed.group().size());
         let piece = |rank| self.cuts().piece(placed.style(), logical, rank, ranks);
         let pieces = (0..ranks).map(piece).collect::<std::result::Result<Vec<_>, _>>();
         let pieces = pieces.map_err(|why| Error::state(placed.name(), why))?;
+        // A rank may have all of it, and others nothing.
+        if pieces.iter().all(|(piece, _)| piece.is_whole()) {
+            return Ok(own);
+        }
         // Pieces may differ in size, and travel as rows that do not.
         let most = pieces.iter().map(|(piece, _)| piece.local().numel()).max().unwrap_or(0);
         let row = Var::new(own.contiguous()?.flatten(0, -1)?);

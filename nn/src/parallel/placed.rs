@@ -85,7 +85,8 @@ impl<R: Runtime> Placed<R> {
     /// al. 2022). In mixed precision it travels in the dtype in which the layer reads it.
     ///
     /// The second gather comes after the product for the input gradient, and nothing is computed beside it. A split
-    /// backward pass gathers in I, and keeps the gathered input until W. A checkpointed block gathers a third time.
+    /// backward pass gathers in I, and keeps the gathered input until W. A checkpointed block keeps it from its
+    /// recomputation on.
     pub(crate) fn enter_alone(&self, x: &Var<R>) -> Result<Var<R>> {
         if !self.sequence {
             return self.enter(x);

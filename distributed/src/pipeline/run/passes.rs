@@ -116,7 +116,6 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         let Some(Live::Forward { inputs, roots }) = self.live.remove(&(stage, micro)) else {
             return Err(Error::internal("pipeline", format!("{compute} finds no forward pass")));
         };
-        self.count_rows(micro);
         let sweep = self.seeded(stage, micro, roots)?;
         let last = self.last.get(&stage) == Some(&compute);
         let (counts, shared) = (!self.job.batch.weightless, self.shared(stage));
@@ -170,7 +169,6 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         let Compute { stage, micro, .. } = compute;
         let last = self.last.get(&stage) == Some(&compute);
         let (counts, shared) = (!self.job.batch.weightless, self.shared(stage));
-        self.count_rows(micro);
         let hook = self.job.hooks.gradients(compute, last)?;
         let mut hook = CountedHook { hook, observer: None, counts, waits: true, shared: &shared };
         match self.live.remove(&(stage, micro)) {
