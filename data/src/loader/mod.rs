@@ -34,6 +34,9 @@ pub(crate) const MOST_AHEAD: usize = 1 << 12;
 /// Makes the data of a batch from the rows of its request.
 type Make<B> = Arc<dyn Fn(&Request<'_>) -> Result<B> + Send + Sync>;
 
+/// The number of rows of each share of a batch, by the number of the batch's rows.
+type Sizes = Arc<dyn Fn(usize) -> Vec<usize> + Send + Sync>;
+
 /// Batches of a dataset: PyTorch's `DataLoader` and `DistributedSampler`. [`rank`](Loader::rank) selects one rank's
 /// share. [`Last`] selects the treatment of an incomplete last batch. [`Batches::state`] and [`resume`](Loader::resume)
 /// continue a run at any number of ranks.
@@ -65,6 +68,8 @@ pub struct Loader<B> {
     rank: usize,
     ranks: usize,
     share: Share,
+    /// The sizes of uneven shares.
+    sizes: Option<Sizes>,
     workers: usize,
     ahead: usize,
     /// The number of examples of the dataset: the bound of the indices of an order.
@@ -91,6 +96,7 @@ impl<E: Send + 'static> Loader<Vec<E>> {
             rank: 0,
             ranks: 1,
             share: Share::Contiguous,
+            sizes: None,
             workers: 1,
             ahead: 2,
             len,
@@ -212,8 +218,27 @@ impl<B: Send + 'static> Loader<B> {
 
     /// Reads the share of rank `rank` of `ranks`; by default there is one rank.
     pub fn rank(mut self, rank: usize, ranks: usize) -> Self {
-        (self.rank, self.ranks) = (rank, ranks);
+        (self.rank, self.ranks, self.sizes) = (rank, ranks, None);
         self
+    }
+
+    /// Reads share `rank` of shares of unequal sizes, for ranks of different speeds. `sizes` returns the number of rows
+    /// of each share, for the number of rows of a batch. Shares are contiguous. Each batch has the examples that it has
+    /// at even shares.
+    ///
+    /// ```
+    /// use data::{InMemory, Loader};
+    /// # fn main() -> numcore::Result<()> {
+    /// let loader = Loader::new(InMemory::new(vec![0.0; 8])).batch(4).stack().uneven(1, |rows| vec![rows - 1, 1]);
+    /// assert_eq!(loader.epoch(0)?.next().transpose()?.map(|batch| (batch.count, batch.total)), Some((1, 4)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The batch is an error if the sizes do not add up to its rows, or there are no more than `rank`.
+    pub fn uneven(self, rank: usize, sizes: impl Fn(usize) -> Vec<usize> + Send + Sync + 'static) -> Self {
+        Loader { rank, ranks: rank + 1, sizes: Some(Arc::new(sizes)), ..self }
     }
 
     /// Sets the rows of a batch that a rank reads; [`Share::Contiguous`] by default.
@@ -315,12 +340,12 @@ impl<B: Send + 'static> Loader<B> {
 
     /// Appends a step to those that make a batch.
     fn then<T: Send + 'static>(self, f: impl Fn(B, &Request<'_>) -> Result<T> + Send + Sync + 'static) -> Loader<T> {
-        let Loader { make, order, batch, last, rank, ranks, share, workers, ahead, len } = self;
+        let Loader { make, order, batch, last, rank, ranks, share, sizes, workers, ahead, len } = self;
         let make = Arc::new(move |request: &Request<'_>| {
             let batch = make(request)?;
             f(batch, request)
         });
-        Loader { make, order, batch, last, rank, ranks, share, workers, ahead, len }
+        Loader { make, order, batch, last, rank, ranks, share, sizes, workers, ahead, len }
     }
 
     fn plan(&self) -> Result<Plan> {
@@ -344,14 +369,14 @@ impl<B: Send + 'static> Loader<B> {
             return wrong("ahead", why.into());
         }
         let Loader { batch, last, rank, ranks, share, .. } = *self;
-        Ok(Plan::new(Arc::clone(&self.order), batch, last, share, (rank, ranks)))
+        Ok(Plan::new(Arc::clone(&self.order), batch, last, share, (rank, ranks)).uneven(self.sizes.clone()))
     }
 }
 
 impl<B> Clone for Loader<B> {
     fn clone(&self) -> Self {
-        let Loader { make, order, .. } = self;
-        Loader { make: Arc::clone(make), order: Arc::clone(order), ..*self }
+        let Loader { make, order, sizes, .. } = self;
+        Loader { make: Arc::clone(make), order: Arc::clone(order), sizes: sizes.clone(), ..*self }
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use numcore::{Error, Result};
 
-use super::State;
+use super::{Sizes, State};
 use crate::order::Order;
 
 /// The treatment of an epoch's last batch if it is incomplete.
@@ -52,6 +52,8 @@ pub(crate) struct Plan {
     share: Share,
     rank: u64,
     ranks: u64,
+    /// The sizes of uneven shares.
+    sizes: Option<Sizes>,
     start: State,
     one_epoch: bool,
 }
@@ -66,7 +68,12 @@ impl Plan {
         (rank, ranks): (usize, usize),
     ) -> Plan {
         let (rank, ranks, start) = (rank as u64, ranks as u64, State::default());
-        Plan { order, batch, last, share, rank, ranks, start, one_epoch: false }
+        Plan { order, batch, last, share, rank, ranks, sizes: None, start, one_epoch: false }
+    }
+
+    /// Replaces even shares by shares of these sizes.
+    pub(super) fn uneven(self, sizes: Option<Sizes>) -> Plan {
+        Plan { sizes, ..self }
     }
 
     /// Starts at another state.
@@ -127,12 +134,13 @@ impl Plan {
     /// This rank's rows of the step that begins at `at`.
     ///
     /// # Errors
-    /// Fails if the order gives another number of examples than there are positions.
+    /// Fails if the order gives another number of examples than there are positions, or uneven shares do not make up
+    /// the batch.
     pub(super) fn rows(&self, at: State) -> Result<Rows> {
         let end = at.position.saturating_add(self.batch).min(self.order.len());
         let total = end - at.position;
         let rows = if self.last == Last::Pad { self.batch } else { total };
-        let (first, stride, len) = self.own(rows);
+        let (first, stride, len) = self.own(rows)?;
         // Positions past the step's examples do not count.
         let count = (0..len).take_while(|i| first + i * stride < total).count();
         let own = |all: Vec<u64>| {
@@ -151,13 +159,21 @@ impl Plan {
     }
 
     /// This rank's share of `rows` rows: the first row, the distance to the next, and the number of rows.
-    fn own(&self, rows: u64) -> (u64, u64, u64) {
+    fn own(&self, rows: u64) -> Result<(u64, u64, u64)> {
+        if let Some(sizes) = &self.sizes {
+            let (sizes, rank) = (sizes(rows as usize), self.rank as usize);
+            let Some(&own) = sizes.get(rank).filter(|_| sizes.iter().sum::<usize>() as u64 == rows) else {
+                let why = format!("the shares of a batch of {rows} rows add up to it, and share {rank} is among them");
+                return Err(Error::lengths("Loader::uneven", &sizes, why));
+            };
+            return Ok((sizes[..rank].iter().sum::<usize>() as u64, 1, own as u64));
+        }
         let (each, more) = (rows / self.ranks, rows % self.ranks);
         let len = each + u64::from(self.rank < more);
-        match self.share {
+        Ok(match self.share {
             Share::Contiguous => (self.rank * each + self.rank.min(more), 1, len),
             Share::Interleaved => (self.rank, self.ranks, len),
-        }
+        })
     }
 }
 
@@ -196,6 +212,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn uneven_shares_make_the_step() {
+        let with = |rank, sizes: fn(usize) -> Vec<usize>| Plan {
+            sizes: Some(Arc::new(sizes)),
+            ..plan(17, 7, Last::Keep, Share::Contiguous, rank, rank + 1)
+        };
+        let one = plan(17, 7, Last::Keep, Share::Contiguous, 0, 1).one_epoch();
+        for at in steps(&one) {
+            let shares = (0..3).map(|rank| with(rank, |rows| vec![rows - 2, 0, 2]).rows(at).unwrap());
+            let shared: Vec<u64> = shares.flat_map(|rows| rows.indices[..rows.count].to_vec()).collect();
+            assert_eq!(shared, one.rows(at).unwrap().indices);
+        }
+        let refused: [fn(usize) -> Vec<usize>; 2] = [|rows| vec![rows, 1], |rows| vec![rows]];
+        assert!(refused.into_iter().all(|sizes| with(1, sizes).rows(State::default()).is_err()));
     }
 
     #[test]
