@@ -1,6 +1,7 @@
 //! Shares of one batch, by the speeds of ranks.
 
-use numcore::{Error, Result};
+use distributed::{comm::Collectives, strategy::StepRanks};
+use numcore::{Error, Result, Runtime};
 
 use super::{SpeedEstimate, SpeedOptions};
 
@@ -75,6 +76,19 @@ impl SpeedShares {
         Ok(())
     }
 
+    /// Exchanges this rank's computing time, in seconds, and its number of examples, and records those of all shares.
+    /// The time of a share is that of its slowest rank. Every rank of a step calls it.
+    pub fn exchange<R: Runtime>(&mut self, ranks: &StepRanks<R>, seconds: f64, examples: usize) -> Result<()> {
+        let (mut times, mut counts) = (vec![0.0; ranks.share.of], vec![0; ranks.share.of]);
+        for (share, [seconds, examples]) in measurements(ranks, [seconds, examples as f64])? {
+            if let (Some(time), Some(count)) = (times.get_mut(share), counts.get_mut(share)) {
+                *time = f64::max(*time, seconds);
+                *count = (examples as usize).max(*count);
+            }
+        }
+        self.report(&times, &counts)
+    }
+
     /// The share of each rank; all add up to 1.
     #[doc(alias("chunk_ratios"))]
     pub fn ratios(&self) -> &[f64] {
@@ -118,6 +132,16 @@ pub(super) fn apportioned(whole: usize, ratios: &[f64]) -> Vec<usize> {
     let short = whole - parts.iter().sum::<usize>();
     order.into_iter().cycle().take(short).for_each(|rank| parts[rank] += 1);
     parts
+}
+
+/// Two measurements of every rank, with the number of the rank's share.
+pub(super) fn measurements<R: Runtime>(ranks: &StepRanks<R>, own: [f64; 2]) -> Result<Vec<(usize, [f64; 2])>> {
+    let mut bytes = [0; 24];
+    let numbers = [ranks.share.index as f64, own[0], own[1]];
+    bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(bytes, number)| *bytes = number.to_le_bytes());
+    let numbers = |all: [u8; 24]| std::array::from_fn(|k| f64::from_le_bytes(all.as_chunks().0[k]));
+    let parsed = |[share, first, second]: [f64; 3]| (share as usize, [first, second]);
+    Ok(ranks.everyone.exchange_equal(bytes)?.into_iter().map(numbers).map(parsed).collect())
 }
 
 /// The time of each rank for a unit of work, once all ranks are calibrated.

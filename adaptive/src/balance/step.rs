@@ -9,7 +9,7 @@ use nn::{CountedRows, Module, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
-use super::{BalanceOptions, BalanceWindow, BatchRanges, MicroBatchBalancer};
+use super::{BalanceOptions, BalanceWindow, BatchRanges, MicroBatchBalancer, shares::measurements};
 use distributed::{
     combinations::Feature,
     comm::{Collectives, Communicator, abort_on_err},
@@ -152,14 +152,10 @@ impl<S> Balanced<S> {
     /// Exchanges the measurements. The time of a share is that of its slowest rank. The time of an exchange is that on
     /// the rank that came to it last.
     fn report<R: Runtime>(&mut self, ranks: &StepRanks<R>, own: [Duration; 2], batches: &[usize]) -> Result<()> {
-        let mut bytes = [0; 24];
-        let numbers = [ranks.share.index as f64, own[0].as_secs_f64(), own[1].as_secs_f64()];
-        bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(bytes, number)| *bytes = number.to_le_bytes());
         let mut seconds = vec![0.0; batches.len()];
         let mut exchange = f64::INFINITY;
-        for all in ranks.everyone.exchange_equal(bytes)? {
-            let [share, computed, exchanged] = std::array::from_fn(|k| f64::from_le_bytes(all.as_chunks().0[k]));
-            if let Some(of_share) = seconds.get_mut(share as usize) {
+        for (share, [computed, exchanged]) in measurements(ranks, own.map(|time| time.as_secs_f64()))? {
+            if let Some(of_share) = seconds.get_mut(share) {
                 *of_share = f64::max(*of_share, computed);
             }
             exchange = exchange.min(exchanged);

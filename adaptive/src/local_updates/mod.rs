@@ -34,7 +34,7 @@ mod totals;
 
 pub use checkpoint::lost_at_resize;
 pub use options::LocalUpdates;
-pub use rules::{DiLoCo, ElasticAveraging, LocalSgd, OuterRule, OuterStep, SlowMo};
+pub use rules::{DiLoCo, ElasticAveraging, LocalSgd, OuterChoice, OuterRule, OuterStep, SlowMo};
 pub use step::LocalSteps;
 
 pub use distributed::train::Synchronization;

@@ -158,6 +158,49 @@ impl<R: Runtime> OuterRule<R> for DiLoCo {
     }
 }
 
+/// One of the rules of this module as a value, for configurations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OuterChoice {
+    /// The mean over ranks.
+    LocalSgd,
+    /// Elastic averaging.
+    ElasticAveraging(ElasticAveraging),
+    /// Slow momentum.
+    SlowMo(SlowMo),
+    /// SGD with Nesterov's momentum.
+    DiLoCo(DiLoCo),
+}
+
+impl OuterChoice {
+    /// The rule.
+    pub fn rule<R: Runtime>(self) -> Box<dyn OuterRule<R>> {
+        match self {
+            OuterChoice::LocalSgd => Box::new(LocalSgd),
+            OuterChoice::ElasticAveraging(rule) => Box::new(rule),
+            OuterChoice::SlowMo(rule) => Box::new(rule),
+            OuterChoice::DiLoCo(rule) => Box::new(rule),
+        }
+    }
+}
+
+impl<R: Runtime> OuterRule<R> for Box<dyn OuterRule<R>> {
+    fn states(&self) -> usize {
+        (**self).states()
+    }
+
+    fn next(&self, step: &OuterStep<'_, R>, state: &mut [Tensor<R>]) -> Result<Tensor<R>> {
+        (**self).next(step, state)
+    }
+
+    fn keep(&self) -> f64 {
+        (**self).keep()
+    }
+
+    fn check(&self) -> Result<()> {
+        (**self).check()
+    }
+}
+
 fn require(rule: &'static str, field: &'static str, value: f64, holds: impl Fn(f64) -> bool) -> Result<()> {
     if holds(value) { Ok(()) } else { Err(Error::config(rule, field, format!("cannot be {value}"))) }
 }
