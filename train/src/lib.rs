@@ -32,7 +32,7 @@ pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};
 pub use run::{BestValue, Run};
 pub use scalars::record_scalar;
-pub use trainer::{RunReport, Trainer, Weighting};
+pub use trainer::{RunReport, Shares, Trainer, Weighting};
 pub use watch::{Record, Sink, metrics, report, sink};
 
 /// Recordings of steps, and timelines of them.
@@ -47,12 +47,13 @@ pub mod recorder {
 /// | name | use |
 /// |---|---|
 /// | [`TrainSetup`](compat::TrainSetup), [`TrainConfig`](compat::TrainConfig) | training steps in a loop of one's own, by [`Trainer::setup`] or [`Trainer::head`] |
+/// | [`SetupModel`](compat::SetupModel), [`Policy`](compat::Policy), [`PolicyStep`](compat::PolicyStep) | their model, when their ranks exchange, and the step that follows |
 /// | [`TrainerBuilder`](compat::TrainerBuilder) | [`Trainer::new`] on every rank of a world of threads, by [`Trainer::builder`] |
 /// | [`TrainHandle`](compat::TrainHandle), [`Trained`](compat::Trained), [`TrainedTensor`](compat::TrainedTensor) | such a run, and its weights |
 /// | [`DistributedTrainConfig`](compat::DistributedTrainConfig) and the types of its fields | the arguments of `weftgrad::Launcher`, in one struct |
 pub mod compat {
     pub use crate::trainer::{
-        DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, TrainConfig,
-        TrainHandle, TrainSetup, Trained, TrainedTensor, TrainerBuilder,
+        DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, Policy, PolicyStep,
+        SetupModel, TrainConfig, TrainHandle, TrainSetup, Trained, TrainedTensor, TrainerBuilder,
     };
 }

@@ -11,14 +11,15 @@ use std::{
 
 use data::{Batch, Loader};
 use distributed::{
-    comm::{Comm, NoOpCommunicator, Ranks, panic_message},
-    train::{Loss, TrainStep},
+    comm::{Communicator, Ranks, panic_message},
+    mesh::{AsMesh, Mesh},
+    train::Loss,
 };
 use nn::{Module, ModuleExt};
 use numcore::{DType, Error, NullRuntime, Result, Runtime, Shape, Tensor, Within};
 use optim::IntoOptimizer;
 
-use super::{TrainConfig, Trainer};
+use super::{PolicyStep, TrainConfig, Trainer};
 use crate::{Callback, Event, Progress, Run, StopReason};
 
 /// The functions of a run, which every rank calls for itself; [`Trainer::builder`] makes it.
@@ -85,7 +86,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
 type OfTypes<R, M, B> = PhantomData<fn() -> (R, M, B)>;
 
 /// The type of the function that returns the trainer unchanged, which is the default.
-type Unchanged<R, M, B> = for<'t> fn(Trainer<'t, R, M, TrainStep<R>, B>) -> Trainer<'t, R, M, TrainStep<R>, B>;
+type Unchanged<R, M, B> = for<'t> fn(Trainer<'t, R, M, PolicyStep<R>, B>) -> Trainer<'t, R, M, PolicyStep<R>, B>;
 
 impl<R: Runtime, M, B, FM, FO, FL> TrainerBuilder<R, M, B, FM, FO, FL> {
     /// Sets the function that makes the loader of batches, of which each rank reads its share.
@@ -100,7 +101,7 @@ impl<R: Runtime, M, B, FM, FO, FL> TrainerBuilder<R, M, B, FM, FO, FL> {
 }
 
 impl<R: Runtime, M, B, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, FD, FT> {
-    /// Sets the configuration of the training step, of the ranks and of gradient weights.
+    /// Sets the configuration: the training step, its strategies and policy, the ranks, gradient weights and shares.
     pub fn config(mut self, config: TrainConfig) -> Self {
         self.config = config;
         self
@@ -109,7 +110,7 @@ impl<R: Runtime, M, B, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, F
     /// Sets everything else that a [`Trainer`] takes: its length, callbacks, sinks, and the checkpoint to resume from.
     pub fn trainer<F>(self, change: F) -> TrainerBuilder<R, M, B, FM, FO, FL, FD, F>
     where
-        F: for<'t> Fn(Trainer<'t, R, M, TrainStep<R>, B>) -> Trainer<'t, R, M, TrainStep<R>, B>,
+        F: for<'t> Fn(Trainer<'t, R, M, PolicyStep<R>, B>) -> Trainer<'t, R, M, PolicyStep<R>, B>,
     {
         let TrainerBuilder { model, optimizer, loss, loader, config, types, .. } = self;
         TrainerBuilder { model, optimizer, loss, loader, change, config, types }
@@ -126,20 +127,22 @@ where
     FO: Fn() -> O,
     FL: Fn(&M, &Batch<B>) -> Result<Loss<R>>,
     FD: Fn(&R) -> Result<Loader<B>>,
-    FT: for<'t> Fn(Trainer<'t, R, M, TrainStep<R>, B>) -> Trainer<'t, R, M, TrainStep<R>, B>,
+    FT: for<'t> Fn(Trainer<'t, R, M, PolicyStep<R>, B>) -> Trainer<'t, R, M, PolicyStep<R>, B>,
 {
-    /// Trains on this rank, in the caller's thread, over a communicator of any engine. Every rank calls it.
+    /// Trains on this rank, in the caller's thread, over a communicator of any engine or a
+    /// [`Mesh`](distributed::mesh::Mesh). Every rank calls it.
     ///
     /// # Errors
     /// An error on any rank ends the run with that error on all ranks.
-    pub fn run_on(&self, comm: &Comm<R>) -> Result<Trained> {
-        self.run_until(comm, &AtomicBool::new(false))
+    pub fn run_on(&self, mesh: &impl AsMesh<R>) -> Result<Trained> {
+        self.run_until(&mesh.as_mesh(), &AtomicBool::new(false))
     }
 
-    fn run_until(&self, comm: &Comm<R>, stop: &AtomicBool) -> Result<Trained> {
-        let model = (self.model)(comm.runtime())?;
-        let setup = Trainer::setup_with(comm, &model, (self.optimizer)(), self.config.clone())?;
-        let trainer = (self.change)(setup.with_loader((self.loader)(comm.runtime())?));
+    fn run_until(&self, mesh: &Mesh<R>, stop: &AtomicBool) -> Result<Trained> {
+        let rt = mesh.world().runtime();
+        let model = (self.model)(rt)?;
+        let setup = Trainer::setup_with(mesh, &model, (self.optimizer)(), self.config.clone())?;
+        let trainer = (self.change)(setup.with_loader((self.loader)(rt)?));
         let report = trainer.with(StopFlag(stop)).run(&self.loss)?;
         let tensor = |name: String, value: Tensor<R>| {
             Ok(TrainedTensor { name, dtype: value.dtype(), shape: *value.shape(), bytes: value.to_bytes()? })
@@ -161,10 +164,9 @@ where
         let requested = stop.clone();
         let train = move || {
             if ranks == 1 {
-                let one: Comm<R> = Arc::new(NoOpCommunicator::new(&runtime(0)?));
-                return self.run_until(&one, &requested);
+                return self.run_until(&runtime(0)?.as_mesh(), &requested);
             }
-            let all = Ranks::new(ranks).run(runtime, |comm| self.run_until(&comm, &requested))?;
+            let all = Ranks::new(ranks).run(runtime, |comm| self.run_until(&comm.as_mesh(), &requested))?;
             all.into_iter()
                 .next()
                 .ok_or_else(|| Error::range("TrainerBuilder::run", "number of ranks", 0, "at least 1"))

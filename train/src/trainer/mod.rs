@@ -7,8 +7,10 @@ mod elastic;
 mod engine;
 mod evaluating;
 mod follow_up;
+mod policy;
 mod saving;
 mod setup;
+mod shares;
 mod start;
 mod train_loop;
 
@@ -16,7 +18,9 @@ pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};
 pub use distributed_config::{
     DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess,
 };
-pub use setup::{TrainConfig, TrainSetup};
+pub use policy::{Policy, PolicyStep};
+pub use setup::{SetupModel, TrainConfig, TrainSetup};
+pub use shares::Shares;
 
 use std::{collections::BTreeMap, fmt};
 
@@ -77,6 +81,7 @@ pub struct Trainer<'a, R: Runtime, M, S, B> {
     record_every: Interval,
     resume: Resume,
     weighting: Weighting,
+    shares: Shares,
     fast_dev_run: Option<u64>,
     elastic: Option<Commits<'a, R>>,
 }
@@ -135,6 +140,7 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
             record_every: Interval::Steps(10),
             resume: Resume::No,
             weighting: Weighting::default(),
+            shares: Shares::default(),
             fast_dev_run: None,
             elastic: None,
         }
@@ -176,6 +182,13 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
     /// [by weight](Weighting::ByWeight).
     pub fn weighting(mut self, weighting: Weighting) -> Self {
         self.weighting = weighting;
+        self
+    }
+
+    /// Sets the shares of each batch that ranks read. By default they follow measured speeds
+    /// [where devices differ](Shares::WhereDevicesDiffer).
+    pub fn shares(mut self, shares: Shares) -> Self {
+        self.shares = shares;
         self
     }
 

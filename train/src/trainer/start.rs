@@ -6,13 +6,13 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use adaptive::balance::SpeedShares;
 use data::{Batch, State};
 use distributed::{
     RankDevices,
     checkpoint::{Folder, FolderLock},
     combinations::Feature,
     comm::{Collectives, Comm, Communicator, abort_on_err, all_ok},
-    strategy::BatchShare,
     train::{Step, StepInput},
 };
 use nn::Buffer;
@@ -22,6 +22,7 @@ use super::{
     Trainer, Weighting,
     engine::StepWithLoss,
     saving::{load, saved_in},
+    shares::own_batches,
     train_loop::{Clock, TrainLoop},
 };
 use crate::{
@@ -46,10 +47,10 @@ where
     fn begin(mut trainer: Trainer<'a, R, M, S, B>, loss: F, comm: &Comm<R>) -> Result<Self> {
         all_ok(comm, "Trainer", trainer.check())?;
         let names: Vec<&str> = trainer.callbacks.iter().map(|callback| callback.name()).collect();
-        let Trainer { length, record_every, resume, weighting, fast_dev_run, elastic, .. } = &trainer;
+        let Trainer { length, record_every, resume, weighting, shares, fast_dev_run, elastic, .. } = &trainer;
         let commits = elastic.as_ref().map(|commits| &commits.every);
         let options = format!(
-            "until: {length:?}\nrecord_every: {record_every:?}\nresume: {resume:?}\nweighting: {weighting:?}\nfast_dev_run: {fast_dev_run:?}\nelastic: {commits:?}\ncallbacks: {names:?}"
+            "until: {length:?}\nrecord_every: {record_every:?}\nresume: {resume:?}\nweighting: {weighting:?}\nshares: {shares:?}\nfast_dev_run: {fast_dev_run:?}\nelastic: {commits:?}\ncallbacks: {names:?}"
         );
         comm.agree("the configuration of the trainer", options.as_bytes())?;
         if let Some(steps) = trainer.fast_dev_run {
@@ -62,19 +63,14 @@ where
         if !is_rank_zero {
             trainer.sinks.clear();
         }
-        trainer.loader = match trainer.step.properties().in_turn {
-            // Batches that other ranks read are not made.
-            Some(_) => trainer.loader.rank(0, 1).workers(0),
-            None => {
-                let BatchShare { index, of } = trainer.step.ranks().share;
-                trainer.loader.rank(index, of)
-            }
-        };
+        let devices = RankDevices::of(comm)?;
+        let shares = trainer.shares.of(&trainer.step, &devices, trainer.weighting)?;
+        trainer.loader = own_batches(trainer.loader, &trainer.step, shares.as_ref());
         let steps = all_ok(comm, "Trainer", trainer.loader.steps())?;
         agree_on_batch(comm, trainer.loader.batch_size())?;
         let data = format!("{} {steps}", trainer.loader.note(State::default()));
         comm.agree("the data to train on", data.as_bytes())?;
-        trainer.resumed(loss)
+        trainer.resumed(loss, devices, shares)
     }
 }
 
@@ -116,7 +112,12 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     }
 
     /// Makes the run at its beginning, or resumes it.
-    fn resumed<F>(mut self, loss: F) -> Result<TrainLoop<'a, R, M, S, B, F>> {
+    fn resumed<F>(
+        mut self,
+        loss: F,
+        devices: RankDevices,
+        shares: Option<SpeedShares>,
+    ) -> Result<TrainLoop<'a, R, M, S, B, F>> {
         let comm = self.step.ranks().everyone.clone();
         let mut state = RunState::new(self.length, self.loader.positions(), self.fast_dev_run.is_some());
         for callback in &mut self.callbacks {
@@ -153,13 +154,12 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         (progress.step, progress.epoch, progress.position) = (self.step.global_step(), at.epoch, at.position);
         // No interval is complete before the first step.
         state.before = Progress { elapsed: state.checked, ..state.progress };
-        let devices = (comm.size() > 1).then(|| RankDevices::of(&comm)).transpose()?;
         let clock = Clock::resumed(state.progress.elapsed);
         let counts_tokens = self.counts_tokens();
         let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, elastic, .. } = self;
         Ok(TrainLoop {
             model,
-            engine: StepWithLoss { step, loss, weighting },
+            engine: StepWithLoss { step, loss, weighting, shares },
             batches,
             loader,
             callbacks,
@@ -177,7 +177,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             before_step: None,
             buffers: Vec::new(),
             elastic,
-            devices,
+            devices: Some(devices).filter(|_| comm.size() > 1),
         })
     }
 

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use adaptive::balance::SpeedShares;
 use data::{Batch, Batches, Loader};
 use distributed::{
     RankDevices,
@@ -15,7 +16,14 @@ use distributed::{
 use nn::Buffer;
 use numcore::{Error, Result, Runtime};
 
-use super::{RunReport, before_step::BeforeStep, elastic::Commits, engine::StepWithLoss, follow_up::FollowUp};
+use super::{
+    RunReport,
+    before_step::BeforeStep,
+    elastic::Commits,
+    engine::{StepWithLoss, take_step},
+    follow_up::FollowUp,
+    shares::{own_batches, summary},
+};
 use crate::{
     Event, Interval, Record, Run, Sink, StopReason,
     control::{Agreed, Control, Selection},
@@ -183,10 +191,8 @@ where
     fn one_step(&mut self) -> Result<Option<StopReason>> {
         self.begin_step()?;
         let epoch = self.state.progress.epoch;
-        let left = usize::try_from(self.batches.left_in_epoch()).unwrap_or(usize::MAX);
-        let micro_batches = self.engine.step.accumulation().min(left);
         self.before_step = Some(BeforeStep::note(&self.buffers));
-        let (metrics, waited) = self.engine.take(self.model, &mut self.batches, micro_batches)?;
+        let (metrics, waited) = self.take()?;
         // A step that was left out for its non-finite gradients may have made non-finite statistics too.
         if let Some(before) = self.before_step.take().filter(|_| !metrics.stepped()) {
             before.restore_buffers(&self.buffers)?;
@@ -199,6 +205,19 @@ where
         self.commit_if_due(&follow)?;
         self.save_if_agreed(&follow.agreed)?;
         Ok(self.reason_to_end(&follow))
+    }
+
+    /// Takes a step over the next batches. If it has changed the shares of ranks, the following batches are read anew.
+    fn take(&mut self) -> Result<(TrainingMetrics<R>, f64)> {
+        let StepWithLoss { step, loss, weighting, shares } = &mut self.engine;
+        let (model, before) = (self.model, shares.clone());
+        let taken = take_step(step, &mut self.batches, *weighting, shares.as_mut(), &mut |batch| loss(model, batch))?;
+        let ratios = |shares: &Option<SpeedShares>| shares.as_ref().map(|shares| shares.ratios().to_vec());
+        if ratios(shares) != ratios(&before) {
+            self.loader = own_batches(self.loader.clone(), step, shares.as_ref());
+            self.batches = self.loader.endless(self.batches.state())?;
+        }
+        Ok(taken)
     }
 
     fn begin_step(&mut self) -> Result<()> {
@@ -278,7 +297,7 @@ where
                 }
                 means.into_iter().for_each(|(name, mean)| self.state.measure(&name, Value::Scalar(mean)));
                 if let Some(devices) = self.devices.take() {
-                    self.state.measure("devices", Value::Text(devices.summary()));
+                    self.state.measure("devices", Value::Text(summary(&devices, self.engine.shares.as_ref())));
                 }
                 callbacks.into_iter().for_each(|(name, value)| self.state.measure(&name, value));
             }

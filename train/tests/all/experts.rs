@@ -1,6 +1,7 @@
 //! A loop over ranks among which experts are shared out: evaluations, averages of weights and resumed runs are those of one rank.
 
 use nn::moe::{MixtureOfExperts, MoeConfig};
+use train::compat::TrainConfig;
 
 use crate::{common::*, prelude::*};
 
@@ -83,5 +84,28 @@ fn a_run_over_ranks_with_experts_is_that_of_one() {
                 assert!(off <= 1e-11, "{zero:?} {name} of step {step}: {value} and {due:?}");
             }
         }
+    }
+}
+
+#[test]
+fn a_loop_of_ones_own_shares_out_experts_by_a_value() {
+    let losses = |axes: &[(Axis, usize)], stage: ZeroStage| {
+        let plan = ParallelPlan::of(axes.to_vec()).unwrap();
+        let losses = on_ranks(plan.world(), |comm| {
+            let mesh = Mesh::new(comm, plan.clone())?;
+            let model = Model::new(&mesh)?;
+            let config = TrainConfig { experts: true, zero: stage.into(), ..Default::default() };
+            let mut trainer = Trainer::setup_with(&mesh, &model, adamw(), config)?;
+            let batches = trainer.epoch(&loader(comm.runtime()), 0)?;
+            let step = |batch: Result<Batch<Rows>>| trainer.step(&batch?, |model, batch| model.loss(batch))?.loss();
+            batches.map(step).collect::<Result<Vec<f64>>>()
+        });
+        losses.unwrap()
+    };
+    let expected = losses(&[(Axis::Data, 1)], ZeroStage::None);
+    for stage in [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters] {
+        let found = losses(&[(Axis::Data, 4), (Axis::Expert, 2)], stage);
+        let off = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(found.len() == 5 && off <= 1e-11, "{stage:?}: {found:?}, {expected:?}");
     }
 }

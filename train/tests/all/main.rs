@@ -3,6 +3,7 @@
 mod averaging;
 mod balanced;
 mod buffers;
+mod choices;
 mod common;
 mod context;
 mod control;

@@ -38,9 +38,18 @@ fn squares(y: &[Var<Cpu>], t: &[Var<Cpu>]) -> Result<Loss<Cpu>> {
     Loss::sum(error.sum_all()?, error.spec().shape.numel() as f64)
 }
 
-/// The step on a communicator, or on a mesh with two ranks along tensor: the layer of the first stage is cut along its outputs, that of the
-/// second along its inputs.
+fn sgd() -> SgdConfig {
+    SgdConfig { lr: 0.05, ..Default::default() }
+}
+
 fn pipeline(comm: &Comm<Cpu>, tensor: bool) -> Result<TrainStep<Cpu>> {
+    let (mesh, model) = stages(comm, tensor)?;
+    TrainStep::builder(&mesh, model).optimizer(sgd()).build()
+}
+
+/// The stages on a communicator, or on a mesh with two ranks along tensor: the layer of the first stage is cut along its outputs, that of
+/// the second along its inputs.
+fn stages(comm: &Comm<Cpu>, tensor: bool) -> Result<(Mesh<Cpu>, PipelineModel<Cpu>)> {
     let shape = PipeShape { ranks: 2, stages_per_rank: 1, micro_batches: 2 };
     let checked = ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())?;
     let (a, b) = layers(comm.runtime());
@@ -51,7 +60,7 @@ fn pipeline(comm: &Comm<Cpu>, tensor: bool) -> Result<TrainStep<Cpu>> {
     let model = PipelineModel::on(rank, checked, stages).loss(squares);
     let plan = TensorPlan::new().column("0.0").row("1");
     let model = if tensor { model.parallelize(&mesh, &plan)? } else { model };
-    TrainStep::builder(&mesh, model).optimizer(SgdConfig { lr: 0.05, ..Default::default() }).build()
+    Ok((mesh, model))
 }
 
 /// Losses and values of evaluations up to some steps, started again for each.
@@ -118,8 +127,7 @@ fn a_pipeline_ends_with_the_best_weights_or_averages_of_one_rank() {
     for ends in [[false, false], [false, true], [true, false], [true, true]] {
         let (a, b) = layers(one.runtime());
         let model = Sequential::new().push(First(a)).push(b);
-        let sgd = SgdConfig { lr: 0.05, ..Default::default() };
-        let step = TrainStep::builder(&one, &model).optimizer(sgd).build().unwrap();
+        let step = TrainStep::builder(&one, &model).optimizer(sgd()).build().unwrap();
         let loss = |model: &Sequential<Cpu>, batch: &data::Batch<Rows>| {
             let (x, y) = parts(&batch.data)?;
             let sum = model.forward(&Var::new(x))?.sub(&Var::new(y))?.square()?.sum_all()?;
@@ -178,8 +186,7 @@ fn it_is_the_loop_of_one_rank_and_goes_on_to_the_bit() {
     let (a, b) = layers(one.runtime());
     let model = Sequential::new().push(First(a)).push(b);
     let memory = Memory::default();
-    let step =
-        TrainStep::builder(&one, &model).optimizer(SgdConfig { lr: 0.05, ..Default::default() }).build().unwrap();
+    let step = TrainStep::builder(&one, &model).optimizer(sgd()).build().unwrap();
     let loss = |model: &Sequential<Cpu>, batch: &data::Batch<Rows>| {
         let (x, y) = parts(&batch.data)?;
         let sum = model.forward(&Var::new(x))?.sub(&Var::new(y))?.square()?.sum_all()?;
@@ -203,5 +210,41 @@ fn it_is_the_loop_of_one_rank_and_goes_on_to_the_bit() {
         let again = piped(ranks, &[3, 5, 8]);
         assert_same(&again[0], &losses, "losses");
         assert_same(&again[1], &values, "evaluations");
+    }
+}
+
+#[test]
+fn a_loop_of_ones_own_takes_stages_in_place_of_a_model() {
+    let whole = |layer_pair: (Linear<Cpu>, Linear<Cpu>)| Sequential::new().push(First(layer_pair.0)).push(layer_pair.1);
+    let one = one();
+    let model = whole(layers(one.runtime()));
+    let mut trainer = Trainer::setup(&one, &model, sgd()).unwrap();
+    let batches = trainer.epoch(&loader(one.runtime()).last(Last::Drop), 0).unwrap();
+    let expected = batches.map(|batch| {
+        let metrics = trainer.step(&batch?, |model, batch| {
+            let (x, y) = parts(&batch.data)?;
+            let sum = model.forward(&Var::new(x))?.sub(&Var::new(y))?.square()?.sum_all()?;
+            Loss::sum(sum, batch.rows as f64)
+        });
+        metrics?.loss()
+    });
+    let expected = expected.collect::<Result<Vec<f64>>>().unwrap();
+    for (ranks, tensor) in [(2, false), (4, false), (4, true)] {
+        let losses = on_ranks(ranks, |comm| {
+            let (mesh, model) = stages(comm, tensor)?;
+            let mut trainer = Trainer::setup(&mesh, model, sgd())?;
+            let batches = trainer.epoch(&loader(comm.runtime()).last(Last::Drop), 0)?;
+            let step = |batch: Result<Batch<Rows>>| {
+                let metrics = trainer.step(&batch?, |_, batch| {
+                    let (x, y) = parts(&batch.data)?;
+                    MicroBatches::split(&[x], &[y], 2)
+                });
+                metrics?.loss()
+            };
+            batches.map(step).collect::<Result<Vec<f64>>>()
+        });
+        for (found, expected) in losses.unwrap().iter().zip(&expected) {
+            assert!((found - expected).abs() < 1e-12 * expected, "{ranks} ranks: {found} {expected}");
+        }
     }
 }
