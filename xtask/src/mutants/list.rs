@@ -51,6 +51,7 @@ const PIPED: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "a_replica_without", "each_micro_batch"];
 const LAYERS: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "batch_norm"];
 const DOORS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "doors"];
+const CHOICES: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "choices::where_devices"];
 const WAYS: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "ways", "stream"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-watch", "--lib", "--test", "all", "--", "metrics"];
 const GEMM: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "widen"];
@@ -123,6 +124,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "data/src/loader/plan.rs", from: "epoch: epoch + 1 + past / steps", to: "epoch: epoch + past / steps", test: DATA },
     Mutant { file: "data/src/loader/plan.rs", from: "take_while(|i| first + i * stride < total)", to: "take_while(|i| first + i * stride <= total)", test: DATA },
     Mutant { file: "data/src/loader/plan.rs", from: "u64::from(self.rank < more)", to: "u64::from(self.rank <= more)", test: DATA },
+    Mutant { file: "data/src/loader/plan.rs", from: "sizes.iter().sum::<usize>() as u64 == rows", to: "true", test: DATA },
     Mutant { file: "data/src/loader/plan.rs", from: "self.rank * each + self.rank.min(more)", to: "self.rank * each", test: DATA },
     Mutant { file: "data/src/order/permutation.rs", from: "if sum >= self.base { sum - self.base }", to: "if sum > self.base { sum - self.base }", test: DATA },
     Mutant { file: "data/src/order/permutation.rs", from: "if number < u128::from(self.n) {", to: "if number <= u128::from(self.n) {", test: DATA },
@@ -306,6 +308,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/train/metrics.rs", from: "sums.iter().sum::<f64>() / weight", to: "sums[0] / weight", test: PUSHED },
     Mutant { file: "distributed/src/zero/sharded.rs", from: "own.rank == rank)", to: "own.rank != rank)", test: PUSHED },
     Mutant { file: "adaptive/src/balance/speed.rs", from: "(new / old - 1.0).abs() > self.dead_zone", to: "(new / old - 1.0) > self.dead_zone", test: BALANCE },
+    Mutant { file: "train/src/trainer/train_loop.rs", from: "if ratios(shares) != ratios(&before) {", to: "if false {", test: CHOICES },
     Mutant { file: "train/src/trainer/setup.rs", from: "self.step.global_step() >= most", to: "self.step.global_step() > most", test: DOORS },
     Mutant { file: "runtime-cpu/src/gemm/widen.rs", from: "let to = to.offset(i, j);", to: "let to = to.offset(0, j);", test: GEMM },
     Mutant { file: "runtime-cpu/src/gemm/loops.rs", from: "widen(simd, a.offset(i, from)", to: "widen(simd, a.offset(0, from)", test: GEMM },
