@@ -22,7 +22,7 @@ const SEEDS: &str = "WEFTGRAD_TEST_TRAIN_SEEDS";
 const LENGTH: u64 = 24;
 
 /// Appends losses to a file, to the bit. What a killed process wrote last may be cut off.
-struct Lines(fs::File);
+pub struct Lines(pub fs::File);
 
 impl Sink for Lines {
     fn write(&mut self, record: &Record) -> Result<()> {
@@ -37,7 +37,7 @@ impl Sink for Lines {
 }
 
 /// What the lines of all processes of a run say, which must not contradict each other.
-fn told(folder: &Path) -> BTreeMap<(String, u64), String> {
+pub fn told(folder: &Path) -> BTreeMap<(String, u64), String> {
     let mut all: BTreeMap<(String, u64), String> = BTreeMap::new();
     for line in fs::read_to_string(folder.join("losses")).unwrap_or_default().lines() {
         let words: Vec<&str> = line.split(' ').collect();

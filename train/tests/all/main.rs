@@ -15,6 +15,8 @@ mod elastic_saves;
 mod evaluation;
 mod experts;
 mod failures;
+mod faults;
+mod faults_plans;
 mod intervals;
 mod kills;
 mod local_updates;
