@@ -45,7 +45,8 @@ fn launcher() {
     let Some((_, plan)) = plan() else { return };
     let job = launch::Job::new(std::env::current_exe().unwrap(), plan.ranks);
     let job = job.args(["--exact", "faults::rank", "--nocapture"]).max_restarts(1);
-    let job = if plan.is_elastic { job.min_ranks(1) } else { job };
+    // Fewer than a majority could wait for one that stays stopped.
+    let job = if plan.is_elastic { job.min_ranks(plan.ranks / 2 + 1) } else { job };
     process::exit(job.run().unwrap().into());
 }
 

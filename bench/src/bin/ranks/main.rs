@@ -6,11 +6,11 @@
 //!
 //! With `--link`, ranks have its latency and bandwidth. Each strategy is then shown bucket by bucket or unit by unit,
 //! and also with a single bucket or unit, which overlaps little communication. With `--processes`, ranks that are
-//! processes are shown next to threads; this needs a build with the feature `mpi`, under `mpirun -n 2`.
+//! processes are shown next to threads, over TCP under `weftgrad-run -n 2`. A build with the feature `mpi`, under
+//! `mpirun -n 2`, shows them over MPI too.
 #![forbid(unsafe_code)]
 
 mod links;
-#[cfg(feature = "mpi")]
 mod processes;
 mod training;
 
@@ -53,8 +53,7 @@ struct Options {
     /// The latency in microseconds and the bandwidth in GB/s of a link between ranks, as in `50,0.125`.
     #[arg(long, value_parser = links::parse)]
     link: Option<Link>,
-    /// Ranks that are processes, under `mpirun -n 2`.
-    #[cfg(feature = "mpi")]
+    /// Ranks that are processes, under `weftgrad-run -n 2`, or `mpirun -n 2` in a build with MPI.
     #[arg(long, conflicts_with = "link")]
     processes: bool,
 }
@@ -65,7 +64,6 @@ fn main() -> ExitCode {
     println!("{}", Cpu::new().capabilities().name);
     let done = match options.link {
         Some(link) => links::run(rounds, link),
-        #[cfg(feature = "mpi")]
         None if options.processes => processes::run(rounds),
         None => run(rounds),
     };

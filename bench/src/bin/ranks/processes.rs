@@ -1,54 +1,84 @@
-//! Ranks as processes compared with ranks as threads, in one run: `mpirun -n 2 ranks [ROUNDS] --processes`.
+//! Ranks as processes over each transport compared with ranks as threads, in one run of two processes.
 //!
 //! The first process runs the threads while the other waits; then both run the same program as processes.
 
 use std::time::Instant;
 
+#[cfg(feature = "mpi")]
+use weftgrad::mpi;
 use weftgrad::{
     distributed::{
         comm::{Collectives, Comm, Communicator, Ranks, ReduceOp},
         zero::{UnitOf, ZeroStage},
     },
-    mpi,
     prelude::*,
+    process::Tcp,
 };
 
-use crate::training::{BUCKETS, Case, Measured, Way, rank};
+use crate::training::{BUCKETS, Case, Way, rank};
 
-const ALL_REDUCE: usize = 64 << 20;
+/// The bytes of each all-reduce, and how often it is called in a round.
+const ALL_REDUCES: [(&str, usize, u32); 2] = [("all-reduce, 64 MiB", 64 << 20, 5), ("all-reduce, 4 KiB", 4 << 10, 500)];
 const CASES: [Case; 2] =
     [Case::two("ddp", BUCKETS), Case::two("zero 3", Way::Zero(ZeroStage::Parameters, UnitOf::layers))];
 
+/// Compares TCP, and MPI if `mpirun` has started this process, with threads.
 pub(crate) fn run(rounds: usize) -> Result<()> {
-    let mpi = mpi::init()?;
-    if mpi.size() != 2 {
-        let why = format!("two processes are compared with two threads; mpirun started {}", mpi.size());
+    let tcp = Tcp::from_env()?.join()?;
+    if tcp.size() != 2 {
+        let why = format!("two processes are compared with two threads; the launcher started {}", tcp.size());
         return Err(weftgrad::Error::argument("ranks", why));
     }
-    mpi.run(|_| Ok(Cpu::with_threads(1)), |comm| compare(&comm, rounds))
+    tcp.run(
+        |_| Ok(Cpu::with_threads(1)),
+        |comm| {
+            #[cfg(feature = "mpi")]
+            {
+                let mpi = mpi::init()?;
+                if mpi.size() == 2 {
+                    return mpi.run(
+                        |_| Ok(Cpu::with_threads(1)),
+                        |other| compare(&[("tcp", comm.clone()), ("mpi", other)], rounds),
+                    );
+                }
+            }
+            compare(&[("tcp", comm)], rounds)
+        },
+    )
 }
 
-fn compare(comm: &Comm<Cpu>, rounds: usize) -> Result<()> {
-    let mut all: Vec<(String, Vec<f64>, Vec<f64>)> = vec![("all-reduce, 64 MiB".into(), Vec::new(), Vec::new())];
-    all.extend(CASES.iter().map(|case| (case.name.into(), Vec::new(), Vec::new())));
+/// A row of the table: the times of threads, then of each transport.
+type Row = (&'static str, Vec<Vec<f64>>);
+
+fn compare(transports: &[(&str, Comm<Cpu>)], rounds: usize) -> Result<()> {
+    let first = &transports[0].1;
+    let names = ALL_REDUCES.iter().map(|(name, ..)| *name).chain(CASES.iter().map(|case| case.name));
+    let mut all: Vec<Row> = names.map(|name| (name, vec![Vec::new(); 1 + transports.len()])).collect();
     for _ in 0..rounds {
-        all[0].1.push(on_threads(comm, all_reduce)?);
-        all[0].2.push(slowest(comm, all_reduce(comm)?)?);
-        for (case, (_, threads, processes)) in CASES.iter().zip(&mut all[1..]) {
-            let step = |comm: &Comm<Cpu>| rank(comm.clone(), case, None).map(|m: Measured| m.step.as_secs_f64());
-            threads.push(on_threads(comm, step)?);
-            processes.push(slowest(comm, step(comm)?)?);
+        for (k, (_, times)) in all.iter_mut().enumerate() {
+            let program = |comm: &Comm<Cpu>| match ALL_REDUCES.get(k) {
+                Some(&(_, bytes, calls)) => all_reduce(comm, bytes, calls),
+                None => rank(comm.clone(), &CASES[k - ALL_REDUCES.len()], None).map(|m| m.step.as_secs_f64()),
+            };
+            times[0].push(on_threads(first, program)?);
+            for ((_, comm), times) in transports.iter().zip(&mut times[1..]) {
+                times.push(slowest(comm, program(comm)?)?);
+            }
         }
     }
-    if comm.rank() == 0 {
-        println!("{:20} {:>12} {:>12} {:>8}", "medians", "threads ms", "mpi ms", "rate");
-        for (name, mut threads, mut processes) in all {
-            let median = |times: &mut Vec<f64>| {
+    if first.rank() == 0 {
+        print!("{:20} {:>12}", "medians", "threads ms");
+        transports.iter().for_each(|(name, _)| print!(" {:>12} {:>8}", format!("{name} ms"), "rate"));
+        println!();
+        for (name, mut times) in all {
+            let medians = times.iter_mut().map(|times| {
                 times.sort_by(f64::total_cmp);
                 times[times.len() / 2] * 1e3
-            };
-            let (threads, processes) = (median(&mut threads), median(&mut processes));
-            println!("{name:20} {threads:>12.2} {processes:>12.2} {:>7.1}%", 100.0 * threads / processes);
+            });
+            let medians: Vec<f64> = medians.collect();
+            print!("{name:20} {:>12.3}", medians[0]);
+            medians[1..].iter().for_each(|ms| print!(" {ms:>12.3} {:>7.1}%", 100.0 * medians[0] / ms));
+            println!();
         }
     }
     Ok(())
@@ -71,17 +101,22 @@ fn slowest(comm: &Comm<Cpu>, seconds: f64) -> Result<f64> {
     Ok(seconds.fold(0.0, f64::max))
 }
 
-/// The seconds of one all-reduce.
-fn all_reduce(comm: &Comm<Cpu>) -> Result<f64> {
-    let ones = Tensor::ones(comm.runtime(), [ALL_REDUCE / 4], DType::F32)?;
-    let mut x = ones.copy()?.try_mut().map_err(|_| weftgrad::Error::argument("ranks", "a copy is shared"))?;
+/// The seconds of one all-reduce, whose result is checked.
+fn all_reduce(comm: &Comm<Cpu>, bytes: usize, calls: u32) -> Result<f64> {
+    let own = Tensor::full(comm.runtime(), [bytes / 4], DType::F32, comm.rank() as f64)?;
+    let mut x = own.copy()?.try_mut().map_err(|_| weftgrad::Error::argument("ranks", "a copy is shared"))?;
     for _ in 0..2 {
         x = comm.all_reduce(x, ReduceOp::Max)?.wait()?;
     }
     comm.barrier()?;
     let begun = Instant::now();
-    for _ in 0..5 {
+    for _ in 0..calls {
         x = comm.all_reduce(x, ReduceOp::Max)?.wait()?;
     }
-    Ok(begun.elapsed().as_secs_f64() / 5.0)
+    let seconds = begun.elapsed().as_secs_f64() / f64::from(calls);
+    let most = (comm.size() - 1) as f32;
+    if x.freeze()?.to_vec::<f32>()?.iter().any(|value| *value != most) {
+        return Err(weftgrad::Error::argument("ranks", "an all-reduce has a wrong result"));
+    }
+    Ok(seconds)
 }
