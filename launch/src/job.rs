@@ -98,8 +98,8 @@ impl Job {
     }
 
     /// Lets the other ranks of this node go on when some fail, as long as at least so many are left. The default is all
-    /// of them. The program must be one that goes on, such as an elastic run. Give as many as its quorum needs: this
-    /// waits for those that are left, so with fewer a process that stays stopped keeps the job from its end.
+    /// of them. The program must be one that goes on, such as an elastic run. Give as many as its quorum needs. With
+    /// fewer, the launcher may wait for ever for one that stays stopped when all others have failed.
     pub fn min_ranks(mut self, fewest: usize) -> Self {
         self.min_ranks = Some(fewest);
         self
