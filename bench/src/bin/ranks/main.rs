@@ -56,6 +56,9 @@ struct Options {
     /// Ranks that are processes, under `weftgrad-run -n 2`, or `mpirun -n 2` in a build with MPI.
     #[arg(long, conflicts_with = "link")]
     processes: bool,
+    /// Processes without training: all-reduces alone.
+    #[arg(long, requires = "processes")]
+    collectives: bool,
 }
 
 fn main() -> ExitCode {
@@ -64,7 +67,7 @@ fn main() -> ExitCode {
     println!("{}", Cpu::new().capabilities().name);
     let done = match options.link {
         Some(link) => links::run(rounds, link),
-        None if options.processes => processes::run(rounds),
+        None if options.processes => processes::run(rounds, !options.collectives),
         None => run(rounds),
     };
     match done {

@@ -23,7 +23,8 @@ const CASES: [Case; 2] =
     [Case::two("ddp", BUCKETS), Case::two("zero 3", Way::Zero(ZeroStage::Parameters, UnitOf::layers))];
 
 /// Compares TCP, and MPI if `mpirun` has started this process, with threads.
-pub(crate) fn run(rounds: usize) -> Result<()> {
+pub(crate) fn run(rounds: usize, trains: bool) -> Result<()> {
+    let cases = if trains { &CASES[..] } else { &[] };
     let tcp = Tcp::from_env()?.join()?;
     if tcp.size() != 2 {
         let why = format!("two processes are compared with two threads; the launcher started {}", tcp.size());
@@ -38,11 +39,11 @@ pub(crate) fn run(rounds: usize) -> Result<()> {
                 if mpi.size() == 2 {
                     return mpi.run(
                         |_| Ok(Cpu::with_threads(1)),
-                        |other| compare(&[("tcp", comm.clone()), ("mpi", other)], rounds),
+                        |other| compare(&[("tcp", comm.clone()), ("mpi", other)], cases, rounds),
                     );
                 }
             }
-            compare(&[("tcp", comm)], rounds)
+            compare(&[("tcp", comm)], cases, rounds)
         },
     )
 }
@@ -50,15 +51,15 @@ pub(crate) fn run(rounds: usize) -> Result<()> {
 /// A row of the table: the times of threads, then of each transport.
 type Row = (&'static str, Vec<Vec<f64>>);
 
-fn compare(transports: &[(&str, Comm<Cpu>)], rounds: usize) -> Result<()> {
+fn compare(transports: &[(&str, Comm<Cpu>)], cases: &[Case], rounds: usize) -> Result<()> {
     let first = &transports[0].1;
-    let names = ALL_REDUCES.iter().map(|(name, ..)| *name).chain(CASES.iter().map(|case| case.name));
+    let names = ALL_REDUCES.iter().map(|(name, ..)| *name).chain(cases.iter().map(|case| case.name));
     let mut all: Vec<Row> = names.map(|name| (name, vec![Vec::new(); 1 + transports.len()])).collect();
     for _ in 0..rounds {
         for (k, (_, times)) in all.iter_mut().enumerate() {
             let program = |comm: &Comm<Cpu>| match ALL_REDUCES.get(k) {
                 Some(&(_, bytes, calls)) => all_reduce(comm, bytes, calls),
-                None => rank(comm.clone(), &CASES[k - ALL_REDUCES.len()], None).map(|m| m.step.as_secs_f64()),
+                None => rank(comm.clone(), &cases[k - ALL_REDUCES.len()], None).map(|m| m.step.as_secs_f64()),
             };
             times[0].push(on_threads(first, program)?);
             for ((_, comm), times) in transports.iter().zip(&mut times[1..]) {
