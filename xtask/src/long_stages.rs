@@ -80,10 +80,16 @@ pub(crate) const VALGRIND_STAGE: &[Step] = &[Step::CargoWith(
 )];
 
 #[rustfmt::skip]
-pub(crate) const KILLS_STAGE: &[Step] = &[Step::CargoWith(
-    &[("WEFTGRAD_TEST_TRAIN_SEEDS", "200")],
-    &["test", "-p", "weftgrad-train", "--test", "all", "kills"],
-)];
+pub(crate) const KILLS_STAGE: &[Step] = &[
+    Step::CargoWith(
+        &[("WEFTGRAD_TEST_TRAIN_SEEDS", "200")],
+        &["test", "-p", "weftgrad-train", "--test", "all", "kills"],
+    ),
+    Step::CargoWith(
+        &[("WEFTGRAD_TEST_FAULTS_SEEDS", "50")],
+        &["test", "-p", "weftgrad-train", "--test", "all", "faults"],
+    ),
+];
 
 #[rustfmt::skip]
 pub(crate) const TORCH_STAGE: &[Step] = &[
