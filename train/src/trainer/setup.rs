@@ -165,7 +165,8 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     ) -> Result<TrainSetup<'m, R, M>> {
         let (mesh, SetupModel { model, of_step }) = (mesh.as_mesh(), model.into());
         config.distributed.iter().try_for_each(|distributed| distributed.check_world(mesh.world().size()))?;
-        let choices = format!("policy: {:?}\nshares: {:?}", config.policy, config.shares);
+        let TrainConfig { policy, shares, weighting, .. } = &config;
+        let choices = format!("policy: {policy:?}\nshares: {shares:?}\nweighting: {weighting:?}");
         mesh.world().agree("the configuration of training", choices.as_bytes())?;
         model.train();
         let step = config.policy.step(&mesh, model, |mesh| {

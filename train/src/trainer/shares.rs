@@ -19,17 +19,17 @@ use super::Weighting;
 /// results are those of even shares, up to rounding and to random values within the model.
 ///
 /// No share by measured speed is less than a twentieth. Steps in which ranks take whole batches in turn have no shares.
+/// Shares are even, even if others were given, where sizes change results: with pipelines, local updates, sums in
+/// canonical order and [`Weighting::PerMicroBatch`]. With ZeRO stage 3 and experts over ranks, forward passes wait for
+/// other ranks and measure no speed: first shares are kept. Batch norm's statistics follow the shares.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Shares {
-    /// Shares by measured speed on ranks of different devices, even shares otherwise. Shares stay even with pipelines,
-    /// sums in canonical order and [`Weighting::PerMicroBatch`], to which sizes matter. They also stay even with ZeRO
-    /// stage 3 and experts over ranks, whose forward passes wait for other ranks and measure no speed.
+    /// Shares by measured speed on ranks of different devices, even shares otherwise.
     #[default]
     WhereDevicesDiffer,
     /// Even shares.
     Even,
-    /// Shares by measured speed on any devices. The given shares are the first. They are kept where ranks wait for
-    /// each other in forward passes.
+    /// Shares by measured speed on any devices. The given shares are the first.
     BySpeed(SpeedShares),
 }
 
@@ -42,10 +42,11 @@ impl Shares {
         weighting: Weighting,
     ) -> Result<Option<SpeedShares>> {
         let (of, properties) = (step.ranks().share.of, step.properties());
-        let even = [Feature::Pipeline, Feature::Canonical, Feature::ZeroParameters, Feature::Experts];
+        let even = [Feature::Pipeline, Feature::Canonical, Feature::Local];
         let needs_even = even.into_iter().any(|feature| properties.features.has(feature));
         match self {
             _ if properties.in_turn.is_some() || of == 1 => Ok(None),
+            _ if needs_even || weighting != Weighting::ByWeight => Ok(None),
             Shares::BySpeed(shares) if shares.ratios().len() != of => Err(Error::range(
                 "Shares::BySpeed",
                 "number of shares",
@@ -53,14 +54,18 @@ impl Shares {
                 format!("{of}, as ranks have"),
             )),
             Shares::BySpeed(shares) => Ok(Some(shares.clone())),
-            Shares::WhereDevicesDiffer
-                if devices.is_heterogeneous() && !needs_even && weighting == Weighting::ByWeight =>
-            {
+            Shares::WhereDevicesDiffer if devices.is_heterogeneous() && measures(step) => {
                 SpeedShares::new(of).map(Some)
             }
             Shares::WhereDevicesDiffer | Shares::Even => Ok(None),
         }
     }
+}
+
+/// Tells whether forward passes show the speed of a rank: none waits for others.
+fn measures<R: Runtime>(step: &impl Step<R>) -> bool {
+    let features = step.properties().features;
+    ![Feature::ZeroParameters, Feature::Experts].into_iter().any(|feature| features.has(feature))
 }
 
 /// The loader of the batches that this rank reads.
@@ -86,12 +91,14 @@ pub(super) fn measured_step<R: Runtime>(
     micro_batches: usize,
     input: &mut dyn FnMut(usize) -> Result<(StepInput<R>, usize)>,
 ) -> Result<TrainingMetrics<R>> {
-    let Some(shares) = shares else {
+    let measures = measures(step);
+    let Some(shares) = shares.filter(|_| measures) else {
         return step.step(StepWork::new(micro_batches, &mut |k| Ok(input(k)?.0)));
     };
     let (rt, mut seconds, mut examples) = (step.ranks().everyone.runtime().clone(), 0.0, 0);
-    rt.synchronize()?;
     let mut measured = |k| {
+        // An error in here is one on all ranks.
+        rt.synchronize()?;
         let begun = Instant::now();
         let (input, count) = input(k)?;
         rt.synchronize()?;
@@ -107,5 +114,5 @@ pub(super) fn measured_step<R: Runtime>(
 pub(super) fn summary(devices: &RankDevices, shares: Option<&SpeedShares>) -> String {
     let Some(shares) = shares else { return devices.summary() };
     let percent: Vec<String> = shares.ratios().iter().map(|ratio| format!("{:.0} %", 100.0 * ratio)).collect();
-    format!("{devices}\nshares of a batch, by measured speed: {}", percent.join(", "))
+    format!("{devices}\nshares of a batch: {}", percent.join(", "))
 }

@@ -19,7 +19,7 @@ use nn::Buffer;
 use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::{
-    Trainer, Weighting,
+    Shares, Trainer, Weighting,
     engine::StepWithLoss,
     saving::{load, saved_in},
     shares::own_batches,
@@ -64,6 +64,14 @@ where
             trainer.sinks.clear();
         }
         let devices = RankDevices::of(comm)?;
+        let of = trainer.step.ranks().share.of;
+        if trainer.elastic.is_some()
+            && let Shares::BySpeed(given) = &trainer.shares
+            && given.ratios().len() != of
+        {
+            // Ranks have left or come: they begin anew.
+            trainer.shares = Shares::BySpeed(SpeedShares::new(of)?);
+        }
         let shares = trainer.shares.of(&trainer.step, &devices, trainer.weighting)?;
         trainer.loader = own_batches(trainer.loader, &trainer.step, shares.as_ref());
         let steps = all_ok(comm, "Trainer", trainer.loader.steps())?;

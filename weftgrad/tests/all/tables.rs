@@ -57,7 +57,7 @@ macro_rules! page {
 fn tables_name_what_there_is() {
     page! { "coming-from.md":
         use weftgrad::{adaptive::{balance::*, elastic::*, local_updates::*}, prelude::*, process};
-        AdamW, AdamWConfig, BackwardHook, BalancePolicy::FollowSpeeds, BalancePolicy::Sync, Balanced, ConvOptions,
+        AdamW, AdamWConfig, BackwardHook, BalancePolicy::FollowSpeeds, BalancePolicy::Sync, Balanced, Checkpoint, ConvOptions,
         DType::BF16, DType::F32, DType::I64, DiLoCo, Elastic, ElasticWorld, Ellipsis, Forward, Launcher, LocalSgd,
         LocalSteps, Mesh, Module, NewAxis, ParallelPlan, ReduceOp::Sum, Runtime, SlowMo, Tensor, TensorMut, TrainStep,
         Var, ZeroStage::Gradients, ZeroStage::Optimizer, ZeroStage::Parameters, autograd::Function,
@@ -66,7 +66,7 @@ fn tables_name_what_there_is() {
         distributed::pipeline::ScheduleKind::OneFOneB, distributed::train::HyperParameters::Restored, nn::Gpt, nn::Init,
         nn::Linear, nn::Sequential, nn::loss::cross_entropy, nn::loss::linear_cross_entropy, nn::loss::mse, nn::under,
         ops::cat, ops::einsum, ops::stack, optim::Cosine, optim::LossScaler, optim::ParamGroups, optim::StepLr,
-        optim::WarmupCosine, optim::clip_grad_norm, process::Tcp, train::Checkpoints, train::compat::DistributedTrainConfig, train::EarlyStop,
+        optim::WarmupCosine, optim::clip_grad_norm, train::Checkpoints, train::compat::DistributedTrainConfig, train::EarlyStop,
         train::Trainer, train::Weighting::ByWeight, train::Weighting::PerMicroBatch, train::metrics,
         train::recorder::Profile, train::sink::TensorBoard
     }
@@ -80,7 +80,7 @@ fn tables_name_what_there_is() {
     page! { "glossary.md":
         use weftgrad::{distributed::{buckets::BucketOptions, comm::{self, Communicator}, pipeline}, *};
         BackwardHook, BucketOptions, Communicator, adaptive::elastic, adaptive::local_updates, autograd::Backward,
-        autograd::Deferred, autograd::Leaf, autograd::Residency, autograd::recomputed, comm::Fingerprint,
+        autograd::Deferred, autograd::Leaf, autograd::Residency, autograd::checkpoint, autograd::recomputed, comm::Fingerprint,
         comm::Membership, comm::Partial, distributed::buckets, distributed::mesh::Mesh, distributed::pipeline,
         distributed::train::Strategy, distributed::zero, nn::parallel::Placed, nn::parallel::SequencePart,
         nn::parallel::TensorGroup, nn::parallel::TensorPlan, numcore::fused, numcore::ops::Op, numcore::ops::Rule,
@@ -96,8 +96,13 @@ fn tables_name_what_there_is() {
         Elastic, ElasticWorld, Quorum
     }
     page! { "first-training-run.md":
-        use weftgrad::{data::*, distributed::train::*, process, train::*};
-        Checkpoints, Loader, Loss, Trainer, process::Tcp, weftgrad::devices
+        use weftgrad::{
+            adaptive::{balance::*, local_updates::*}, data::*, distributed::{train::*, zero::*}, process,
+            train::{*, compat::Policy},
+        };
+        BalanceOptions, Checkpoints, DiLoCo, Loader, LocalUpdates, Loss, OuterChoice::DiLoCo, Policy::Async,
+        Policy::Cadence, Policy::Sync, Shares::BySpeed, Shares::Even, Shares::WhereDevicesDiffer, SpeedShares, Trainer,
+        ZeroStage::Parameters, process::Tcp, weftgrad::devices
     }
 }
 
