@@ -142,14 +142,14 @@ pub fn cross_entropy<T: Apply>(logits: &T, target: &T) -> Result<T> {
     logits.cross_entropy(target)
 }
 
-/// The cross-entropy of the logits `input · weightᵀ + bias` of `input: [.., C]` with classes `[..]` (`i64`), of which few are in memory at a
-/// time: a language model's loss. See [`NnOps::linear_cross_entropy`].
+/// The cross-entropy of the logits `input · weightᵀ` of `input: [.., C]` with classes `[..]` (`i64`): a language
+/// model's loss. Few logits are in memory at a time; see [`NnOps::linear_cross_entropy`].
 #[track_caller]
-pub fn linear_cross_entropy<T: Apply>(input: &T, weight: &T, bias: Option<&T>, target: &T) -> Result<T> {
-    input.linear_cross_entropy(weight, bias, target)
+pub fn linear_cross_entropy<T: Apply>(input: &T, weight: &T, target: &T) -> Result<T> {
+    input.linear_cross_entropy(weight, target)
 }
 
-/// The cross-entropy of a linear layer's outputs with options; see [`NnOps::linear_cross_entropy_with`].
+/// The cross-entropy of the logits `input · weightᵀ + bias`, with options; see [`NnOps::linear_cross_entropy_with`].
 #[track_caller]
 pub fn linear_cross_entropy_with<T: Apply>(
     input: &T,
@@ -161,15 +161,16 @@ pub fn linear_cross_entropy_with<T: Apply>(
     input.linear_cross_entropy_with(weight, bias, target, options)
 }
 
-/// The cross-entropy with `weight: [C]` of each class, and options; see [`NnOps::cross_entropy_with`].
+/// The cross-entropy with options; see [`NnOps::cross_entropy_with`].
 #[track_caller]
-pub fn cross_entropy_with<T: Apply>(
-    logits: &T,
-    target: &T,
-    weight: Option<&T>,
-    options: CrossEntropyOptions,
-) -> Result<T> {
-    logits.cross_entropy_with(target, weight, options)
+pub fn cross_entropy_with<T: Apply>(logits: &T, target: &T, options: CrossEntropyOptions) -> Result<T> {
+    logits.cross_entropy_with(target, options)
+}
+
+/// The cross-entropy with `weight: [C]` of each class, and options; see [`NnOps::weighted_cross_entropy`].
+#[track_caller]
+pub fn weighted_cross_entropy<T: Apply>(logits: &T, target: &T, weight: &T, options: CrossEntropyOptions) -> Result<T> {
+    logits.weighted_cross_entropy(target, weight, options)
 }
 
 /// Options of [`nll`], with PyTorch's defaults.
@@ -187,10 +188,21 @@ impl Default for NllOptions {
     }
 }
 
-/// Negative log-likelihood of classes `[..]` (`i64`) under log-probabilities `[.., C]`, optionally with `weight: [C]`
-/// of each class; the mean is over the targets' weights, as in PyTorch.
+/// Negative log-likelihood of classes `[..]` (`i64`) under log-probabilities `[.., C]`.
 #[track_caller]
-pub fn nll<T: Apply>(input: &T, target: &T, weight: Option<&T>, options: NllOptions) -> Result<T> {
+pub fn nll<T: Apply>(input: &T, target: &T, options: NllOptions) -> Result<T> {
+    nll_by_class(input, target, None, options)
+}
+
+/// Negative log-likelihood with `weight: [C]` of each class; see [`nll`]. The mean is over the targets' weights, as in
+/// PyTorch.
+#[track_caller]
+pub fn weighted_nll<T: Apply>(input: &T, target: &T, weight: &T, options: NllOptions) -> Result<T> {
+    nll_by_class(input, target, Some(weight), options)
+}
+
+#[track_caller]
+fn nll_by_class<T: Apply>(input: &T, target: &T, weight: Option<&T>, options: NllOptions) -> Result<T> {
     let rows = FlatRows::of("nll", input, target)?;
     let counts = rows.target.ne(options.ignore_index as f64)?;
     let zero = T::constant(Tensor::zeros(input.runtime(), [1], DType::I64)?);

@@ -57,6 +57,12 @@ impl<R: Runtime> OptimizerSource<R> {
     }
 }
 
+impl<R: Runtime> IntoOptimizer<R> for OptimizerSource<R> {
+    fn into_source(self) -> OptimizerSource<R> {
+        self
+    }
+}
+
 /// A configuration makes an optimizer with all parameters in one group, which has a learning rate even without
 /// parameters.
 impl<R: Runtime, C: UpdateRule + 'static> IntoOptimizer<R> for C {

@@ -83,7 +83,6 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
         row("cross_entropy of no rows", &[], 0.0, |x, i| {
             x.cross_entropy_with(
                 i,
-                None,
                 numcore::fused::CrossEntropyOptions { reduction: numcore::fused::Reduction::Sum, ..Default::default() },
             )
         }),

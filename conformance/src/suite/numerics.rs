@@ -68,7 +68,10 @@ fn shifted_logits<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
         let target = Var::new(Tensor::from_slice(rt, [1], &[1i64])?);
         let options =
             CrossEntropyOptions { label_smoothing: smoothing, reduction: Reduction::Sum, ..Default::default() };
-        let loss = x.cross_entropy_with(&target, weighted.then_some(&w), options)?;
+        let loss = match weighted {
+            true => x.weighted_cross_entropy(&target, &w, options)?,
+            false => x.cross_entropy_with(&target, options)?,
+        };
         let mut all = loss.value()?.to_f64s()?;
         if let [Some(g)] = &grad(&[&loss], &[&x])?[..] {
             all.extend(g.value()?.to_f64s()?);

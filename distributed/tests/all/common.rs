@@ -75,7 +75,7 @@ impl Task for Gpt<Cpu> {
         let (x, y) = (picked(&text.narrow(1, 0, 6)?, examples)?, picked(&text.narrow(1, 1, 6)?, examples)?);
         let logits = self.forward(&x)?.reshape([6 * examples.len(), 11])?;
         let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-        let sum = logits.cross_entropy_with(&y.reshape([6 * examples.len()])?, None, options)?;
+        let sum = logits.cross_entropy_with(&y.reshape([6 * examples.len()])?, options)?;
         Loss::sum(sum, (6 * examples.len()) as f64)
     }
 }

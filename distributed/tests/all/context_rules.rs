@@ -26,7 +26,7 @@ fn own_losses(mesh: &Mesh<Cpu>) -> Result<Vec<f64>> {
             let (x, y) = case.batch(mesh.world().runtime(), k, &own)?;
             let logits = model.forward(&x)?;
             let options = CrossEntropyOptions { reduction: Reduction::None, ..Default::default() };
-            let rows = logits.cross_entropy_with(&model.context.take(&y, 1)?, None, options)?;
+            let rows = logits.cross_entropy_with(&model.context.take(&y, 1)?, options)?;
             let penalty = logits.square()?.sum_all()?.mul(1e-2)?;
             let sum = model.context.of_whole(&rows.sum_all()?.add(&penalty)?)?;
             let tokens = (own.len() * case.gpt.context) as f64;

@@ -165,7 +165,7 @@ impl Mixture {
         let context = self.head.as_ref().expect("the last stage").2.clone();
         move |y, t| {
             let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-            let entropy = y[0].cross_entropy_with(&context.take(&t[0], 1)?, None, options)?;
+            let entropy = y[0].cross_entropy_with(&context.take(&t[0], 1)?, options)?;
             let loss = y[1..].iter().try_fold(entropy, |loss, lost| loss.add(lost))?;
             Loss::sum(context.of_whole(&loss)?, t[0].dims().iter().product::<usize>() as f64)
         }

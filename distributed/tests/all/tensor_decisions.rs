@@ -70,7 +70,7 @@ impl Grouped<Cpu> {
         }
         let x = self.down.forward_onto(&up, &x)?;
         let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-        let sum = self.head.forward(&x)?.cross_entropy_with(&y?, None, options)?;
+        let sum = self.head.forward(&x)?.cross_entropy_with(&y?, options)?;
         let sum = first.map_or(Ok(sum.clone()), |first| sum.add(&first))?;
         Loss::sum(sum, (6 * examples.len()) as f64)
     }

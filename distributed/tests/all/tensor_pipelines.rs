@@ -30,7 +30,7 @@ fn gathering(way: &Way, mesh: &Mesh<Cpu>, plan: Option<&TensorPlan>) -> Result<P
     let stages = Gpt::new(&Init::new(mesh.world().runtime(), 7).dtype(way.dtype), way.gpt)?.split(2)?;
     let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
     let model = PipelineModel::on(mesh.axis(Axis::Pipe).rank(), way.checked(2).unwrap(), stages)
-        .loss(move |y, t| Loss::sum(cross_entropy_with(&y[0], &t[0], None, options)?, 1.0));
+        .loss(move |y, t| Loss::sum(cross_entropy_with(&y[0], &t[0], options)?, 1.0));
     match plan {
         Some(plan) => model.parallelize(mesh, plan),
         None => Ok(model),

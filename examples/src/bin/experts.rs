@@ -86,7 +86,7 @@ impl<R: Runtime> Model<R> {
             balance.push(out.routing.balance_loss()?);
         }
         let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-        let mut loss = self.head.forward(&x)?.cross_entropy_with(next, None, options)?;
+        let mut loss = self.head.forward(&x)?.cross_entropy_with(next, options)?;
         for balance in balance {
             loss = loss.add(&balance.mul(0.01)?)?;
         }

@@ -134,5 +134,5 @@ fn loss(model: &Decoder<AnyRuntime>, batch: &PackedBatch<Tensor<AnyRuntime>>, we
     let logits = model.forward_with(&Var::new(batch.tokens.clone()), inputs)?;
     let targets = batch.targets.where_cond(&batch.weights.gt(0.0)?, -100.0)?;
     let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-    Loss::sum(logits.cross_entropy_with(&Var::new(targets), None, sum)?, weight)
+    Loss::sum(logits.cross_entropy_with(&Var::new(targets), sum)?, weight)
 }

@@ -76,5 +76,5 @@ fn answers(comm: &Comm<Cpu>, policy: &Decoder<Cpu>, round: usize) -> Result<[Ten
 fn log_probs(model: &Decoder<Cpu>, rows: &Tensor<Cpu>) -> Result<Var<Cpu>> {
     let each = CrossEntropyOptions { reduction: Reduction::None, ..Default::default() };
     let logits = model.forward(&Var::new(rows.narrow(1, 0, TOKENS)?))?;
-    logits.cross_entropy_with(&Var::new(rows.narrow(1, 1, TOKENS)?), None, each)?.neg()
+    logits.cross_entropy_with(&Var::new(rows.narrow(1, 1, TOKENS)?), each)?.neg()
 }

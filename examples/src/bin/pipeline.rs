@@ -143,5 +143,5 @@ fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: us
 fn loss(outputs: &[Var<AnyRuntime>], targets: &[Var<AnyRuntime>]) -> Result<Loss<AnyRuntime>> {
     let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
     let characters = targets[0].dims().iter().product::<usize>();
-    Loss::sum(cross_entropy_with(&outputs[0], &targets[0], None, options)?, characters as f64)
+    Loss::sum(cross_entropy_with(&outputs[0], &targets[0], options)?, characters as f64)
 }

@@ -26,7 +26,7 @@ fn loss(model: &Decoder<Cpu>, ids: &Tensor<Cpu>, first: usize, rows: usize) -> R
     let t = ids.dims()[1];
     let logits = model.forward(&ids)?.narrow(1, 0, t - 1)?;
     let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-    Loss::sum(cross_entropy_with(&logits, &ids.narrow(1, 1, t - 1)?, None, options)?, (rows * (t - 1)) as f64)
+    Loss::sum(cross_entropy_with(&logits, &ids.narrow(1, 1, t - 1)?, options)?, (rows * (t - 1)) as f64)
 }
 
 #[test]

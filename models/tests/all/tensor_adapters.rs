@@ -104,7 +104,7 @@ impl Case {
             let (tokens, targets) = self.batch(examples, k)?;
             let metrics = step.step(|_| {
                 let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-                let loss = cross_entropy_with(&model.forward(&tokens)?, &targets, None, options)?;
+                let loss = cross_entropy_with(&model.forward(&tokens)?, &targets, options)?;
                 Loss::sum(loss, targets.dims().iter().product::<usize>() as f64)
             })?;
             seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
@@ -208,7 +208,7 @@ fn the_adapters_alone_are_trained_on_parts_of_sequences() {
                 let metrics = step.step(|_| {
                     let here = model.context.take(&targets, 1)?;
                     let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-                    let loss = cross_entropy_with(&model.forward(&tokens)?, &here, None, options)?;
+                    let loss = cross_entropy_with(&model.forward(&tokens)?, &here, options)?;
                     Loss::sum(model.context.of_whole(&loss)?, targets.dims().iter().product::<usize>() as f64)
                 })?;
                 seen.push(metrics.loss()?);

@@ -50,7 +50,7 @@ impl VocabularyLoss {
             return Err(Error::shape("cross_entropy", &[z.shape], why));
         }
         if placed.is_none() && self.z_loss == 0.0 {
-            return logits.cross_entropy_with(target, None, self.cross_entropy);
+            return logits.cross_entropy_with(target, self.cross_entropy);
         }
         let n: usize = rows.iter().product();
         let logits = logits.reshape([n, here])?.to_dtype(z.dtype.compute())?;

@@ -215,7 +215,7 @@ fn an_error_in_a_loss_says_at_which_line_the_loss_was_called() {
         loss::huber(&x, &x, 0.0, Reduction::Mean),
         loss::kl_div_batchmean(&x, &y),
         loss::cross_entropy(&x, &y),
-        loss::nll(&x, &y, None, Default::default()),
+        loss::nll(&x, &y, Default::default()),
     ];
     for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {
         assert_eq!(error.location().map(|at| at.file()), Some(file!()), "loss {k}: {error}");

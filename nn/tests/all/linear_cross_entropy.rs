@@ -50,7 +50,7 @@ impl Operands {
     }
 
     fn composed(&self, options: CrossEntropyOptions) -> Result<V> {
-        loss::cross_entropy_with(&self.x.linear(&self.w, Some(&self.b))?, &self.y, None, options)
+        loss::cross_entropy_with(&self.x.linear(&self.w, Some(&self.b))?, &self.y, options)
     }
 
     fn gradients(&self, loss: &V) -> Vec<Tensor<Cpu>> {
@@ -90,7 +90,7 @@ fn it_is_the_layer_and_the_loss() {
 fn where_all_rows_are_ignored_the_mean_is_none_and_gradients_are_zero() {
     let o = Operands::new([4, 3, 5], DType::F32);
     let y = V::new(Tensor::full(&cpu(), [4], DType::I64, -100i64).unwrap());
-    let loss = loss::linear_cross_entropy(&o.x, &o.w, Some(&o.b), &y).unwrap();
+    let loss = loss::linear_cross_entropy_with(&o.x, &o.w, Some(&o.b), &y, CrossEntropyOptions::default()).unwrap();
     assert!(loss.item().unwrap().is_nan());
     assert!(o.gradients(&loss).iter().all(|g| g.to_f64s().unwrap().iter().all(|v| *v == 0.0)));
 }
@@ -264,14 +264,17 @@ fn operands_that_do_not_fit_are_errors() {
         let error = got.unwrap_err().to_string();
         assert!(error.contains("linear_cross_entropy") && error.contains(what), "{error}");
     };
-    says(loss::linear_cross_entropy(&o.x, &o.x, None, &o.w), "classes [..]");
-    says(loss::linear_cross_entropy(&o.x, &o.w.t().unwrap(), None, &o.y), "x has 3 features, the weight takes 5");
-    says(loss::linear_cross_entropy(&o.x, &o.w, Some(&o.x), &o.y), "needs a bias [5]");
-    says(loss::linear_cross_entropy(&o.x, &o.w.to_dtype(DType::F64).unwrap(), None, &o.y), "one floating dtype");
+    says(loss::linear_cross_entropy(&o.x, &o.x, &o.w), "classes [..]");
+    says(loss::linear_cross_entropy(&o.x, &o.w.t().unwrap(), &o.y), "x has 3 features, the weight takes 5");
+    says(
+        loss::linear_cross_entropy_with(&o.x, &o.w, Some(&o.x), &o.y, CrossEntropyOptions::default()),
+        "needs a bias [5]",
+    );
+    says(loss::linear_cross_entropy(&o.x, &o.w.to_dtype(DType::F64).unwrap(), &o.y), "one floating dtype");
     // A view of everything is as good as what it views.
     let (x, w) = (o.x.t().unwrap().mul(1.0).unwrap().t().unwrap(), o.w.narrow(0, 0, 5).unwrap());
-    let seen = loss::linear_cross_entropy(&x, &w, None, &o.y).unwrap();
-    assert_eq!(f64s(&seen), f64s(&loss::linear_cross_entropy(&o.x, &o.w, None, &o.y).unwrap()));
+    let seen = loss::linear_cross_entropy(&x, &w, &o.y).unwrap();
+    assert_eq!(f64s(&seen), f64s(&loss::linear_cross_entropy(&o.x, &o.w, &o.y).unwrap()));
 }
 
 /// A class that there is none of is found in its chunk of rows, and named by its place in the caller's classes.
@@ -290,7 +293,7 @@ fn a_class_out_of_range_is_named_by_its_row() {
         says(got, "linear_cross_entropy: index 5 at position [4] of the index [6]");
     }
     let x = o.x.reshape([2, 3, 3]).unwrap();
-    let got = loss::linear_cross_entropy(&x, &o.w, None, &classes(&[2, 3]));
+    let got = loss::linear_cross_entropy(&x, &o.w, &classes(&[2, 3]));
     says(got, "linear_cross_entropy: index 5 at position [1, 1] of the index [2, 3]");
     let got = loss::cross_entropy(&x.linear(&o.w, None).unwrap(), &classes(&[2, 3]));
     says(got, "cross_entropy: index 5 at position [1, 1] of the index [2, 3]");
@@ -320,7 +323,7 @@ fn large_vocabularies_come_in_chunks() {
     let rt = o.x.value().unwrap().runtime().clone();
     rt.reset_peak();
     let before = rt.memory().of(MemoryCategory::Activations).live;
-    loss::linear_cross_entropy(&o.x.detach(), &o.w.detach(), None, &o.y).unwrap();
+    loss::linear_cross_entropy(&o.x.detach(), &o.w.detach(), &o.y).unwrap();
     let peak = rt.memory().of(MemoryCategory::Activations).peak - before;
     assert!(peak < 160 << 20, "{peak} bytes");
 }

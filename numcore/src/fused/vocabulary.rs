@@ -49,30 +49,34 @@ pub trait NnOps: Apply {
     /// on the second. The loss of half-precision logits is `f32`, computed without a cast copy of them.
     #[track_caller]
     fn cross_entropy(&self, target: &Self) -> Result<Self> {
-        self.cross_entropy_with(target, None, CrossEntropyOptions::default())
+        self.cross_entropy_with(target, CrossEntropyOptions::default())
     }
-    /// Cross-entropy with a `weight: [C]` for each class, and options; see [`cross_entropy`](NnOps::cross_entropy). The
-    /// mean is over the targets' weights, as in PyTorch. With [`Reduction::None`](super::Reduction::None) the result
-    /// has the target's shape.
+    /// Cross-entropy with options; see [`cross_entropy`](NnOps::cross_entropy). With
+    /// [`Reduction::None`](super::Reduction::None) the result has the target's shape.
     #[track_caller]
-    fn cross_entropy_with(&self, target: &Self, weight: Option<&Self>, options: CrossEntropyOptions) -> Result<Self> {
-        cross_entropy::composed(self, target, weight, options)
+    fn cross_entropy_with(&self, target: &Self, options: CrossEntropyOptions) -> Result<Self> {
+        cross_entropy::composed(self, target, None, options)
     }
-    /// Cross-entropy of the logits `self · weightᵀ + bias` with classes `target: [..]` (`i64`): the mean over the
-    /// targets that are not −100, a scalar. Operands are `self: [.., C]`, `weight: [V, C]` (a tied embedding, say) and
-    /// `bias: [V]`.
+    /// Cross-entropy with `weight: [C]` of each class, and options; see
+    /// [`cross_entropy_with`](NnOps::cross_entropy_with). The mean is over the targets' weights, as in PyTorch.
+    #[track_caller]
+    fn weighted_cross_entropy(&self, target: &Self, weight: &Self, options: CrossEntropyOptions) -> Result<Self> {
+        cross_entropy::composed(self, target, Some(weight), options)
+    }
+    /// Cross-entropy of the logits `self · weightᵀ` with classes `target: [..]` (`i64`): the mean over the targets that
+    /// are not −100, a scalar. Operands are `self: [.., C]` and `weight: [V, C]`, a tied embedding, say.
     ///
     /// This is the loss of a language model, for any number of rows, with one piece of the logits in memory
     /// ([`Capabilities::piece`](crate::Capabilities::piece)).
-    /// Their gradients take as much again. Gradients of `self`, `weight` and `bias` are computed in the forward pass if
-    /// they will be needed, so call it under `no_grad` if they are not. The loss of half-precision operands is `f32`,
+    /// Their gradients take as much again. Gradients of the operands are computed in the forward pass if they will be
+    /// needed, so call it under `no_grad` if they are not. The loss of half-precision operands is `f32`,
     /// and their gradients are rounded once.
     #[doc(alias = "fused_linear_cross_entropy")]
     #[track_caller]
-    fn linear_cross_entropy(&self, weight: &Self, bias: Option<&Self>, target: &Self) -> Result<Self> {
-        self.linear_cross_entropy_with(weight, bias, target, CrossEntropyOptions::default())
+    fn linear_cross_entropy(&self, weight: &Self, target: &Self) -> Result<Self> {
+        self.linear_cross_entropy_with(weight, None, target, CrossEntropyOptions::default())
     }
-    /// Cross-entropy of a linear layer's outputs with options; see
+    /// Cross-entropy of the logits `self · weightᵀ + bias`, with `bias: [V]`, and options; see
     /// [`linear_cross_entropy`](NnOps::linear_cross_entropy). With [`Reduction::None`](super::Reduction::None) the
     /// result has the target's shape, and logits are recomputed for gradients.
     #[track_caller]

@@ -134,18 +134,18 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Enables or disables writing in a thread while training goes on; at first enabled. Otherwise, and over an engine
-    /// whose transfers are not independent, the step waits until the checkpoint is in place.
-    pub fn in_thread(mut self, yes: bool) -> Self {
-        self.in_thread = yes;
+    /// Makes the step wait until the checkpoint is in place, as it does over an engine whose transfers are not
+    /// independent. Otherwise a thread writes it while training goes on.
+    pub fn blocking(mut self) -> Self {
+        self.in_thread = false;
         self
     }
 
-    /// Enables or disables the removal of an earlier run's checkpoints from the folder, for a run that starts from
-    /// scratch. At first it is disabled, and a folder that has some is an error.
+    /// Removes an earlier run's checkpoints from the folder when a run starts from scratch. Otherwise a folder that has
+    /// some is an error.
     #[doc(alias("overwrite_output_dir"))]
-    pub fn overwrite(mut self, yes: bool) -> Self {
-        self.overwrite = yes;
+    pub fn overwrite(mut self) -> Self {
+        self.overwrite = true;
         self
     }
 

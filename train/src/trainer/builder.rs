@@ -1,7 +1,6 @@
 //! A training run built from functions, which gives a trained model: [`Trainer::builder`].
 
 use std::{
-    marker::PhantomData,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,22 +16,31 @@ use distributed::{
 };
 use nn::{Module, ModuleExt};
 use numcore::{DType, Error, NullRuntime, Result, Runtime, Shape, Tensor, Within};
-use optim::IntoOptimizer;
+use optim::{IntoOptimizer, OptimizerSource};
 
 use super::{PolicyStep, TrainConfig, Trainer};
 use crate::{Callback, Event, Progress, Run, StopReason};
 
 /// The functions of a run, which every rank calls for itself; [`Trainer::builder`] makes it.
 #[must_use = "`run` trains"]
-pub struct TrainerBuilder<R, M, B, FM, FO, FL, FD = (), FT = ()> {
-    model: FM,
-    optimizer: FO,
-    loss: FL,
-    loader: FD,
-    change: FT,
+pub struct TrainerBuilder<'f, R: Runtime, M, B> {
+    model: Make<'f, R, M>,
+    optimizer: Box<dyn Fn() -> OptimizerSource<R> + Send + Sync + 'f>,
+    loss: Box<LossOf<'f, R, M, B>>,
+    loader: Option<Make<'f, R, Loader<B>>>,
+    change: Box<Change<'f, R, M, B>>,
     config: TrainConfig,
-    types: OfTypes<R, M, B>,
 }
+
+/// Makes a value on the device of a rank.
+type Make<'f, R, T> = Box<dyn Fn(&R) -> Result<T> + Send + Sync + 'f>;
+
+/// Computes the loss of a batch.
+type LossOf<'f, R, M, B> = dyn Fn(&M, &Batch<B>) -> Result<Loss<R>> + Send + Sync + 'f;
+
+/// Sets options of a trainer.
+type Change<'f, R, M, B> =
+    dyn for<'t> Fn(Trainer<'t, R, M, PolicyStep<R>, B>) -> Trainer<'t, R, M, PolicyStep<R>, B> + Send + Sync + 'f;
 
 impl Trainer<'_, NullRuntime, (), (), ()> {
     /// Builds a run from three functions: one makes the model on a device, one the optimizer, and one computes the loss
@@ -68,39 +76,29 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn builder<R, M, B, O, FM, FO, FL>(model: FM, optimizer: FO, loss: FL) -> TrainerBuilder<R, M, B, FM, FO, FL>
-    where
-        R: Runtime,
-        M: Module<R>,
-        O: IntoOptimizer<R>,
-        FM: Fn(&R) -> Result<M>,
-        FO: Fn() -> O,
-        FL: Fn(&M, &Batch<B>) -> Result<Loss<R>>,
-    {
-        let (loader, change, config, types) = ((), (), TrainConfig::default(), PhantomData);
-        TrainerBuilder { model, optimizer, loss, loader, change, config, types }
+    pub fn builder<'f, R: Runtime, M: Module<R>, B, O: IntoOptimizer<R>>(
+        model: impl Fn(&R) -> Result<M> + Send + Sync + 'f,
+        optimizer: impl Fn() -> O + Send + Sync + 'f,
+        loss: impl Fn(&M, &Batch<B>) -> Result<Loss<R>> + Send + Sync + 'f,
+    ) -> TrainerBuilder<'f, R, M, B> {
+        TrainerBuilder {
+            model: Box::new(model),
+            optimizer: Box::new(move || optimizer().into_source()),
+            loss: Box::new(loss),
+            loader: None,
+            change: Box::new(|trainer| trainer),
+            config: TrainConfig::default(),
+        }
     }
 }
 
-/// The types that the functions make, as a marker: no field holds a value of them.
-type OfTypes<R, M, B> = PhantomData<fn() -> (R, M, B)>;
-
-/// The type of the function that returns the trainer unchanged, which is the default.
-type Unchanged<R, M, B> = for<'t> fn(Trainer<'t, R, M, PolicyStep<R>, B>) -> Trainer<'t, R, M, PolicyStep<R>, B>;
-
-impl<R: Runtime, M, B, FM, FO, FL> TrainerBuilder<R, M, B, FM, FO, FL> {
-    /// Sets the function that makes the loader of batches, of which each rank reads its share.
-    #[allow(clippy::type_complexity, reason = "the builder has a type parameter for each function")]
-    pub fn loader<FD>(self, loader: FD) -> TrainerBuilder<R, M, B, FM, FO, FL, FD, Unchanged<R, M, B>>
-    where
-        FD: Fn(&R) -> Result<Loader<B>>,
-    {
-        let TrainerBuilder { model, optimizer, loss, config, types, .. } = self;
-        TrainerBuilder { model, optimizer, loss, loader, change: |trainer| trainer, config, types }
+impl<'f, R: Runtime, M: Module<R> + 'static, B: Send + 'static> TrainerBuilder<'f, R, M, B> {
+    /// Sets the function that makes the loader of batches, of which each rank reads its share. A run needs one.
+    pub fn loader(mut self, loader: impl Fn(&R) -> Result<Loader<B>> + Send + Sync + 'f) -> Self {
+        self.loader = Some(Box::new(loader));
+        self
     }
-}
 
-impl<R: Runtime, M, B, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, FD, FT> {
     /// Sets the configuration: the training step, its strategies and policy, the ranks, gradient weights and shares.
     pub fn config(mut self, config: TrainConfig) -> Self {
         self.config = config;
@@ -108,41 +106,31 @@ impl<R: Runtime, M, B, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, F
     }
 
     /// Sets everything else that a [`Trainer`] takes: its length, callbacks, sinks, and the checkpoint to resume from.
-    pub fn trainer<F>(self, change: F) -> TrainerBuilder<R, M, B, FM, FO, FL, FD, F>
+    pub fn trainer<F>(mut self, change: F) -> Self
     where
-        F: for<'t> Fn(Trainer<'t, R, M, PolicyStep<R>, B>) -> Trainer<'t, R, M, PolicyStep<R>, B>,
+        F: for<'t> Fn(Trainer<'t, R, M, PolicyStep<R>, B>) -> Trainer<'t, R, M, PolicyStep<R>, B> + Send + Sync + 'f,
     {
-        let TrainerBuilder { model, optimizer, loss, loader, config, types, .. } = self;
-        TrainerBuilder { model, optimizer, loss, loader, change, config, types }
+        self.change = Box::new(change);
+        self
     }
-}
 
-impl<R, M, B, O, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, FD, FT>
-where
-    R: Runtime,
-    M: Module<R>,
-    B: Send + 'static,
-    O: IntoOptimizer<R>,
-    FM: Fn(&R) -> Result<M>,
-    FO: Fn() -> O,
-    FL: Fn(&M, &Batch<B>) -> Result<Loss<R>>,
-    FD: Fn(&R) -> Result<Loader<B>>,
-    FT: for<'t> Fn(Trainer<'t, R, M, PolicyStep<R>, B>) -> Trainer<'t, R, M, PolicyStep<R>, B>,
-{
     /// Trains on this rank, in the caller's thread, over a communicator of any engine or a
     /// [`Mesh`](distributed::mesh::Mesh). Every rank calls it.
     ///
     /// # Errors
-    /// An error on any rank ends the run with that error on all ranks.
+    /// An error without a [`loader`](TrainerBuilder::loader). An error on any rank ends the run with that error on all
+    /// ranks.
     pub fn run_on(&self, mesh: &impl AsMesh<R>) -> Result<Trained> {
         self.run_until(&mesh.as_mesh(), &AtomicBool::new(false))
     }
 
     fn run_until(&self, mesh: &Mesh<R>, stop: &AtomicBool) -> Result<Trained> {
         let rt = mesh.world().runtime();
+        let why = "a run needs batches; give `TrainerBuilder::loader` a function that makes the loader";
+        let loader = self.loader.as_ref().ok_or_else(|| Error::argument("TrainerBuilder::run", why))?;
         let model = (self.model)(rt)?;
         let setup = Trainer::setup_with(mesh, &model, (self.optimizer)(), self.config.clone())?;
-        let trainer = (self.change)(setup.with_loader((self.loader)(rt)?));
+        let trainer = (self.change)(setup.with_loader(loader(rt)?));
         let report = trainer.with(StopFlag(stop)).run(&self.loss)?;
         let tensor = |name: String, value: Tensor<R>| {
             Ok(TrainedTensor { name, dtype: value.dtype(), shape: *value.shape(), bytes: value.to_bytes()? })
@@ -158,7 +146,7 @@ where
     #[track_caller]
     pub fn run(self, ranks: usize, runtime: impl Fn(usize) -> Result<R> + Send + 'static) -> Result<TrainHandle>
     where
-        Self: Send + Sync + 'static,
+        'f: 'static,
     {
         let stop = Arc::new(AtomicBool::new(false));
         let requested = stop.clone();

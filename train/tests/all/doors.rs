@@ -117,6 +117,13 @@ fn a_function_that_fails_on_one_rank_is_told_by_the_handle() {
 }
 
 #[test]
+fn a_run_without_a_loader_is_an_error() {
+    let handle = Trainer::builder(|cpu: &Cpu| Mlp::new(cpu, 0.0), adamw, loss).run(2, cpu).unwrap();
+    let error = handle.join().unwrap_err().to_string();
+    assert!(error.contains("a run needs batches"), "{error}");
+}
+
+#[test]
 fn a_loop_of_ones_own_does_not_leave_out_accumulation_silently() {
     let comm = one();
     let model = Mlp::new(comm.runtime(), 0.0).unwrap();

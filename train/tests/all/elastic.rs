@@ -138,7 +138,8 @@ impl<'a> With<'a, Vec<u8>> for ElasticRun<'a, '_> {
             story.latest.lock().unwrap().insert(generation, folder.latest()?);
             story.found.lock().unwrap().insert(generation, folder.steps()?.into_iter().collect());
         }
-        let policy = Checkpoints::at(folder).every(Interval::Steps(plan.save)).in_thread(plan.in_thread);
+        let policy = Checkpoints::at(folder).every(Interval::Steps(plan.save));
+        let policy = if plan.in_thread { policy } else { policy.blocking() };
         let report = set_up(trainer, plan, world.comm()?.runtime(), LENGTH)
             .with(policy.best("validation/loss").ignore_signals())
             .with(Tell(story))
@@ -163,7 +164,7 @@ struct FreshRun<'a> {
 impl<'a> With<'a, Vec<u8>> for FreshRun<'a> {
     fn with<S: Step<Cpu>>(self, trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>) -> Result<Vec<u8>> {
         let trainer = set_up(trainer, self.plan, &self.rt, self.until)
-            .with(Checkpoints::in_folder(self.into).ignore_signals().in_thread(false).skip_end())
+            .with(Checkpoints::in_folder(self.into).ignore_signals().blocking().skip_end())
             .with(SaveAt(self.saves))
             .sink(self.memory)
             .resume(self.from.map_or(Resume::No, Resume::From));

@@ -29,8 +29,8 @@ fn an_owed_save_goes_where_it_was_due() {
             let model = Mlp::new(comm.runtime(), 0.0)?;
             let mut trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()).workers(0))
                 .until(Length::Steps(4))
-                .with(Checkpoints::at(watched).every(Interval::Steps(2)).in_thread(false).ignore_signals())
-                .with(Checkpoints::at(seldom.clone()).every(Interval::Steps(3)).in_thread(false).ignore_signals())
+                .with(Checkpoints::at(watched).every(Interval::Steps(2)).blocking().ignore_signals())
+                .with(Checkpoints::at(seldom.clone()).every(Interval::Steps(3)).blocking().ignore_signals())
                 .elastic(world, Interval::Steps(100));
             if all {
                 trainer = trainer.with(SaveAll);

@@ -56,7 +56,7 @@ fn two_policies_in_one_folder_are_refused() {
 fn a_folder_is_that_of_one_run_at_a_time() {
     let scratch = Scratch::new("locked");
     let folder = |wait: u64| Folder::new(&scratch.0).lock_wait(Duration::from_millis(wait));
-    let saves = |wait| Checkpoints::at(folder(wait)).ignore_signals().overwrite(true);
+    let saves = |wait| Checkpoints::at(folder(wait)).ignore_signals().overwrite();
     let run = |wait| valued(&[1.0], Resume::No, |trainer| trainer.with(saves(wait))).map(|_| ());
     let held = Folder::new(&scratch.0).lock().unwrap();
     let error = run(0).unwrap_err().to_string();
@@ -221,7 +221,7 @@ fn a_value_that_nothing_gives_is_an_error() {
         if evaluate {
             trainer = trainer.with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).skip_end());
         }
-        let policy = in_folder(&scratch).best("validation/loss").restore_best().overwrite(true);
+        let policy = in_folder(&scratch).best("validation/loss").restore_best().overwrite();
         trainer.with(policy).run(loss).map(|_| ())
     };
     let error = run(false, 2, false).unwrap_err().to_string();

@@ -23,6 +23,11 @@ fn run(ranks: usize, checkpoints: impl Fn() -> Checkpoints<Cpu> + Sync, memory: 
     })
 }
 
+/// Checkpoints that a thread writes, or for which the step waits.
+fn written(checkpoints: Checkpoints<Cpu>, in_thread: bool) -> Checkpoints<Cpu> {
+    if in_thread { checkpoints } else { checkpoints.blocking() }
+}
+
 #[test]
 fn the_last_ones_and_the_best_stay() {
     for ranks in [1, 2, 3] {
@@ -30,7 +35,7 @@ fn the_last_ones_and_the_best_stay() {
             let scratch = Scratch::new("keep");
             let policy = || {
                 let checkpoints = Checkpoints::in_folder(&scratch.0).every(Interval::Steps(1)).keep(2);
-                checkpoints.best("validation/value").in_thread(in_thread)
+                written(checkpoints.best("validation/value"), in_thread)
             };
             run(ranks, policy, &Memory::default()).unwrap();
             let folder = Folder::new(&scratch.0);
@@ -76,7 +81,7 @@ fn a_save_that_fails_ends_the_run_and_leaves_the_last_good_one() {
         for nth in 5..10 {
             let scratch = Scratch::new("fails");
             let policy = failing(&scratch, nth);
-            let error = run(1, || policy().in_thread(in_thread), &Memory::default()).unwrap_err().to_string();
+            let error = run(1, || written(policy(), in_thread), &Memory::default()).unwrap_err().to_string();
             assert!(error.contains("no space left to"), "{error}");
             assert_eq!(Folder::new(&scratch.0).latest().unwrap(), Some(2), "change {nth}");
         }
@@ -96,7 +101,7 @@ fn a_failure_can_be_reported_instead() {
     for (ranks, in_thread) in [(1, false), (2, false), (1, true), (2, true), (3, true)] {
         let (scratch, memory) = (Scratch::new("reported"), Memory::default());
         let policy = failing(&scratch, 1);
-        let steps = run(ranks, || policy().in_thread(in_thread).report_failures(), &memory).unwrap();
+        let steps = run(ranks, || written(policy(), in_thread).report_failures(), &memory).unwrap();
         assert_eq!(steps, 6);
         assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [4, 6]);
         assert!(memory.text("checkpoint/failure").unwrap().contains("no space left"));
@@ -144,7 +149,7 @@ fn a_failure_of_the_last_save_is_reported_too() {
     for (ranks, in_thread) in [(1, true), (1, false), (2, true)] {
         let (scratch, memory) = (Scratch::new("last-fails"), Memory::default());
         let policy = failing(&scratch, 1);
-        run(ranks, || policy().every(Interval::Never).in_thread(in_thread).report_failures(), &memory).unwrap();
+        run(ranks, || written(policy().every(Interval::Never), in_thread).report_failures(), &memory).unwrap();
         assert!(memory.text("checkpoint/failure").is_some_and(|text| text.contains("no space left")), "{ranks}");
     }
 }
@@ -161,7 +166,7 @@ fn a_checkpoint_that_could_not_be_written_is_not_the_best() {
                     false => Ok(()),
                 }
             });
-            Checkpoints::at(folder).best("validation/value").skip_end().in_thread(in_thread).report_failures()
+            written(Checkpoints::at(folder).best("validation/value").skip_end(), in_thread).report_failures()
         };
         run(1, policy, &Memory::default()).unwrap();
         let folder = Folder::new(&scratch.0);
@@ -303,7 +308,7 @@ fn left(ranks: usize, folder: &Scratch, stops: bool, restores: bool) -> Result<(
             trainer = trainer.with(EarlyStop::on("validation/value").patience(2));
         }
         let policy = if restores { policy.restore_best() } else { policy };
-        let trainer = trainer.with(evaluate.without_loss()).with(policy.overwrite(true));
+        let trainer = trainer.with(evaluate.without_loss()).with(policy.overwrite());
         let step = trainer.run(loss)?.progress.step;
         Ok((step, weights(&model)?))
     })
@@ -337,7 +342,7 @@ fn a_new_run_can_replace_the_checkpoints_of_another() {
         let scratch = Scratch::new("overwrite");
         run(ranks, || Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)), &Memory::default()).unwrap();
         assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [2, 4, 6]);
-        let policy = || Checkpoints::in_folder(&scratch.0).every(Interval::Steps(5)).overwrite(true);
+        let policy = || Checkpoints::in_folder(&scratch.0).every(Interval::Steps(5)).overwrite();
         run(ranks, policy, &Memory::default()).unwrap();
         assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [5, 6], "{ranks} ranks");
     }

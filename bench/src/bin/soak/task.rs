@@ -123,7 +123,7 @@ impl Task {
         let weight = target.dims().iter().product::<usize>() as f64;
         let sum = match self {
             Task::Mlp { .. } => mse(y, target, Reduction::Sum)?,
-            Task::Gpt { .. } | Task::Experts { .. } => cross_entropy_with(y, target, None, summed())?,
+            Task::Gpt { .. } | Task::Experts { .. } => cross_entropy_with(y, target, summed())?,
         };
         Loss::sum(sum, weight)
     }

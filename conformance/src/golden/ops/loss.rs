@@ -86,7 +86,11 @@ fn cross_entropy_options<R: Runtime>(c: &Call<'_, R>) -> Result<CrossEntropyOpti
 
 fn cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let options = cross_entropy_options(c)?;
-    one(loss::cross_entropy_with(&classes_last(c.x(0)?)?, c.x(1)?, c.maybe(2), options))
+    let (x, target) = (classes_last(c.x(0)?)?, c.x(1)?);
+    one(match c.maybe(2) {
+        Some(weight) => loss::weighted_cross_entropy(&x, target, weight, options),
+        None => loss::cross_entropy_with(&x, target, options),
+    })
 }
 
 /// Computes linear cross-entropy a chunk of rows at a time: a sum, or the losses themselves. The inputs are
@@ -118,5 +122,9 @@ fn linear_cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
 fn nll<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
     let ignore_index = c.attrs.isize(&["ignore_index"], -100)? as i64;
     let options = loss::NllOptions { ignore_index, reduction: row_reduction(c)? };
-    one(loss::nll(&classes_last(c.x(0)?)?, c.x(1)?, c.maybe(2), options))
+    let (x, target) = (classes_last(c.x(0)?)?, c.x(1)?);
+    one(match c.maybe(2) {
+        Some(weight) => loss::weighted_nll(&x, target, weight, options),
+        None => loss::nll(&x, target, options),
+    })
 }

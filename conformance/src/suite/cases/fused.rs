@@ -38,36 +38,32 @@ fn cross_entropy<R: Runtime>() -> Vec<OpCase<R>> {
     let some_ignored = || [centered(&[4, 5]), indices(&[4], &[3, -100, 0, -100])];
     let weighted = || [centered(&[4, 5]), index(&[4], 5), real(&[5], 0.2, 2.0).fixed()];
     vec![
-        case("cross_entropy", rows(), |x| x[0].cross_entropy_with(&x[1], None, PLAIN)),
+        case("cross_entropy", rows(), |x| x[0].cross_entropy_with(&x[1], PLAIN)),
         case("cross_entropy sum", rows(), |x| {
-            x[0].cross_entropy_with(&x[1], None, CrossEntropyOptions { reduction: Reduction::Sum, ..PLAIN })
+            x[0].cross_entropy_with(&x[1], CrossEntropyOptions { reduction: Reduction::Sum, ..PLAIN })
         }),
         case("cross_entropy none", rows(), |x| {
-            x[0].cross_entropy_with(&x[1], None, CrossEntropyOptions { reduction: Reduction::None, ..PLAIN })
+            x[0].cross_entropy_with(&x[1], CrossEntropyOptions { reduction: Reduction::None, ..PLAIN })
         }),
-        case("cross_entropy ignoring", some_ignored(), |x| x[0].cross_entropy_with(&x[1], None, PLAIN)),
+        case("cross_entropy ignoring", some_ignored(), |x| x[0].cross_entropy_with(&x[1], PLAIN)),
         case("cross_entropy ignoring a class", rows(), |x| {
-            x[0].cross_entropy_with(
-                &x[1],
-                None,
-                CrossEntropyOptions { ignore_index: 2, reduction: Reduction::Sum, ..PLAIN },
-            )
+            x[0].cross_entropy_with(&x[1], CrossEntropyOptions { ignore_index: 2, reduction: Reduction::Sum, ..PLAIN })
         }),
         case("cross_entropy smoothed", rows(), |x| {
-            x[0].cross_entropy_with(&x[1], None, CrossEntropyOptions { label_smoothing: 0.2, ..PLAIN })
+            x[0].cross_entropy_with(&x[1], CrossEntropyOptions { label_smoothing: 0.2, ..PLAIN })
         }),
         case("cross_entropy smoothed, ignoring", some_ignored(), |x| {
-            x[0].cross_entropy_with(&x[1], None, CrossEntropyOptions { label_smoothing: 0.2, ..PLAIN })
+            x[0].cross_entropy_with(&x[1], CrossEntropyOptions { label_smoothing: 0.2, ..PLAIN })
         }),
-        case("cross_entropy weighted", weighted(), |x| x[0].cross_entropy_with(&x[1], Some(&x[2]), PLAIN)),
+        case("cross_entropy weighted", weighted(), |x| x[0].weighted_cross_entropy(&x[1], &x[2], PLAIN)),
         case("cross_entropy weighted, smoothed", weighted(), |x| {
-            x[0].cross_entropy_with(&x[1], Some(&x[2]), CrossEntropyOptions { label_smoothing: 0.3, ..PLAIN })
+            x[0].weighted_cross_entropy(&x[1], &x[2], CrossEntropyOptions { label_smoothing: 0.3, ..PLAIN })
         }),
         case("cross_entropy with weights that learn", [centered(&[3, 4]), index(&[3], 4), real(&[4], 0.5, 2.0)], |x| {
-            x[0].cross_entropy_with(&x[1], Some(&x[2]), CrossEntropyOptions { label_smoothing: 0.1, ..PLAIN })
+            x[0].weighted_cross_entropy(&x[1], &x[2], CrossEntropyOptions { label_smoothing: 0.1, ..PLAIN })
         }),
         case("cross_entropy of large logits", [real(&[3, 4], 500.0, 505.0), index(&[3], 4)], |x| {
-            x[0].cross_entropy_with(&x[1], None, PLAIN)
+            x[0].cross_entropy_with(&x[1], PLAIN)
         }),
     ]
 }

@@ -20,9 +20,9 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
     let biased = || vec![centered(&[7, 3]), centered(&[5, 3]), centered(&[5]), index(&[7], 5)];
     let some_ignored = || with_classes(&[3, -100, 0, -100, 4, -100, -100]);
     let cases = vec![
-        case("linear_cross_entropy", whole(), |x| x[0].linear_cross_entropy(&x[1], None, &x[2])),
+        case("linear_cross_entropy", whole(), |x| x[0].linear_cross_entropy(&x[1], &x[2])),
         case("linear_cross_entropy of sequences", [centered(&[2, 3, 4]), centered(&[5, 4]), index(&[2, 3], 5)], |x| {
-            x[0].linear_cross_entropy(&x[1], None, &x[2])
+            x[0].linear_cross_entropy(&x[1], &x[2])
         }),
         case("linear_cross_entropy with a bias, smoothed", biased(), |x| {
             let options = CrossEntropyOptions { label_smoothing: 0.2, ..PLAIN };
@@ -32,7 +32,7 @@ pub(super) fn cases<R: Runtime>() -> Vec<OpCase<R>> {
             let options = CrossEntropyOptions { reduction: Reduction::None, ..PLAIN };
             x[0].linear_cross_entropy_with(&x[1], Some(&x[2]), &x[3], options)
         }),
-        case("linear_cross_entropy ignoring", some_ignored(), |x| x[0].linear_cross_entropy(&x[1], None, &x[2])),
+        case("linear_cross_entropy ignoring", some_ignored(), |x| x[0].linear_cross_entropy(&x[1], &x[2])),
         case("linear_cross_entropy in chunks", whole(), |x| chunked(x, 2, true, 0.0)),
         case("linear_cross_entropy in chunks of one", biased(), |x| chunked(x, 1, true, 0.1)),
         case("linear_cross_entropy in chunks, none", biased(), |x| chunked(x, 4, false, 0.0)),

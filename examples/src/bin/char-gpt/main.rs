@@ -100,10 +100,8 @@ fn train(
     // Sequences spread evenly over the held-out text.
     let spread = held_out.len() / (VALIDATION_BATCHES * settings.batch);
     let validation = Evaluate::on(batches(held_out, spread.max(1))?).limit_batches(VALIDATION_BATCHES as u64);
-    let checkpoints = Checkpoints::in_folder(options.out.join("checkpoints"))
-        .every(Interval::Seconds(60.0))
-        .keep(1)
-        .overwrite(!options.resume);
+    let checkpoints =
+        Checkpoints::in_folder(options.out.join("checkpoints")).every(Interval::Seconds(60.0)).keep(1).overwrite();
     let mut trainer = Trainer::new(&model, step, batches(learned, 1)?.shuffle(settings.seed))
         .until(budget.length())
         .with(budget)

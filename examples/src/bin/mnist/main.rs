@@ -136,7 +136,7 @@ const ACCURACY: &str = "test/accuracy";
 fn loss(model: &Cnn<AnyRuntime>, batch: &Batch<Images>) -> Result<Loss<AnyRuntime>> {
     let (x, y) = (Var::new(batch.data.0.clone()), Var::new(batch.data.1.clone()));
     let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-    Loss::sum(cross_entropy_with(&model.forward(&x)?, &y, None, sum)?, batch.count as f64)
+    Loss::sum(cross_entropy_with(&model.forward(&x)?, &y, sum)?, batch.count as f64)
 }
 
 fn scores(model: &Cnn<AnyRuntime>, batch: &Batch<Images>) -> Result<Tensor<AnyRuntime>> {
