@@ -10,7 +10,7 @@ use numcore::{
 
 use crate::{
     Var, anomaly, is_grad_enabled, mode::ForwardContext, node::NodeCall, recipe::RecipeCall,
-    rematerialize::ScopedRecipe,
+    rematerialize::ScopedRecipe, tangent::no_tangents,
 };
 
 /// A closure that waits for a gradient in transit and returns it.
@@ -62,6 +62,7 @@ pub trait Function<R: Runtime>: Send + Sync {
 /// Applies a [`Function`] to `ins` and records it on the tape.
 #[track_caller]
 pub fn apply_function<R: Runtime>(function: Arc<dyn Function<R>>, ins: &[&Var<R>]) -> Result<Outs<Var<R>>> {
+    no_tangents(function.name(), ins)?;
     let context = ForwardContext::here();
     let tensors = ins.iter().map(|v| v.value()).collect::<Result<Vec<_>>>()?;
     let outs = function.forward(&tensors)?;

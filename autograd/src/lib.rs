@@ -21,6 +21,7 @@ mod checkpoint;
 mod deferred;
 mod flops;
 mod function;
+mod functional;
 mod gradients;
 mod hook;
 mod leaf;
@@ -35,6 +36,7 @@ mod rematerialize;
 mod slots;
 mod step;
 mod sweep;
+mod tangent;
 mod var;
 
 pub use anomaly::detect_anomaly;
@@ -43,6 +45,7 @@ pub use backward::{Backward, backward, backward_with_hooks, differentiable_grad,
 pub use checkpoint::{Checkpoint, checkpoint, products};
 pub use deferred::Deferred;
 pub use function::{ArrivingGradient, Function, apply_function};
+pub use functional::{hessian, hvp, jacobian, jvp};
 pub use gradients::Gradients;
 pub use hook::{BackwardHook, LeafGrad};
 pub use leaf::{Leaf, LeafView, Residency};

@@ -106,7 +106,7 @@ impl<R: Runtime> Var<R> {
         let Some(recipe) = value.recipe() else { return self };
         let Rematerialized { value, output, .. } = &**value;
         let value = Rematerialized { value: value.clone(), source: RecipeSource::Anywhere(recipe), output: *output };
-        Var { value: TapeValue::Rematerialized(Arc::new(value)), edge: self.edge }
+        Var { value: TapeValue::Rematerialized(Arc::new(value)), ..self }
     }
 }
 

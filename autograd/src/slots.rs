@@ -86,7 +86,7 @@ impl<R: Runtime> Sweep<R> {
     fn sole(&mut self, node: &Arc<Node<R>>, k: usize) -> Option<TensorMut<R>> {
         let sum = &mut self.grads.get_mut(&id(node))?[k];
         match sum.take()? {
-            Var { value: TapeValue::Own(value), edge: None } => match value.try_mut() {
+            Var { value: TapeValue::Own(value), edge: None, .. } => match value.try_mut() {
                 Ok(memory) => return Some(memory),
                 Err(shared) => *sum = Some(Var::new(shared)),
             },

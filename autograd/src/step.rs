@@ -89,7 +89,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         let Some(saved) = self.saved.inputs[i].clone() else { return Err(self.not_saved("input", i)) };
         let value = saved.fetch(&mut self.sweep.remade, self.hook)?;
         let edge = self.node.edges[i].clone().filter(|_| self.sweep.options.create_graph);
-        Ok(Var { value, edge })
+        Ok(Var { value, edge, tangent: None })
     }
 
     fn output(&mut self, k: usize) -> Result<Var<R>> {
@@ -97,7 +97,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         let Some(saved) = self.saved.outputs[k].clone() else { return Err(self.not_saved("output", k)) };
         let value = saved.fetch(&mut self.sweep.remade, self.hook)?;
         let edge = self.sweep.options.create_graph.then(|| Edge::Node(self.node.clone(), k as u32));
-        Ok(Var { edge: edge.filter(|_| value.spec().dtype.is_float()), value })
+        Ok(Var { edge: edge.filter(|_| value.spec().dtype.is_float()), value, tangent: None })
     }
 
     fn upstream(&mut self, k: usize) -> Result<Option<Var<R>>> {

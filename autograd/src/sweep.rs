@@ -365,7 +365,7 @@ fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     let tracked = sum.edge.is_some() || ins.iter().any(|v| v.edge.is_some());
     let own = match sum.value {
         TapeValue::Own(t) if !tracked => t,
-        value => return Var { value, edge: sum.edge }.add(&run(op, ins)?),
+        value => return Var { value, edge: sum.edge, tangent: None }.add(&run(op, ins)?),
     };
     match own.try_mut() {
         Err(shared) => Var::new(shared).add(&run(op, ins)?),

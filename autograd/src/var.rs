@@ -23,18 +23,20 @@ use crate::{
 pub struct Var<R: Runtime> {
     pub(crate) value: TapeValue<R>,
     pub(crate) edge: Option<Edge<R>>,
+    /// The derivative of the value along a direction, in the forward mode.
+    pub(crate) tangent: Option<Arc<Var<R>>>,
 }
 
 impl<R: Runtime> Clone for Var<R> {
     fn clone(&self) -> Self {
-        Var { value: self.value.clone(), edge: self.edge.clone() }
+        Var { value: self.value.clone(), edge: self.edge.clone(), tangent: self.tangent.clone() }
     }
 }
 
 impl<R: Runtime> Var<R> {
     /// A constant: no gradient flows to it.
     pub fn new(value: Tensor<R>) -> Self {
-        Var { value: TapeValue::Own(value), edge: None }
+        Var { value: TapeValue::Own(value), edge: None, tangent: None }
     }
 
     /// A leaf with the given name, whose gradient is wanted.
@@ -52,7 +54,7 @@ impl<R: Runtime> Var<R> {
 
     pub(crate) fn of_leaf(view: Arc<LeafView<R>>) -> Self {
         let edge = view.leaf().requires_grad().then(|| Edge::Leaf(view.clone()));
-        Var { value: TapeValue::Leaf(view), edge }
+        Var { value: TapeValue::Leaf(view), edge, tangent: None }
     }
 
     /// The tensor of this variable. A leaf that is not in memory is fetched by its residency.
@@ -150,7 +152,7 @@ impl<R: Runtime> Var<R> {
                 Some(recipe) => recipe.output(k, t),
                 None => TapeValue::Own(t),
             };
-            Var { value, edge }
+            Var { value, edge, tangent: None }
         };
         Ok(outs.into_iter().enumerate().map(var).collect())
     }
@@ -171,7 +173,7 @@ impl<R: Runtime> Var<R> {
     fn leaf_seen(&self, leaf: &Arc<LeafView<R>>, view: &ViewOp) -> Result<Option<Self>> {
         let Some(value) = leaf.then(view)? else { return Ok(None) };
         let edge = self.edge.as_ref().map(|_| Edge::Leaf(value.clone()));
-        Ok(Some(Var { value: TapeValue::Leaf(value), edge }))
+        Ok(Some(Var { value: TapeValue::Leaf(value), edge, tangent: None }))
     }
 
     fn tracked(op: &Op, ins: &[&Self]) -> Result<Bits> {
@@ -255,7 +257,7 @@ impl<R: Runtime> Apply for Var<R> {
     }
 
     fn detach(&self) -> Self {
-        Var { value: self.value.clone(), edge: None }
+        Var { value: self.value.clone(), edge: None, tangent: None }
     }
 
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
@@ -274,7 +276,10 @@ impl<R: Runtime> Apply for Var<R> {
 
 impl<R: Runtime> Var<R> {
     #[track_caller]
-    fn applied(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
+    pub(crate) fn applied(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
+        if ins.iter().any(|v| v.tangent.is_some()) {
+            return Self::applied_along(op, ins);
+        }
         if let TapeValue::Leaf(leaf) = &ins[0].value {
             let seen = match &op {
                 Op::View(view) => ins[0].leaf_seen(leaf, view)?.map(|seen| smallvec::smallvec![seen]),

@@ -46,6 +46,7 @@
 extern crate self as nn;
 
 mod counted_rows;
+mod functional;
 mod init;
 mod layers;
 pub mod loss;
@@ -54,6 +55,7 @@ mod module_ext;
 pub mod moe;
 pub mod parallel;
 mod param;
+mod replaced;
 mod state;
 mod summary;
 mod walk;
@@ -66,6 +68,7 @@ pub mod for_facade {
 }
 
 pub use counted_rows::{CountedRows, counted_rows, set_counted_rows};
+pub use functional::functional_call;
 pub use init::{Fan, Init, Initializer, Nonlinearity};
 pub use layers::*;
 pub use module::{Forward, Module, Stage, Visitor};

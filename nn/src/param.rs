@@ -17,7 +17,10 @@ use numcore::{
 };
 use parking_lot::RwLock;
 
-use crate::parallel::{Cuts, PieceOf, Placed};
+use crate::{
+    parallel::{Cuts, PieceOf, Placed},
+    replaced::replaced,
+};
 
 /// A parameter: a leaf of every graph that the model records. A clone is the same parameter, so two layers can share
 /// one.
@@ -56,15 +59,16 @@ impl<R: Runtime> Param<R> {
         Param(Arc::new(ParamState { leaf, cuts, placed, origin }))
     }
 
-    /// The parameter as a variable, to compute with.
+    /// The parameter as a variable, to compute with; in a [`functional_call`](crate::functional_call), the variable in
+    /// its place.
     pub fn var(&self) -> Var<R> {
-        self.0.leaf.read().var()
+        replaced(self.id()).unwrap_or_else(|| self.0.leaf.read().var())
     }
 
     /// The value of this parameter; fetched where it is not in memory.
     #[track_caller]
     pub fn value(&self) -> Result<Tensor<R>> {
-        self.var().value()
+        self.leaf().var().value()
     }
 
     /// The leaf of this parameter. [`to_dtype`](Param::to_dtype) replaces it.

@@ -16,4 +16,5 @@ mod overlap;
 mod recomputed;
 mod residency;
 mod slots;
+mod tangents;
 mod threads;

@@ -13,7 +13,7 @@ use crate::caught::caught;
 use super::{
     Case, HostValue, Mismatch, Placement,
     call::{Call, OpFn},
-    compare, compare_at_scale,
+    compare, compare_at_scale, compare_values,
 };
 
 /// The options of a run.
@@ -81,6 +81,7 @@ fn run_op<R: Runtime>(rt: &R, case: &Case, options: Options) -> Result<Outcome> 
     if let Some(gradients) = run.backward(&outs)? {
         mismatches.extend(run.gradients(&inputs, &call.stand_ins(), &gradients)?);
     }
+    mismatches.extend(run.tangent(op)?);
     if case.under("v").next().is_some() {
         let inputs = run.inputs()?;
         mismatches.extend(run.second(&op(&Call::new(case, &values_of(&inputs)))?, &inputs)?);
@@ -204,6 +205,43 @@ impl<R: Runtime> Run<'_, R> {
         Ok(found)
     }
 
+    /// Compares the tangent along one direction in all inputs, times the upstream gradients, with the product of that
+    /// direction and the expected gradients.
+    fn tangent(&self, op: OpFn<R>) -> Result<Option<Mismatch>> {
+        let differentiated = self.case.numbers("grads");
+        let mut directions = Vec::new();
+        let input = |i: usize| {
+            let mut value = Var::new(self.dense(self.case.tensor(&format!("in{i}"))?)?);
+            if differentiated.contains(&(i as f64)) {
+                let elements = 0..value.dims().iter().product();
+                let direction: Vec<f64> = elements.map(|k: usize| ((k * 7 + i * 3) % 11) as f64 / 8.0 - 0.5).collect();
+                let mut rest = direction.iter();
+                let shape = numcore::ops::Apply::spec(&value).shape;
+                let element = || rest.next().copied().unwrap_or(0.0);
+                value = value.with_tangent(&Var::new(Tensor::from_f64_fn(self.rt, shape, value.dtype(), element)?))?;
+                directions.push((i, direction));
+            }
+            self.case.expanded(i).map_or(Ok(value.clone()), |shape| value.broadcast_to(shape))
+        };
+        let inputs = (0..self.case.count("inputs")?).map(input).collect::<Result<Vec<_>>>()?;
+        let call = Call::new(self.case, &inputs);
+        let outs = op(&call)?;
+        let copied = call.stand_ins();
+        directions.retain(|(i, _)| copied.iter().all(|(k, _)| k != i));
+        let (mut got, mut want, mut size) = (0.0, 0.0, 1.0);
+        for (k, out) in outs.iter().enumerate() {
+            let (Some(upstream), Some(along)) = (self.case.maybe(&format!("gout{k}")), out.tangent()) else { continue };
+            got += dot(&upstream.to_f64s(), &along.value()?.to_f64s()?, &mut size);
+        }
+        for (i, direction) in &directions {
+            want += dot(&self.case.tensor(&format!("gin{i}"))?.to_f64s(), direction, &mut size);
+        }
+        if !f64::is_finite(want) {
+            return Ok(None);
+        }
+        Ok(compare_values("tangent", &[got / size], &[want / size], self.tol))
+    }
+
     fn gradients(
         &self,
         inputs: &[Input<R>],
@@ -246,4 +284,11 @@ impl<R: Runtime> BackwardHook<R> for Once<'_, R> {
         }
         self.0.on_leaf_grad_ready(leaf, grad)
     }
+}
+
+/// The sum of the products of two lists of values; the sum of their sizes is added to `size`.
+fn dot(a: &[f64], b: &[f64], size: &mut f64) -> f64 {
+    let products = a.iter().zip(b).map(|(a, b)| a * b);
+    *size += products.clone().map(f64::abs).sum::<f64>();
+    products.sum()
 }

@@ -23,6 +23,7 @@ mod references;
 mod report;
 mod sample;
 mod sizes;
+mod tangents;
 mod tests;
 mod ulp;
 mod values;
@@ -48,6 +49,7 @@ pub fn sections<R: Runtime>() -> Vec<(&'static str, RunSection<R>)> {
         ("references", references::references),
         ("gradients", gradcheck::first),
         ("second derivatives", gradcheck::second),
+        ("tangents", tangents::tangents),
         ("views", placements::views),
         ("repeated axes", placements::repeated),
         ("slots", placements::slots),

@@ -22,6 +22,7 @@ macro_rules! section_tests {
             reference_values "references",
             gradients "gradients",
             second_derivatives "second derivatives",
+            tangents "tangents",
             views "views",
             repeated_axes "repeated axes",
             accumulation_in_slots "slots",

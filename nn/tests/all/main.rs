@@ -5,6 +5,7 @@ mod attention;
 mod common;
 mod devices;
 mod errors;
+mod functional;
 mod golden_layers;
 mod golden_models;
 mod init;

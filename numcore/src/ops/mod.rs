@@ -21,6 +21,7 @@ pub(crate) mod rule;
 mod scan;
 mod sort;
 mod split;
+mod tangent;
 mod view;
 mod views;
 
@@ -42,6 +43,7 @@ pub use rule::{Apply, Backprop, Bits, Outs, Rule, Saves, Spec, SpecList, Specs};
 pub use scan::{Scan, ScanOps};
 pub use sort::{Sort, SortOps};
 pub use split::Split;
+pub use tangent::tangents;
 pub use view::{Embed, Fold, ViewOp, Windows};
 pub use views::ViewOps;
 

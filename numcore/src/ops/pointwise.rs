@@ -83,6 +83,13 @@ impl Rule for Pointwise {
 }
 
 impl Pointwise {
+    /// The tangents of the outputs; see [`tangents`](super::tangents).
+    #[track_caller]
+    pub(super) fn tangents<T: Apply>(&self, ins: &[&T], given: &[Option<&T>]) -> Result<Option<Outs<T>>> {
+        let Some(program) = self.program.tangent(given_bits(given)) else { return Ok(None) };
+        T::apply(Pointwise { program, scalars: self.scalars.clone() }.into(), &with_tangents(ins, given)).map(Some)
+    }
+
     /// Computes operands that all have one shape, the common case, without broadcasting or building specs. `None` for
     /// other operands.
     pub(crate) fn compute_alike<R: Runtime>(&self, ins: &[&Tensor<R>]) -> Result<Option<Outs<Tensor<R>>>> {
@@ -141,6 +148,16 @@ pub(super) fn chain<T: Apply>(
         cx.give(i, op, &refs)?;
     }
     Ok(())
+}
+
+/// The inputs that have a tangent.
+pub(super) fn given_bits<T>(given: &[Option<&T>]) -> u64 {
+    given.iter().enumerate().filter(|(_, t)| t.is_some()).fold(0, |bits, (i, _)| bits | 1 << i)
+}
+
+/// The operands of a program's tangents: its inputs, and a tangent for each. A tangent that is not read is the input.
+pub(super) fn with_tangents<'a, T>(ins: &[&'a T], given: &[Option<&'a T>]) -> SmallVec<[&'a T; 8]> {
+    ins.iter().copied().chain(ins.iter().zip(given).map(|(x, t)| t.unwrap_or(x))).collect()
 }
 
 /// The gradients of a node's outputs; an output that was not used has zeros (one element, broadcast).

@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{
     Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps, launch,
-    pointwise::{chain, rooms},
+    pointwise::{chain, given_bits, rooms, with_tangents},
 };
 use crate::{
     DType, Error, Out, ProgramOperand, ReduceKind, Result, Runtime, Shape, Tensor, TensorMut,
@@ -81,6 +81,33 @@ impl Reduce {
     fn widened_derivatives(&self, wants: Bits) -> Result<Option<&Mean>> {
         let reads = self.values(&self.program).saves(wants)?.inputs != Bits::NONE;
         Ok(self.mean.as_ref().filter(|_| reads))
+    }
+
+    /// The tangent of the result; see [`tangents`](super::tangents).
+    #[track_caller]
+    pub(super) fn tangent<T: Apply>(&self, ins: &[&T], out: &T, given: &[Option<&T>]) -> Result<Option<T>> {
+        if self.op == ReduceKind::Sum {
+            let wrt = given_bits(given);
+            let Some(program) = self.program.tangent(wrt) else { return Ok(None) };
+            let summed = |mean: &Mean| Some(Mean { summed: mean.summed.tangent(wrt)?, divisor: mean.divisor });
+            let (mean, scalars) = (self.mean.as_ref().and_then(summed), self.scalars.clone());
+            let sum = Reduce { mean, scalars, ..Self::sum_of(program, ScalarList::new(), self.to) };
+            return T::apply1(sum, &with_tangents(ins, given)).map(Some);
+        }
+        let (x, Some(t)) = (ins[0], given[0]) else { return Ok(None) };
+        let weight = match self.op {
+            ReduceKind::Prod => products_of_others(x, self.to)?,
+            _ => self.shares(x, out)?,
+        };
+        T::apply1(Reduce::sum_to(self.to), &[&weight.mul(t)?]).map(Some)
+    }
+
+    /// The share of each element in an extreme: 1, divided among equal elements.
+    #[track_caller]
+    fn shares<T: Apply>(&self, x: &T, extreme: &T) -> Result<T> {
+        let full = x.spec().shape;
+        let hit = x.eq(&extreme.broadcast_to(full)?)?.to_dtype(x.spec().dtype)?.detach();
+        hit.div(&T::apply1(Reduce::sum_to(self.to), &[&hit])?.broadcast_to(full)?)
     }
 
     /// The values of a form of the program, before they are combined.

@@ -31,6 +31,22 @@ impl Scan {
         Scan { op, axis: self.axis, reverse: !self.reverse }
     }
 
+    /// The tangent of the result; see [`tangents`](super::tangents).
+    #[track_caller]
+    pub(super) fn tangent<T: Apply>(&self, ins: &[&T], out: &T, given: &[Option<&T>]) -> Result<Option<T>> {
+        let before = |fill| shift(out, self.axis, self.reverse, fill);
+        let (source, factor) = match (self.op, given) {
+            (ScanOp::Sum, [Some(t)]) => return T::apply1(self.clone(), &[t]).map(Some),
+            (ScanOp::Prod, [Some(t)]) => (before(1.0)?.mul(*t)?, ins[0]),
+            (ScanOp::Linear, [Some(x), None]) => ((*x).clone(), ins[1]),
+            (ScanOp::Linear, [None, Some(a)]) => (before(0.0)?.mul(*a)?, ins[1]),
+            (ScanOp::Linear, [Some(x), Some(a)]) => (before(0.0)?.mul(*a)?.add(*x)?, ins[1]),
+            _ => return Ok(None),
+        };
+        let linear = Scan { op: ScanOp::Linear, ..self.clone() };
+        T::apply1(linear, &[&source, factor]).map(Some)
+    }
+
     /// The adjoint of a linear recurrence: `s[t] = g[t] + a[t+1] · s[t+1]`.
     fn adjoint<T: Apply>(&self, g: &T, a: &T) -> Result<T> {
         let next = shift(a, self.axis, !self.reverse, 0.0)?;

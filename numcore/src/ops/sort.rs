@@ -14,6 +14,14 @@ pub struct Sort {
     descending: bool,
 }
 
+impl Sort {
+    /// The tangent of the sorted values, in their order.
+    #[track_caller]
+    pub(super) fn tangent<T: Apply>(&self, tangent: &T, index: &T) -> Result<T> {
+        tangent.gather(self.axis as isize, index)
+    }
+}
+
 impl Rule for Sort {
     fn name(&self) -> &'static str {
         "sort"

@@ -1,4 +1,5 @@
-//! Symbolic differentiation: one row per op. No row creates a zero term, and values of the forward program are shared.
+//! Symbolic differentiation: one row per op, for gradients and for tangents. No row creates a zero term, and values of
+//! the forward program are shared.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 
@@ -20,6 +21,43 @@ pub(super) fn differentiate(program: &Program, wrt: &[usize]) -> Program {
     let found = gradients(program, &b, wrt).into_iter().zip(wrt);
     let gradients: Vec<Expr<'_>> = found.map(|(g, &i)| g.unwrap_or_else(|| zero(i))).collect();
     finish(program, &b, &gradients)
+}
+
+/// The tangents of the outputs: forward accumulation over the values that depend on inputs `wrt`. `None` if all are zero
+/// by structure.
+pub(super) fn tangent(program: &Program, wrt: u64) -> Option<Program> {
+    let b = ProgramBuilder::default();
+    let mut primal: Vec<Id> = Vec::with_capacity(program.insts().len());
+    let mut terms: Vec<Option<GradTerm<'_>>> = Vec::with_capacity(program.insts().len());
+    for inst in program.insts() {
+        let here = inst.map(|a| primal[a as usize]);
+        let y = b.expr(b.push(here));
+        let mut term = None;
+        if let Inst::Input(k) = *inst
+            && wrt >> k & 1 == 1
+        {
+            term = Some(GradTerm { when: None, value: b.input(program.inputs() as u16 + k) });
+        }
+        for (j, operand) in inst.operands().enumerate() {
+            let Some(t) = terms[operand as usize] else { continue };
+            let part = match here {
+                Inst::Cast(to, _) if to.is_float() => t.with(t.value.cast(to)),
+                Inst::CastLike(_, like) if j == 0 => t.with(t.value.cast_like(b.expr(like))),
+                Inst::Cast(..) | Inst::CastLike(..) => None,
+                _ => back(&b, here, y, t)[j],
+            };
+            part.into_iter().for_each(|part| GradTerm::add(&mut term, part));
+        }
+        primal.push(y.id());
+        terms.push(term);
+    }
+    let outputs = program.outputs().iter().map(|&o| (terms[o as usize], b.expr(primal[o as usize])));
+    if outputs.clone().all(|(term, _)| term.is_none()) {
+        return None;
+    }
+    let outputs: Vec<Expr<'_>> =
+        outputs.map(|(term, y)| term.map_or_else(|| b.int(0).cast_like(y), GradTerm::whole)).collect();
+    Some(b.finish(program.name(), 2 * program.inputs(), program.scalars(), &outputs))
 }
 
 fn finish(program: &Program, b: &ProgramBuilder, outputs: &[Expr<'_>]) -> Program {

@@ -26,7 +26,7 @@ mod widened;
 use std::{
     fmt::Write,
     hash::{Hash, Hasher},
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 pub use build::ProgramBuilder;
@@ -165,6 +165,8 @@ struct ProgramData {
     reads: u64,
     typed: types::TypingCache,
     derivatives: Box<[OnceLock<Option<Derivative>>]>,
+    /// The programs of tangents that were asked for, by their inputs.
+    tangents: Mutex<Vec<(u64, Option<Program>)>>,
 }
 
 /// A derivative with respect to one input.
@@ -278,6 +280,19 @@ impl Program {
         derive::differentiate(self, wrt)
     }
 
+    /// The tangents of the outputs, given those of the inputs `wrt` (a bit mask of inputs): the product with the Jacobian
+    /// from the left is [`derivative`](Program::derivative), this is the one from the right. Its inputs are this
+    /// program's, then a tangent for each of them, of which those in `wrt` are read. `None` if it is zero by structure.
+    pub fn tangent(&self, wrt: u64) -> Option<Program> {
+        let mut known = self.0.tangents.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, found)) = known.iter().find(|(mask, _)| *mask == wrt) {
+            return found.clone();
+        }
+        let found = derive::tangent(self, wrt);
+        known.push((wrt, found.clone()));
+        found
+    }
+
     /// Writes this program's body into another program that is being built.
     ///
     /// # Errors
@@ -315,8 +330,9 @@ impl Program {
         let _ = write!(hash, "{insts:?}{outputs:?}{inputs},{scalars}");
         let derivatives = (0..inputs).map(|_| OnceLock::new()).collect();
         let typed = types::TypingCache::default();
-        let inner =
-            ProgramData { name, insts, outputs, inputs, scalars, hash: hash.finish(), reads, typed, derivatives };
+        let tangents = Mutex::default();
+        let hash = hash.finish();
+        let inner = ProgramData { name, insts, outputs, inputs, scalars, hash, reads, typed, derivatives, tangents };
         Program(Handle::Counted(Arc::new(inner)))
     }
 }

@@ -35,6 +35,7 @@ const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--
 const JOBS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--test", "jobs"];
 const BALANCE: &[&str] =
     &["test", "-p", "weftgrad-distributed", "-p", "weftgrad-adaptive", "--lib", "--test", "all", "--", "balance"];
+const TANGENTS: &[&str] = &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "tangents"];
 const AGREEMENTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "agreements"];
 const EXPERTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "expert_decisions", "ways"];
 const FROZEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "frozen_parameters"];
@@ -394,4 +395,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "data/src/order/buckets.rs", from: "window == 0 || window > most", to: "window == 0", test: DATA },
     Mutant { file: "train/src/trainer/start.rs", from: "io::ErrorKind::NotFound", to: "io::ErrorKind::Other", test: RESUMED },
     Mutant { file: "numcore/src/ops/composed/fft/mod.rs", from: "|x, &a| complex(op, &x, None, a, norm, inverse)", to: "|x, &a| x.fft(None, a, norm)", test: FOURIER },
+    Mutant { file: "numcore/src/pointwise/derive.rs", from: "_ => back(&b, here, y, t)[j],", to: "_ => back(&b, here, y, t)[0],", test: TANGENTS },
+    Mutant { file: "numcore/src/ops/scan.rs", from: "(before(0.0)?.mul(*a)?.add(*x)?, ins[1])", to: "((*x).clone(), ins[1])", test: TANGENTS },
 ];
