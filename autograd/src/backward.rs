@@ -128,6 +128,12 @@ impl<R: Runtime> Backward<R> {
         self.retain_graph()
     }
 
+    /// Keeps the gradients of leaves of each of `examples` apart, along a first axis.
+    pub(crate) fn by_example(mut self, examples: usize) -> Self {
+        self.options.examples = Some(examples);
+        self
+    }
+
     /// Runs the backward pass and delivers the gradients of leaves to `hook`.
     ///
     /// # Errors

@@ -25,12 +25,14 @@ mod functional;
 mod gradients;
 mod hook;
 mod leaf;
+mod leaf_parts;
 mod ledger;
 mod mode;
 mod node;
 mod observe;
 mod operators;
 mod overlap;
+mod per_example;
 mod recipe;
 mod rematerialize;
 mod slots;
@@ -54,5 +56,6 @@ pub use mode::{
     RandomState, is_grad_enabled, manual_seed, next_seed, no_grad, random_state, set_random_state, set_random_stream,
 };
 pub use observe::{ObservedOp, observe_ops, saved_bytes};
+pub use per_example::per_example_gradients;
 pub use rematerialize::{recomputed, with_recomputation};
 pub use var::Var;

@@ -38,11 +38,20 @@ pub(crate) enum TapeValue<R: Runtime> {
     Leaf(Arc<LeafView<R>>),
     /// A value that backward computes again; nodes in its scope save only its recipe.
     Rematerialized(Arc<Rematerialized<R>>),
+    /// A value of another form, with its tangent; no node saves it.
+    Dual(Arc<Dual<R>>),
+}
+
+/// A value and its derivative along a direction.
+pub(crate) struct Dual<R: Runtime> {
+    pub(crate) value: TapeValue<R>,
+    pub(crate) tangent: crate::Var<R>,
 }
 
 impl<R: Runtime> Clone for TapeValue<R> {
     fn clone(&self) -> Self {
         match self {
+            TapeValue::Dual(d) => TapeValue::Dual(d.clone()),
             TapeValue::Own(t) => TapeValue::Own(t.clone()),
             TapeValue::Leaf(v) => TapeValue::Leaf(v.clone()),
             TapeValue::Rematerialized(r) => TapeValue::Rematerialized(r.clone()),
@@ -51,8 +60,14 @@ impl<R: Runtime> Clone for TapeValue<R> {
 }
 
 impl<R: Runtime> TapeValue<R> {
+    /// This value without its tangent.
+    pub(crate) fn plain(&self) -> &Self {
+        if let TapeValue::Dual(dual) = self { &dual.value } else { self }
+    }
+
     pub(crate) fn get(&self) -> Result<Tensor<R>> {
         match self {
+            TapeValue::Dual(d) => d.value.get(),
             TapeValue::Own(t) => Ok(t.clone()),
             TapeValue::Leaf(v) => v.value(),
             TapeValue::Rematerialized(r) => Ok(r.value.clone()),
@@ -62,6 +77,7 @@ impl<R: Runtime> TapeValue<R> {
     /// Reads the value without a clone; the tensor of a leaf is stored in `room`.
     pub(crate) fn read<'a>(&'a self, room: &'a mut Option<Tensor<R>>) -> Result<&'a Tensor<R>> {
         match self {
+            TapeValue::Dual(d) => d.value.read(room),
             TapeValue::Own(t) => Ok(t),
             TapeValue::Leaf(v) => Ok(room.insert(v.value()?)),
             TapeValue::Rematerialized(r) => Ok(&r.value),
@@ -71,6 +87,7 @@ impl<R: Runtime> TapeValue<R> {
     /// Appends the spec of this value to a list.
     pub(crate) fn list(&self, specs: &mut SpecList) {
         match self {
+            TapeValue::Dual(d) => d.value.list(specs),
             TapeValue::Own(t) => specs.push(t.shape(), t.dtype()),
             TapeValue::Leaf(v) => specs.push(v.shape(), v.leaf().spec().dtype),
             TapeValue::Rematerialized(r) => specs.push(r.value.shape(), r.value.dtype()),
@@ -80,6 +97,7 @@ impl<R: Runtime> TapeValue<R> {
     pub(crate) fn spec(&self) -> Spec {
         use numcore::ops::Apply;
         match self {
+            TapeValue::Dual(d) => d.value.spec(),
             TapeValue::Own(t) => t.spec(),
             TapeValue::Leaf(v) => v.spec(),
             TapeValue::Rematerialized(r) => r.value.spec(),

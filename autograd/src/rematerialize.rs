@@ -106,7 +106,7 @@ impl<R: Runtime> Var<R> {
         let Some(recipe) = value.recipe() else { return self };
         let Rematerialized { value, output, .. } = &**value;
         let value = Rematerialized { value: value.clone(), source: RecipeSource::Anywhere(recipe), output: *output };
-        Var { value: TapeValue::Rematerialized(Arc::new(value)), ..self }
+        Var { value: TapeValue::Rematerialized(Arc::new(value)), edge: self.edge }
     }
 }
 
@@ -232,7 +232,7 @@ fn share_memory<R: Runtime>(ins: &[&Var<R>], outs: &[Tensor<R>]) -> bool {
     let value = |v: &Var<R>| match &v.value {
         TapeValue::Own(t) => Some(t.clone()),
         TapeValue::Rematerialized(x) => Some(x.value.clone()),
-        TapeValue::Leaf(_) => None,
+        TapeValue::Leaf(_) | TapeValue::Dual(_) => None,
     };
     ins.iter().filter_map(|v| value(v)).any(|input| outs.iter().any(|out| input.shares_memory_with(out)))
 }

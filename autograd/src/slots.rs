@@ -20,7 +20,7 @@ impl<R: Runtime> Sweep<R> {
         edges: &[Option<Edge<R>>],
         hook: &mut dyn BackwardHook<R>,
     ) -> Result<SmallVec<[Option<TensorMut<R>>; 4]>> {
-        if self.options.create_graph || self.only.is_some() {
+        if self.options.create_graph || self.options.examples.is_some() || self.only.is_some() {
             return Ok(edges.iter().map(|_| None).collect());
         }
         if !self.postpones && !self.postponed.is_empty() {
@@ -86,7 +86,7 @@ impl<R: Runtime> Sweep<R> {
     fn sole(&mut self, node: &Arc<Node<R>>, k: usize) -> Option<TensorMut<R>> {
         let sum = &mut self.grads.get_mut(&id(node))?[k];
         match sum.take()? {
-            Var { value: TapeValue::Own(value), edge: None, .. } => match value.try_mut() {
+            Var { value: TapeValue::Own(value), edge: None } => match value.try_mut() {
                 Ok(memory) => return Some(memory),
                 Err(shared) => *sum = Some(Var::new(shared)),
             },

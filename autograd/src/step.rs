@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use numcore::{
     Error, ErrorKind, Result, Runtime, Tensor,
-    ops::{Apply, Backprop, Op, Rule, Spec},
+    ops::{Apply, Backprop, Op, Outs, Rule, Spec, all_by_example},
 };
 use smallvec::SmallVec;
 
@@ -89,7 +89,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         let Some(saved) = self.saved.inputs[i].clone() else { return Err(self.not_saved("input", i)) };
         let value = saved.fetch(&mut self.sweep.remade, self.hook)?;
         let edge = self.node.edges[i].clone().filter(|_| self.sweep.options.create_graph);
-        Ok(Var { value, edge, tangent: None })
+        Ok(Var { value, edge })
     }
 
     fn output(&mut self, k: usize) -> Result<Var<R>> {
@@ -97,7 +97,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         let Some(saved) = self.saved.outputs[k].clone() else { return Err(self.not_saved("output", k)) };
         let value = saved.fetch(&mut self.sweep.remade, self.hook)?;
         let edge = self.sweep.options.create_graph.then(|| Edge::Node(self.node.clone(), k as u32));
-        Ok(Var { edge: edge.filter(|_| value.spec().dtype.is_float()), value, tangent: None })
+        Ok(Var { edge: edge.filter(|_| value.spec().dtype.is_float()), value })
     }
 
     fn upstream(&mut self, k: usize) -> Result<Option<Var<R>>> {
@@ -137,6 +137,9 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         } else {
             self.sweep.lend(edges, self.hook)?
         };
+        if let Some(examples) = self.sweep.options.examples {
+            return self.give_by_example(&op, ins, examples);
+        }
         if memory.iter().all(Option::is_none) {
             return Var::apply(op, ins)?.iter().enumerate().try_for_each(|(i, g)| self.give(i, Op::identity(), &[g]));
         }
@@ -149,6 +152,30 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
                     self.sweep.take_back(edge, out, self.hook)?;
                 }
                 _ => self.give(i, Op::identity(), &[&Var::new(out.freeze()?)])?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<R: Runtime> NodeStep<'_, R> {
+    /// Gives the outputs of an op call as gradients: those of leaves for each example.
+    fn give_by_example(&mut self, op: &Op, ins: &[&Var<R>], examples: usize) -> Result<()> {
+        let outs = Var::apply(op.clone(), ins)?;
+        let to_leaf = |edge: &Option<Edge<R>>| matches!(edge, Some(Edge::Leaf(_)));
+        let apart = if self.node.edges[..outs.len()].iter().any(to_leaf) {
+            all_by_example(op, ins, examples)?
+        } else {
+            Outs::new()
+        };
+        for (i, out) in outs.iter().enumerate() {
+            match &self.node.edges[i] {
+                Some(Edge::Leaf(view)) => {
+                    self.given[i] = true;
+                    self.sweep.add_part(view, apart[i].clone())?;
+                    self.sweep.finish_edge(view.leaf(), self.hook)?;
+                }
+                _ => self.give(i, Op::identity(), &[out])?,
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use numcore::{
     Error, ErrorKind, Result, Runtime, Tensor, TensorMut,
-    ops::{Apply, Op, Rule},
+    ops::{Apply, Op, Rule, by_example},
 };
 use smallvec::SmallVec;
 
@@ -42,7 +42,7 @@ pub(crate) struct LeafState<R: Runtime> {
     open: usize,
     pub(crate) grad: Option<TensorMut<R>>,
     pub(crate) lent: bool,
-    graph: Option<Var<R>>,
+    pub(crate) graph: Option<Var<R>>,
 }
 
 /// The options of a backward pass.
@@ -50,6 +50,8 @@ pub(crate) struct LeafState<R: Runtime> {
 pub(crate) struct SweepOptions {
     pub(crate) retain_graph: bool,
     pub(crate) create_graph: bool,
+    /// The number of examples whose gradients of leaves are kept apart.
+    pub(crate) examples: Option<usize>,
 }
 
 /// The state of a backward pass. Deferred op calls continue from it.
@@ -309,14 +311,12 @@ impl<R: Runtime> Sweep<R> {
         hook: &mut dyn BackwardHook<R>,
     ) -> Result<()> {
         let leaf = view.leaf();
+        if let Some(examples) = self.options.examples {
+            let part = by_example(&op, ins, examples).map_err(|error| error.within(leaf.name()))?;
+            return self.add_part(view, part);
+        }
         if self.options.create_graph {
-            let part = through_views(run(op, ins)?, view)?;
-            let state = self.leaf_state(leaf)?;
-            state.graph = Some(match state.graph.take() {
-                None => part,
-                Some(sum) => numcore::ops::PointwiseOps::add(&sum, &part)?,
-            });
-            return Ok(());
+            return self.add_part(view, run(op, ins)?);
         }
         let mut slot = self.slot(leaf, hook)?;
         with_values(ins, |values| match view.is_whole() {
@@ -329,10 +329,14 @@ impl<R: Runtime> Sweep<R> {
 
     /// Counts one edge to the leaf as finished. After the last one its gradient is final, and the hook is notified.
     pub(crate) fn finish_edge(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+        let is_apart = self.options.examples.is_some();
         let state = self.leaf_state(leaf)?;
         state.open -= 1;
         if state.open > 0 {
             return Ok(());
+        }
+        if is_apart && let Some(all) = state.graph.take() {
+            return hook.on_leaf_grad_ready(&state.leaf, LeafGrad::Own(all.value()?));
         }
         let Some(grad) = state.grad.take() else { return Ok(()) };
         let grad = if state.lent { LeafGrad::Slot(grad) } else { LeafGrad::Own(grad.freeze()?) };
@@ -365,7 +369,7 @@ fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     let tracked = sum.edge.is_some() || ins.iter().any(|v| v.edge.is_some());
     let own = match sum.value {
         TapeValue::Own(t) if !tracked => t,
-        value => return Var { value, edge: sum.edge, tangent: None }.add(&run(op, ins)?),
+        value => return Var { value, edge: sum.edge }.add(&run(op, ins)?),
     };
     match own.try_mut() {
         Err(shared) => Var::new(shared).add(&run(op, ins)?),
@@ -374,19 +378,6 @@ fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
             Ok(Var::new(memory.freeze()?))
         }
     }
-}
-
-/// Maps a gradient of a view of a leaf to a gradient of the leaf, by the adjoints of the views, last first.
-fn through_views<R: Runtime>(grad: Var<R>, view: &LeafView<R>) -> Result<Var<R>> {
-    use numcore::ops::ViewOps;
-    let mut shapes = vec![view.leaf().spec().shape];
-    for v in view.views() {
-        shapes.push(v.shape(shapes[shapes.len() - 1])?);
-    }
-    let adjoint =
-        |g: Var<R>, (v, from): (&numcore::ops::ViewOp, &numcore::Shape)| Var::apply1(v.adjoint(*from)?, &[&g]);
-    let back = view.views().iter().zip(&shapes).rev().try_fold(grad, adjoint)?;
-    back.reshape(view.leaf().spec().shape)
 }
 
 pub(crate) fn unknown<R: Runtime>(leaf: &Leaf<R>) -> Error {

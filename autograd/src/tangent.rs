@@ -9,7 +9,10 @@ use numcore::{
 };
 use smallvec::SmallVec;
 
-use crate::Var;
+use crate::{
+    Var,
+    node::{Dual, TapeValue},
+};
 
 impl<R: Runtime> Var<R> {
     /// This value with `tangent`, its derivative along a direction. Values computed from it have tangents too, those of
@@ -28,23 +31,31 @@ impl<R: Runtime> Var<R> {
             let why = format!("a tangent is {} {} as its value, this one is {}", is.dtype, is.shape, given.dtype);
             return Err(Error::shape("with_tangent", &[is.shape, given.shape], why)).at_caller();
         }
-        if self.tangent.is_some() || tangent.tangent.is_some() {
+        if self.dual().is_some() || tangent.dual().is_some() {
             let why = "tangents do not nest; for second derivatives differentiate the tangent with `grad`";
             return Err(Error::usage("with_tangent", why)).at_caller();
         }
-        Ok(Var { tangent: Some(Arc::new(tangent.clone())), ..self.clone() })
+        Ok(self.clone().with(tangent.clone()))
     }
 
     /// The derivative of this value along the direction that [`with_tangent`](Var::with_tangent) gave; `None` if the
     /// value does not depend on it.
     #[doc(alias("unpack_dual"))]
     pub fn tangent(&self) -> Option<Var<R>> {
-        self.tangent.as_deref().cloned()
+        self.dual().map(|dual| dual.tangent.clone())
     }
 
     /// This value without its tangent.
     pub(crate) fn primal(&self) -> Self {
-        Var { tangent: None, ..self.clone() }
+        Var { value: self.value.plain().clone(), edge: self.edge.clone() }
+    }
+
+    fn with(self, tangent: Var<R>) -> Self {
+        Var { value: TapeValue::Dual(Arc::new(Dual { value: self.value, tangent })), edge: self.edge }
+    }
+
+    fn dual(&self) -> Option<&Dual<R>> {
+        if let TapeValue::Dual(dual) = &self.value { Some(dual) } else { None }
     }
 
     /// Applies an op to inputs of which some have tangents.
@@ -55,18 +66,25 @@ impl<R: Runtime> Var<R> {
         }
         let primals: SmallVec<[Self; 4]> = ins.iter().map(|v| v.primal()).collect();
         let primals: SmallVec<[&Self; 4]> = primals.iter().collect();
-        let given: SmallVec<[Option<&Self>; 4]> = ins.iter().map(|v| v.tangent.as_deref()).collect();
+        let given: SmallVec<[Option<&Self>; 4]> = ins.iter().map(|v| v.dual().map(|dual| &dual.tangent)).collect();
         let outs = Self::applied(op.clone(), &primals)?;
         let found = tangents(&op, &primals, &outs, &given)
             .map_err(|error| error.within(format!("tangent of {}", op.name())))?;
-        Ok(outs.into_iter().zip(found).map(|(out, tangent)| Var { tangent: tangent.map(Arc::new), ..out }).collect())
+        Ok(outs
+            .into_iter()
+            .zip(found)
+            .map(|(out, tangent)| match tangent {
+                Some(tangent) => out.with(tangent),
+                None => out,
+            })
+            .collect())
     }
 }
 
 /// Checks that no input of a handwritten function has a tangent, for which the function has no rule.
 #[track_caller]
 pub(crate) fn no_tangents<R: Runtime>(name: &'static str, ins: &[&Var<R>]) -> Result<()> {
-    if ins.iter().all(|v| v.tangent.is_none()) {
+    if ins.iter().all(|v| v.dual().is_none()) {
         return Ok(());
     }
     let why = "a handwritten function has no rule for tangents; use the reverse mode, `grad`";

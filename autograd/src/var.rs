@@ -23,20 +23,18 @@ use crate::{
 pub struct Var<R: Runtime> {
     pub(crate) value: TapeValue<R>,
     pub(crate) edge: Option<Edge<R>>,
-    /// The derivative of the value along a direction, in the forward mode.
-    pub(crate) tangent: Option<Arc<Var<R>>>,
 }
 
 impl<R: Runtime> Clone for Var<R> {
     fn clone(&self) -> Self {
-        Var { value: self.value.clone(), edge: self.edge.clone(), tangent: self.tangent.clone() }
+        Var { value: self.value.clone(), edge: self.edge.clone() }
     }
 }
 
 impl<R: Runtime> Var<R> {
     /// A constant: no gradient flows to it.
     pub fn new(value: Tensor<R>) -> Self {
-        Var { value: TapeValue::Own(value), edge: None, tangent: None }
+        Var { value: TapeValue::Own(value), edge: None }
     }
 
     /// A leaf with the given name, whose gradient is wanted.
@@ -54,7 +52,7 @@ impl<R: Runtime> Var<R> {
 
     pub(crate) fn of_leaf(view: Arc<LeafView<R>>) -> Self {
         let edge = view.leaf().requires_grad().then(|| Edge::Leaf(view.clone()));
-        Var { value: TapeValue::Leaf(view), edge, tangent: None }
+        Var { value: TapeValue::Leaf(view), edge }
     }
 
     /// The tensor of this variable. A leaf that is not in memory is fetched by its residency.
@@ -97,7 +95,7 @@ impl<R: Runtime> Var<R> {
 
     /// The leaf that this variable is; `None` for intermediates, constants and views of leaves.
     pub fn as_leaf(&self) -> Option<&Arc<Leaf<R>>> {
-        match &self.value {
+        match self.value.plain() {
             TapeValue::Leaf(view) if view.is_whole() => Some(view.leaf()),
             _ => None,
         }
@@ -152,7 +150,7 @@ impl<R: Runtime> Var<R> {
                 Some(recipe) => recipe.output(k, t),
                 None => TapeValue::Own(t),
             };
-            Var { value, edge, tangent: None }
+            Var { value, edge }
         };
         Ok(outs.into_iter().enumerate().map(var).collect())
     }
@@ -173,7 +171,7 @@ impl<R: Runtime> Var<R> {
     fn leaf_seen(&self, leaf: &Arc<LeafView<R>>, view: &ViewOp) -> Result<Option<Self>> {
         let Some(value) = leaf.then(view)? else { return Ok(None) };
         let edge = self.edge.as_ref().map(|_| Edge::Leaf(value.clone()));
-        Ok(Some(Var { value: TapeValue::Leaf(value), edge, tangent: None }))
+        Ok(Some(Var { value: TapeValue::Leaf(value), edge }))
     }
 
     fn tracked(op: &Op, ins: &[&Self]) -> Result<Bits> {
@@ -209,7 +207,7 @@ fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
             | NoGradient { .. }
     );
     let known = |v: &&Var<R>| {
-        let TapeValue::Leaf(view) = &v.value else { return None };
+        let TapeValue::Leaf(view) = v.value.plain() else { return None };
         let Spec { shape, dtype } = view.leaf().spec();
         let seen = if view.is_whole() { String::new() } else { format!(", seen as {}", view.shape()) };
         Some(format!("`{}` is {dtype} {shape}{seen}", view.leaf().name()))
@@ -220,6 +218,7 @@ fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
 
 pub(crate) fn saved_input<R: Runtime>(value: &TapeValue<R>) -> SavedInput<R> {
     match value {
+        TapeValue::Dual(dual) => saved_input(&dual.value),
         TapeValue::Own(t) => SavedInput::Own(t.clone()),
         TapeValue::Leaf(view) => SavedInput::Leaf(view.clone(), view.leaf().version()),
         TapeValue::Rematerialized(value) => value.saved(),
@@ -242,6 +241,7 @@ impl<R: Runtime> Apply for Var<R> {
 
     fn runtime(&self) -> &R {
         match &self.value {
+            TapeValue::Dual(dual) => dual.tangent.runtime(),
             TapeValue::Own(t) => t.runtime(),
             TapeValue::Leaf(v) => v.leaf().runtime(),
             TapeValue::Rematerialized(r) => r.value.runtime(),
@@ -257,7 +257,7 @@ impl<R: Runtime> Apply for Var<R> {
     }
 
     fn detach(&self) -> Self {
-        Var { value: self.value.clone(), edge: None, tangent: None }
+        Var { value: self.value.plain().clone(), edge: None }
     }
 
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
@@ -277,7 +277,7 @@ impl<R: Runtime> Apply for Var<R> {
 impl<R: Runtime> Var<R> {
     #[track_caller]
     pub(crate) fn applied(op: Op, ins: &[&Self]) -> Result<Outs<Self>> {
-        if ins.iter().any(|v| v.tangent.is_some()) {
+        if ins.iter().any(|v| matches!(v.value, TapeValue::Dual(_))) {
             return Self::applied_along(op, ins);
         }
         if let TapeValue::Leaf(leaf) = &ins[0].value {

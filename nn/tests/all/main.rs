@@ -14,6 +14,7 @@ mod linear_cross_entropy;
 mod losses;
 mod module;
 mod moe;
+mod per_example;
 mod safetensors;
 mod segments;
 mod summary;

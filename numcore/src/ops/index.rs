@@ -62,6 +62,11 @@ impl ScatterAdd {
     pub(super) fn new(axis: usize, size: usize) -> Self {
         ScatterAdd { axis, size }
     }
+
+    /// This op for operands with another axis in front; `None` unless it sums along the first axis.
+    pub(super) fn beside(&self) -> Option<Self> {
+        (self.axis == 0).then_some(ScatterAdd { axis: 1, ..*self })
+    }
 }
 
 impl Rule for ScatterAdd {

@@ -6,6 +6,7 @@
 //! rules are therefore written once.
 
 mod arg_reduce;
+mod by_example;
 pub(crate) mod composed;
 mod einsum;
 mod elementwise;
@@ -26,6 +27,7 @@ mod view;
 mod views;
 
 pub use arg_reduce::ArgReduce;
+pub use by_example::{all_by_example, by_example};
 pub(crate) use composed::Sorted;
 pub use composed::*;
 pub use einsum::einsum;

@@ -5,7 +5,9 @@ use std::{ops::RangeInclusive, sync::LazyLock};
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps, launch,
+    Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps,
+    by_example::rows_of_each,
+    launch,
     pointwise::{chain, given_bits, rooms, with_tangents},
 };
 use crate::{
@@ -100,6 +102,28 @@ impl Reduce {
             _ => self.shares(x, out)?,
         };
         T::apply1(Reduce::sum_to(self.to), &[&weight.mul(t)?]).map(Some)
+    }
+
+    /// The sum over the rows of each example, `[B, ..]`; `None` if the rows are not summed. See
+    /// [`by_example`](super::by_example).
+    #[track_caller]
+    pub(super) fn by_example<T: Apply>(&self, ins: &[&T], examples: usize) -> Result<Option<T>> {
+        let full = self.full(ins.iter().map(|x| x.spec().shape))?;
+        let to = self.to.padded(full.rank());
+        let is_summed = self.op == ReduceKind::Sum && self.mean.is_none() && full.rank() > 0;
+        if !is_summed || (to[0] == full[0] && self.to.rank() == full.rank()) {
+            return Ok(None);
+        }
+        let each = rows_of_each(&self.clone().into(), full[0], examples)?;
+        let lengthened = |x: &&T| {
+            let shape = x.spec().shape.padded(full.rank());
+            let first = if shape[0] == full[0] { [examples, each] } else { [1, 1] };
+            x.reshape([&first, &shape[1..]].concat())
+        };
+        let ins = ins.iter().map(lengthened).collect::<Result<SmallVec<[T; 4]>>>()?;
+        let sum = Reduce { to: Shape::new(&[&[examples, 1], &to[1..]].concat())?, ..self.clone() };
+        let sum = T::apply1(sum, &ins.iter().collect::<SmallVec<[&T; 4]>>())?;
+        sum.reshape([&[examples], &self.to[..]].concat()).map(Some)
     }
 
     /// The share of each element in an extreme: 1, divided among equal elements.

@@ -80,6 +80,24 @@ impl ViewOp {
         })
     }
 
+    /// This view, which repeats no element, of an input with another axis of this size in front.
+    pub fn beside(&self, size: usize) -> Result<ViewOp> {
+        let longer = |shape: &Shape| Shape::new(&[&[size], &shape[..]].concat());
+        Ok(match self {
+            ViewOp::Permute(order) => ViewOp::Permute([0].into_iter().chain(order.iter().map(|a| a + 1)).collect()),
+            ViewOp::Broadcast(shape) | ViewOp::Reshape(shape) => ViewOp::Reshape(longer(shape)?),
+            ViewOp::Slice { axis, start, len, step } => {
+                ViewOp::Slice { axis: axis + 1, start: *start, len: *len, step: *step }
+            }
+            ViewOp::Flip(axes) => {
+                let mut moved = AxisSet::default();
+                axes.iter().for_each(|axis| moved.insert(axis + 1));
+                ViewOp::Flip(moved)
+            }
+            ViewOp::Unfold(windows) => ViewOp::Unfold(Windows { axis: windows.axis + 1, ..*windows }),
+        })
+    }
+
     /// The shape of the view for an input of shape `x`.
     pub fn shape(&self, x: Shape) -> Result<Shape> {
         let dense = Layout::contiguous(x.checked(self.name())?);
