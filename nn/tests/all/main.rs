@@ -1,6 +1,7 @@
 //! Layers, losses, initialization, modules and their states.
 
 mod attention;
+mod attention_programs;
 #[path = "../common/mod.rs"]
 mod common;
 mod devices;

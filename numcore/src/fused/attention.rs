@@ -149,6 +149,20 @@ impl HeadSizes {
     }
 }
 
+/// The products `q · kᵀ` of queries `[B, H, T, D]` and keys `[B, K, S, D]`: `[B, H, T, S]`.
+#[track_caller]
+pub(super) fn raw_scores<T: Apply>(q: &T, k: &T) -> Result<T> {
+    let sizes = HeadSizes::of(q.spec().shape, k.spec().shape);
+    sizes.ungrouped(&T::apply1(Matmul, &[&sizes.grouped(q)?, &k.t()?])?)
+}
+
+/// The sums of values `[B, K, S, E]` with weights `p: [B, H, T, S]`: `[B, H, T, E]`.
+#[track_caller]
+pub(super) fn weighted<T: Apply>(p: &T, k: &T, v: &T) -> Result<T> {
+    let sizes = HeadSizes::of(p.spec().shape, k.spec().shape);
+    sizes.ungrouped(&T::apply1(Matmul, &[&sizes.grouped(p)?, v])?)
+}
+
 impl Attention {
     /// The scores `[B, H, T, S]`, scaled, capped and masked, and the derivative of the soft cap if there is one.
     fn scores<T: Apply>(&self, q: &T, k: &T, mask: Option<&T>) -> Result<(T, Option<T>)> {
@@ -164,8 +178,7 @@ impl Attention {
         });
         static SLOPE: LazyLock<Program> = LazyLock::new(|| Program::new("softcap", |[t], []| [1.0 - t * t]));
         let sizes = HeadSizes::of(q.spec().shape, k.spec().shape);
-        let raw = T::apply1(Matmul, &[&sizes.grouped(q)?, &k.t()?])?;
-        let mut scores = sizes.ungrouped(&raw)?.mul(self.scale)?;
+        let mut scores = raw_scores(q, k)?.mul(self.scale)?;
         let mut slope = None;
         if let Some(cap) = self.softcap {
             let tanh = scores.div(cap)?.tanh()?;
@@ -236,10 +249,8 @@ impl Fused for Attention {
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let (q, k, v) = (ins[Attention::QUERIES], ins[Attention::KEYS], ins[Attention::VALUES]);
-        let sizes = HeadSizes::of(q.spec().shape, k.spec().shape);
         let (scores, _) = self.scores(q, k, ins.get(Attention::MASK).copied())?;
-        let p = self.probabilities(&scores)?;
-        let o = sizes.ungrouped(&T::apply1(Matmul, &[&sizes.grouped(&p)?, v])?)?;
+        let o = weighted(&self.probabilities(&scores)?, k, v)?;
         let lse = scores.detach().logsumexp(&[-1])?.to_dtype(q.spec().dtype.compute())?;
         Ok(smallvec![o, lse])
     }

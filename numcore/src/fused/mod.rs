@@ -3,6 +3,7 @@
 //! gradient. The gradient is a fused operation again. Double backward goes through the decomposition.
 
 mod attention;
+mod attention_program;
 mod conv;
 mod cross_entropy;
 mod linear;
@@ -18,6 +19,7 @@ mod softmax;
 mod vocabulary;
 
 pub use attention::{Attention, AttentionGrad, SdpaOptions};
+pub use attention_program::{AttentionProgram, ScorePosition};
 pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
 pub use linear::Linear;

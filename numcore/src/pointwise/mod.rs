@@ -9,6 +9,7 @@
 //! println!("{slope}");
 //! ```
 
+mod bounds;
 mod build;
 mod derive;
 mod eval;
@@ -29,6 +30,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
+pub use bounds::Bounds;
 pub use build::ProgramBuilder;
 pub use eval::Values;
 pub use expr::{Expr, IntoExpr};

@@ -1,0 +1,282 @@
+//! Attention by programs against loops over queries and keys, against dense masks, and in parts.
+
+use autograd::{Var, checkpoint, differentiable_grad, grad};
+use numcore::{
+    DType, Result, Tensor,
+    fused::{AttentionProgram, NnOps, SdpaOptions},
+    ops::{Apply, PointwiseOps, ReduceOps, ViewOps, cat},
+};
+use runtime_cpu::Cpu;
+
+use crate::common::{cpu, f64s};
+
+type V = Var<Cpu>;
+
+fn drawn(shape: &[usize], seed: u64) -> V {
+    Var::leaf(&format!("x{seed}"), Tensor::uniform(&cpu(), shape, DType::F64, -1.0, 1.0, seed).unwrap()).unwrap()
+}
+
+/// Queries of `heads` heads, and keys and values of `shared` heads.
+fn operands(heads: usize, shared: usize, queries: usize, keys: usize) -> [V; 3] {
+    [drawn(&[2, heads, queries, 3], 1), drawn(&[2, shared, keys, 3], 2), drawn(&[2, shared, keys, 4], 3)]
+}
+
+/// Attention by a loop: the score of `(score, batch, head, query, key)` is `None` where a key is hidden.
+fn looped([q, k, v]: &[V; 3], score: impl Fn(f64, [usize; 4]) -> Option<f64>) -> Vec<f64> {
+    let (qs, ks, vs) = (f64s(q), f64s(k), f64s(v));
+    let ([batch, heads, queries, depth], [_, shared, keys, width]) = (sizes(q), sizes(v));
+    let mut out = Vec::new();
+    for (b, h, i) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..queries).map(move |i| (b, h, i)))) {
+        let g = b * shared + h / (heads / shared);
+        let row = |j: usize| {
+            let (at, to) = (((b * heads + h) * queries + i) * depth, (g * keys + j) * depth);
+            let dot: f64 = (0..depth).map(|d| qs[at + d] * ks[to + d]).sum();
+            score(dot / (depth as f64).sqrt(), [b, h, i, j])
+        };
+        let weights: Vec<f64> = (0..keys).map(|j| row(j).map_or(0.0, f64::exp)).collect();
+        let total: f64 = weights.iter().sum();
+        for e in 0..width {
+            let sum: f64 = (0..keys).map(|j| weights[j] * vs[(g * keys + j) * width + e]).sum();
+            out.push(if total > 0.0 { sum / total } else { 0.0 });
+        }
+    }
+    out
+}
+
+fn sizes(x: &V) -> [usize; 4] {
+    x.dims().try_into().unwrap()
+}
+
+fn near(got: &[f64], want: &[f64], bound: f64) {
+    assert_eq!(got.len(), want.len());
+    let worst = got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, f64::max);
+    assert!(worst <= bound, "off by {worst}");
+}
+
+#[test]
+fn programs_are_loops() {
+    for (heads, shared, queries, keys) in [(4, 2, 5, 7), (2, 2, 130, 200), (3, 1, 1, 65)] {
+        let x @ [q, k, v] = &operands(heads, shared, queries, keys);
+        let attend = |program: &AttentionProgram, args: &[&V]| f64s(&program.attend(q, k, v, args).unwrap());
+        let plain = AttentionProgram::over(0);
+        near(&attend(&plain, &[]), &looped(x, |s, _| Some(s)), 1e-13);
+        near(&attend(&AttentionProgram::causal(), &[]), &looped(x, |s, [.., i, j]| (j <= i).then_some(s)), 1e-13);
+        let window = plain.clone().mask(|at, _| (at.query - at.key).abs().le(3));
+        near(&attend(&window, &[]), &looped(x, |s, [.., i, j]| (i.abs_diff(j) <= 3).then_some(s)), 1e-13);
+        let documents = plain.clone().mask(|at, _| (at.key / 64).eq(at.query / 64) & at.key.le(at.query));
+        let want = looped(x, |s, [.., i, j]| (j / 64 == i / 64 && j <= i).then_some(s));
+        near(&attend(&documents, &[]), &want, 1e-13);
+        let capped = plain.clone().scale(2.0 / 3f64.sqrt()).score(|s, _, _| (s / 0.7).tanh() * 0.7);
+        near(&attend(&capped, &[]), &looped(x, |s, _| Some((2.0 * s / 0.7).tanh() * 0.7)), 1e-13);
+        let strided = plain.mask(|at, _| (at.key % 5).eq(at.query % 5) | (at.batch.eq(1) & at.head.ge(1)));
+        let shown = |[b, h, i, j]: [usize; 4]| j % 5 == i % 5 || (b == 1 && h >= 1);
+        near(&attend(&strided, &[]), &looped(x, |s, at| shown(at).then_some(s)), 1e-13);
+    }
+}
+
+/// A slope of each head, a bias of each key, and the documents of queries and keys.
+fn arguments(heads: usize, queries: usize, keys: usize) -> [V; 4] {
+    let documents = |count: usize, by: usize| {
+        let all: Vec<i64> = (0..2 * count).map(|i| ((i % count) / by) as i64).collect();
+        Tensor::from_slice(&cpu(), [2, count], &all).unwrap()
+    };
+    let (of_queries, of_keys) = (documents(queries, 30), documents(keys, 30));
+    let shaped = |t: Tensor<Cpu>, shape: [usize; 4]| Var::new(t.reshape(shape).unwrap());
+    [
+        drawn(&[heads, 1, 1], 7),
+        drawn(&[2, 1, 1, keys], 8),
+        shaped(of_queries, [2, 1, queries, 1]),
+        shaped(of_keys, [2, 1, 1, keys]),
+    ]
+}
+
+/// ALiBi and a bias of each key, within documents; `bent` makes it no sum of the score and a value.
+fn with_arguments(bent: bool) -> AttentionProgram {
+    AttentionProgram::over(4)
+        .score(move |s, at, args| {
+            let sum = s + args[0] * (at.key - at.query).cast_like(s) * 0.01 + args[1];
+            if bent { sum.tanh() * 2.0 } else { sum }
+        })
+        .mask(|at, args| args[2].eq(args[3]) & at.key.le(at.query))
+}
+
+#[test]
+fn arguments_are_operands_of_loops() {
+    let (heads, queries, keys) = (4, 70, 90);
+    let x @ [q, k, v] = &operands(heads, 2, queries, keys);
+    let args = arguments(heads, queries, keys);
+    let refs: Vec<&V> = args.iter().collect();
+    let [slopes, bias] = [0, 1].map(|i| f64s(&args[i]));
+    for bent in [false, true] {
+        let want = looped(x, |s, [b, h, i, j]| {
+            let sum = s + slopes[h] * (j as f64 - i as f64) * 0.01 + bias[b * keys + j];
+            (i / 30 == j / 30 && j <= i).then_some(if bent { sum.tanh() * 2.0 } else { sum })
+        });
+        near(&f64s(&with_arguments(bent).attend(q, k, v, &refs).unwrap()), &want, 1e-13);
+        // The keys of each block of queries by a table, in place of all keys up to the diagonal.
+        let blocks = vec![0..30, 0..60, 30..60, 30..70, 60..70];
+        let by_table = with_arguments(bent).blocks(15, blocks).attend(q, k, v, &refs).unwrap();
+        near(&f64s(&by_table), &want, 1e-13);
+    }
+}
+
+/// The gradients of a weighted sum, and of the sum of their squares.
+fn derivatives(y: &V, of: &[&V]) -> Vec<Vec<f64>> {
+    let weights = drawn(&y.dims(), 20).detach();
+    let first = differentiable_grad(&[&y.mul(&weights).unwrap().sum_all().unwrap()], of).unwrap();
+    let first: Vec<V> = first.into_iter().map(|g| g.expect("a gradient")).collect();
+    let squares = first.iter().map(|g| g.square().unwrap().sum_all().unwrap()).reduce(|a, b| a.add(&b).unwrap());
+    let second = grad(&[&squares.unwrap()], of).unwrap();
+    first.iter().map(f64s).chain(second.iter().map(|g| f64s(g.as_ref().unwrap()))).collect()
+}
+
+#[test]
+fn derivatives_are_those_of_a_dense_mask() {
+    let (heads, queries, keys) = (2, 70, 90);
+    let [q, k, v] = &operands(heads, 1, queries, keys);
+    let args = arguments(heads, queries, keys);
+    let refs: Vec<&V> = args.iter().collect();
+    let distance: Vec<f64> = (0..queries * keys).map(|n| (n % keys) as f64 - (n / keys) as f64).collect();
+    let mut distance = distance.into_iter();
+    let distance = Tensor::from_f64_fn(&cpu(), [queries, keys], DType::F64, || distance.next().unwrap()).unwrap();
+    let hidden: Vec<bool> = (0..queries * keys)
+        .map(|n| {
+            let (i, j) = (n / keys, n % keys);
+            i / 30 != j / 30 || j > i
+        })
+        .collect();
+    let hidden = Var::new(Tensor::from_slice(&cpu(), [queries, keys], &hidden).unwrap());
+    let dense = || -> Result<V> {
+        let bias = args[0].mul(&Var::new(distance.clone()))?.mul(0.01)?.add(&args[1])?;
+        let mask = bias.masked_fill(&hidden, f64::NEG_INFINITY)?;
+        q.attention_with(k, v, SdpaOptions { mask: Some(&mask), ..Default::default() })
+    };
+    let of = [q, k, v, &args[0], &args[1]];
+    let program = with_arguments(false);
+    let want = derivatives(&dense().unwrap(), &of);
+    let plain = program.attend(q, k, v, &refs).unwrap();
+    let again = checkpoint(|| program.attend(q, k, v, &refs)).unwrap();
+    for y in [plain, again] {
+        derivatives(&y, &of).iter().zip(&want).for_each(|(got, want)| near(got, want, 1e-11));
+    }
+}
+
+#[test]
+fn bent_scores_have_the_slopes_of_differences() {
+    let (heads, queries, keys) = (2, 66, 40);
+    let operands = operands(heads, 2, queries, keys);
+    let args = arguments(heads, queries, keys);
+    let weights = drawn(&[2, heads, queries, 4], 20).detach();
+    let loss = |[q, k, v]: &[V; 3], args: &[V]| {
+        let refs: Vec<&V> = args.iter().collect();
+        with_arguments(true).attend(q, k, v, &refs).unwrap().mul(&weights).unwrap().sum_all().unwrap()
+    };
+    let [q, k, v] = &operands;
+    let gradients = grad(&[&loss(&operands, &args)], &[q, k, v, &args[0], &args[1]]).unwrap();
+    for (n, gradient) in gradients.iter().enumerate() {
+        let along = |x: &V| drawn(&x.dims(), 30 + n as u64).detach();
+        let moved = |by: f64| {
+            let (mut operands, mut args) = (operands.clone(), args.clone());
+            let x = if n < 3 { &mut operands[n] } else { &mut args[n - 3] };
+            *x = x.detach().add(&along(x).mul(by).unwrap()).unwrap();
+            loss(&operands, &args).item().unwrap()
+        };
+        let slope = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+        let gradient = gradient.as_ref().unwrap();
+        let got = gradient.mul(&along(gradient)).unwrap().sum_all().unwrap().item().unwrap();
+        assert!(
+            (got - slope).abs() < 1e-7 * (1.0 + slope.abs()),
+            "operand {n}: {got}, the difference quotient {slope}"
+        );
+    }
+}
+
+#[test]
+fn parts_of_heads_queries_and_keys_have_global_positions() {
+    let (heads, queries, keys) = (4, 48, 48);
+    let [q, k, v] = &operands(heads, 4, queries, keys);
+    let program = AttentionProgram::over(0)
+        .score(|s, at, _| s + (at.key - at.query).cast_like(s) * 0.1 * (at.head + 1).cast_like(s))
+        .mask(|at, _| at.key.le(at.query) & (at.query - at.key).lt(20));
+    let whole = program.attend(q, k, v, &[]).unwrap();
+    let part = |x: &V, axis: isize, start: usize, len: usize| x.narrow(axis, start, len).unwrap();
+    for (from, count) in [(0, 2), (2, 2), (1, 3)] {
+        let [q, k, v] = [q, k, v].map(|x| part(x, 1, from, count));
+        let got = program.clone().first(0, from, 0, 0).attend(&q, &k, &v, &[]).unwrap();
+        near(&f64s(&got), &f64s(&part(&whole, 1, from, count)), 1e-13);
+    }
+    // Queries one after another after a cache, and a rank's part of the queries with all keys before them.
+    for (from, count) in [(0, 1), (17, 1), (47, 1), (16, 16), (32, 16)] {
+        let (k, v) = (part(k, 2, 0, from + count), part(v, 2, 0, from + count));
+        let got = program.clone().first(0, 0, from, 0).attend(&part(q, 2, from, count), &k, &v, &[]).unwrap();
+        near(&f64s(&got), &f64s(&part(&whole, 2, from, count)), 1e-13);
+    }
+    // Keys from a position on, as a sliding cache holds them.
+    let got =
+        program.clone().first(0, 0, 40, 21).attend(&part(q, 2, 40, 8), &part(k, 2, 21, 27), &part(v, 2, 21, 27), &[]);
+    near(&f64s(&got.unwrap()), &f64s(&part(&whole, 2, 40, 8)), 1e-13);
+}
+
+#[test]
+fn a_causal_program_has_the_bits_of_the_causal_kernel() {
+    let [q, k, v] = &operands(4, 2, 70, 70).map(|x| x.to_dtype(DType::F32).unwrap());
+    let want = q.causal_attention(k, v).unwrap();
+    let program = AttentionProgram::over(0).mask(|at, _| at.query.ge(at.key));
+    assert_eq!(f64s(&program.attend(q, k, v, &[]).unwrap()), f64s(&want));
+    let last = q.narrow(2, 60, 10).unwrap();
+    let options = SdpaOptions { causal: true, lower_right: true, ..Default::default() };
+    let cached = program.first(0, 0, 60, 0).attend(&last, k, v, &[]).unwrap();
+    assert_eq!(f64s(&cached), f64s(&last.attention_with(k, v, options).unwrap()));
+}
+
+#[test]
+fn half_precision_is_near_f32() {
+    for dtype in [DType::F16, DType::BF16] {
+        let x = operands(2, 1, 40, 40).map(|x| x.to_dtype(dtype).unwrap());
+        let wide = x.clone().map(|x| x.to_dtype(DType::F32).unwrap());
+        for bent in [false, true] {
+            let args =
+                arguments(2, 40, 40).map(|x| if x.dtype().is_float() { x.to_dtype(DType::F32).unwrap() } else { x });
+            let refs: Vec<&V> = args.iter().collect();
+            let [got, want] = [&x, &wide].map(|[q, k, v]| with_arguments(bent).attend(q, k, v, &refs).unwrap());
+            assert_eq!(got.dtype(), dtype);
+            near(&f64s(&got), &f64s(&want), 4.0 * dtype.epsilon());
+        }
+    }
+}
+
+#[test]
+fn nothing_is_computed_of_hidden_blocks() {
+    let [q, k, v] = &operands(1, 1, 512, 512);
+    let work = |program: AttentionProgram| {
+        let (y, ops) = autograd::observe_ops(|| program.attend(q, k, v, &[]));
+        y.unwrap();
+        ops.iter().map(|op| op.flops()).sum::<u64>() as f64
+    };
+    let full = work(AttentionProgram::over(0));
+    let documents = work(AttentionProgram::over(0).mask(|at, _| (at.key / 64).eq(at.query / 64)));
+    assert!(documents / full < 0.13, "{}", documents / full);
+    let window = work(AttentionProgram::over(0).mask(|at, _| at.key.le(at.query) & (at.query - at.key).lt(64)));
+    assert!(window / full < 0.27, "{}", window / full);
+}
+
+#[test]
+fn misuse_says_what_is_wrong() {
+    let [q, k, v] = &operands(2, 1, 5, 6);
+    let plain = || AttentionProgram::over(0);
+    let says = |result: Result<V>, words: &[&str]| {
+        let error = result.unwrap_err().to_string();
+        assert!(words.iter().all(|w| error.contains(w)), "{error}");
+    };
+    says(AttentionProgram::over(1).attend(q, k, v, &[]), &["number of arguments", "0", "1"]);
+    says(AttentionProgram::over(1).attend(q, k, v, &[&drawn(&[4], 1)]), &["[4]", "[2, 2, 5, 6]"]);
+    says(plain().mask(|at, _| at.key - at.query).attend(q, k, v, &[]), &["gives truth values", "i64"]);
+    says(plain().score(|_, at, _| at.key).attend(q, k, v, &[]), &["gives a floating value", "i64"]);
+    says(plain().attend(q, &v.detach(), k, &[]), &["attention"]);
+    says(plain().blocks(2, vec![0..6; 2]).attend(q, k, v, &[]), &["number of ranges", "blocks of 2 queries among 5"]);
+    says(plain().blocks(5, vec![0..7; 1]).attend(q, k, v, &[]), &["0..7", "6 keys"]);
+    let nothing = plain().mask(|at, _| at.key.gt(100)).attend(q, k, v, &[]).unwrap();
+    assert_eq!(f64s(&nothing), vec![0.0; 2 * 2 * 5 * 4]);
+    let rows = cat(&[&nothing, &nothing], 2).unwrap();
+    assert_eq!(rows.dims(), [2, 2, 10, 4]);
+}
