@@ -182,6 +182,7 @@ pub mod book {
     chapter!(autograd, "autograd.md");
     chapter!(memory, "memory.md");
     chapter!(layers, "layers.md");
+    chapter!(attention, "attention.md");
     chapter!(custom_ops, "custom-ops.md");
     chapter!(first_training_run, "first-training-run.md");
     chapter!(classify, "classify.md");

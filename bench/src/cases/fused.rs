@@ -2,6 +2,7 @@
 
 use weftgrad::{
     Backward, BackwardHook, Leaf, LeafGrad, NnOps, Result, Runtime, Tensor, Var,
+    fused::AttentionProgram,
     ops::{Apply, MatmulOps, PointwiseOps},
 };
 
@@ -86,8 +87,27 @@ pub(super) fn attention<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<C
     };
     let (q, k, v) = (input(1)?, input(2)?, input(3)?);
     let g = Var::new(data::normal(rt, n, dtype, 4)?);
+    let program = scores(name, n[2]);
     Ok(Case::new(move || {
-        let o = q.causal_attention(&k, &v)?;
+        let o = match &program {
+            Some(program) => program.attend(&q, &k, &v, &[])?,
+            None => q.causal_attention(&k, &v)?,
+        };
         if back { Backward::from(&o, &g)?.run(&mut Drop) } else { Ok(()) }
     }))
+}
+
+/// The programs of attention's cases, for sequences of `tokens`: every key, the causal mask, eight documents, causal
+/// ALiBi, and a causal soft cap.
+fn scores(name: &str, tokens: usize) -> Option<AttentionProgram> {
+    let all = || AttentionProgram::over(0);
+    let document = (tokens / 8).max(1) as i64;
+    Some(match name.strip_suffix("fb").unwrap_or(name) {
+        "attnfull" => all(),
+        "attnprogram" => AttentionProgram::causal(),
+        "attndocs" => all().mask(move |at, _| (at.key / document).eq(at.query / document)),
+        "attnalibi" => AttentionProgram::causal().score(|s, at, _| s + (at.key - at.query).cast_like(s) * 0.01),
+        "attncap" => AttentionProgram::causal().score(|s, _, _| (s * 0.05).tanh() * 20.0),
+        _ => return None,
+    })
 }

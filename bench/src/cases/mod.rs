@@ -33,7 +33,7 @@ type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 /// A name, the meaning of the numbers after it, and the constructor.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
-fn table<R: Runtime>() -> [Row<R>; 56] {
+fn table<R: Runtime>() -> [Row<R>; 66] {
     [
         ("gemm", "M K N", kernels::gemm),
         ("gemmnt", "M K N", kernels::gemm),
@@ -75,6 +75,16 @@ fn table<R: Runtime>() -> [Row<R>; 56] {
         ("rmsnormfb", "ROWS C", fused::forward_backward),
         ("attn", "B H T D", fused::attention),
         ("attnfb", "B H T D", fused::attention),
+        ("attnfull", "B H T D", fused::attention),
+        ("attnfullfb", "B H T D", fused::attention),
+        ("attnprogram", "B H T D", fused::attention),
+        ("attnprogramfb", "B H T D", fused::attention),
+        ("attndocs", "B H T D", fused::attention),
+        ("attndocsfb", "B H T D", fused::attention),
+        ("attnalibi", "B H T D", fused::attention),
+        ("attnalibifb", "B H T D", fused::attention),
+        ("attncap", "B H T D", fused::attention),
+        ("attncapfb", "B H T D", fused::attention),
         ("attnbf16", "B H T D", fused::attention),
         ("attnbf16fb", "B H T D", fused::attention),
         ("tinyadd", "", tape::tiny_add),

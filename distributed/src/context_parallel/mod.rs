@@ -23,6 +23,7 @@ mod masked;
 mod masks;
 mod order;
 mod partial;
+mod programs;
 mod ranks;
 mod ring;
 mod sequence;
@@ -47,7 +48,8 @@ pub enum ContextExchange {
     AllGather,
     /// Blocks of keys and values travel from rank to rank during the attention over the last block (Liu et al. 2023). A
     /// rank holds three blocks: its own, the current and the arriving one; in backward also gradients of three, in the
-    /// type of computation. Supports no second derivatives. A sliding window is a mask, of blocks that all travel.
+    /// type of computation. Supports no second derivatives. A sliding window is a mask, of blocks that all travel. For
+    /// attention by a program, keys and values are gathered instead.
     Ring,
     /// Each rank gets some heads of the whole sequence for attention (Jacobs et al. 2023). The number of ranks must
     /// divide the heads of queries, and divide those of keys and values or be their multiple. If there are fewer heads

@@ -7,8 +7,8 @@ use nn::parallel::{ContextAttention, ContextGroup, SequencePart};
 use numcore::{Error, Result, Runtime, Shape, fused::Attention, ops::Apply};
 
 use super::{
-    ContextExchange, cut::CutAttention, gathered::GatheredAttention, order::ZigZag, ring::RingAttention,
-    ulysses::by_heads,
+    ContextExchange, cut::CutAttention, gathered::GatheredAttention, order::ZigZag, programs::CutProgram,
+    ring::RingAttention, ulysses::by_heads,
 };
 use crate::comm::{Collectives, Comm, Communicator};
 
@@ -68,6 +68,10 @@ impl<R: Runtime> ContextGroup<R> for ContextRanks<R> {
     fn attention(&self, qkv: [&Var<R>; 3], options: ContextAttention<'_, R>, of: &str) -> Result<Var<R>> {
         let shapes = qkv.map(|x| x.spec().shape);
         let order = self.order_of(shapes)?;
+        if let Some((program, args)) = options.program {
+            let cut = CutProgram { comm: &self.comm, order, exchange: self.exchange, of, program, args };
+            return cut.attend(qkv);
+        }
         let window = self.window_of(&options, &shapes)?;
         let ContextAttention { causal, scale, softcap, segments, .. } = options;
         let op = Attention {

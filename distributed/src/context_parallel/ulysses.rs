@@ -21,6 +21,19 @@ use crate::{
 /// Attention between two all-to-alls: from parts of sequences to heads, and from heads back to parts of sequences.
 pub(super) fn by_heads<R: Runtime>(cut: CutAttention<R>, [q, k, v]: [&Var<R>; 3]) -> Result<Var<R>> {
     let CutAttention { comm, order, op, segments, of } = cut;
+    of_heads(&Named::over(&comm, &of), order, [q, k, v], |[q, k, v]| match segments {
+        None => Ok(Var::apply(op.into(), &[q, k, v])?.remove(0)),
+        Some(segments) => Ok(apply_function(Arc::new(MaskedAttention { op, segments }), &[q, k, v])?.remove(0)),
+    })
+}
+
+/// Computes attention of this rank's heads of whole sequences.
+pub(super) fn of_heads<R: Runtime>(
+    comm: &Comm<R>,
+    order: ZigZag,
+    [q, k, v]: [&Var<R>; 3],
+    attention: impl FnOnce([&Var<R>; 3]) -> Result<Var<R>>,
+) -> Result<Var<R>> {
     let ranks = order.ranks;
     let [h, g] = [q, k].map(|x| x.spec().shape[1]);
     let shared = g < ranks && ranks.is_multiple_of(g.max(1));
@@ -31,17 +44,12 @@ pub(super) fn by_heads<R: Runtime>(cut: CutAttention<R>, [q, k, v]: [&Var<R>; 3]
         );
         return Err(Error::shape("attention", &[q.spec().shape, k.spec().shape], why).on_rank(comm.world_rank()));
     }
-    let comm = &Named::over(&comm, &of);
     // Several ranks have heads of queries of one group: each gets a copy of its keys and values.
     let [k, v] = if shared { [repeated(k, ranks / g)?, repeated(v, ranks / g)?] } else { [k.clone(), v.clone()] };
     let (q, both) = (to_heads(comm, order, q)?, to_heads(comm, order, &cat(&[&k, &v], -1)?)?);
     let depth = k.spec().shape[3];
     let [k, v] = split_keys_values(&both, depth)?;
-    let found = match segments {
-        None => Var::apply(op.into(), &[&q, &k, &v])?.remove(0),
-        Some(segments) => apply_function(Arc::new(MaskedAttention { op, segments }), &[&q, &k, &v])?.remove(0),
-    };
-    to_tokens(comm, order, &found)
+    to_tokens(comm, order, &attention([&q, &k, &v])?)
 }
 
 /// Repeats each head `times` times in place: `[B, G, T, D]` to `[B, G · times, T, D]`.

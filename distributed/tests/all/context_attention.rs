@@ -18,6 +18,8 @@ struct ContextCase {
     window: Option<usize>,
     softcap: Option<f64>,
     segments: bool,
+    /// True if scores and mask are a program.
+    program: bool,
 }
 
 impl ContextCase {
@@ -32,7 +34,25 @@ impl ContextCase {
             window: None,
             softcap: None,
             segments: false,
+            program: false,
         }
+    }
+
+    /// A program that depends on heads, queries, keys and documents, with its arguments for all heads.
+    fn program(&self, rt: &Cpu) -> Result<(AttentionProgram, [Var<Cpu>; 3])> {
+        let causal = self.causal;
+        let program = AttentionProgram::over(3)
+            .score(|s, at, args| (s + args[0] * (at.key - at.query + at.head).cast_like(s)).tanh())
+            .mask(move |at, args| {
+                let same = args[1].eq(args[2]) | (at.key % 3).eq(0);
+                if causal { same & at.key.le(at.query) } else { same }
+            });
+        let slopes = Tensor::normal(rt, [self.sizes[1], 1, 1], DType::F64, 0.0, 0.1, 5)?.to_dtype(self.dtype)?;
+        let of = |i: usize| ((i % self.tokens) * (2 + i / self.tokens) / 5) as i64;
+        let all: Vec<i64> = (0..self.sizes[0] * self.tokens).map(of).collect();
+        let of_keys = Tensor::from_slice(rt, [self.sizes[0], 1, 1, self.tokens], &all)?;
+        let of_queries = of_keys.transpose(2, 3)?;
+        Ok((program, [slopes, of_queries, of_keys].map(Var::new)))
     }
 
     /// Queries, keys, values, and what the output is weighed by, of the whole sequence: views of heads, as projections give them.
@@ -63,7 +83,10 @@ impl ContextCase {
         let documents = self.documents(rt)?;
         let ContextCase { causal, window, softcap, .. } = *self;
         let window = (window, None);
-        let options = ContextAttention { causal, window, scale: None, softcap, segments: documents.as_ref() };
+        let (program, args) = self.program(rt)?;
+        let args: Vec<&Var<Cpu>> = args.iter().collect();
+        let (segments, program) = (documents.as_ref(), self.program.then_some((&program, &args[..])));
+        let options = ContextAttention { causal, window, scale: None, softcap, segments, program };
         self.values(rt, &part, twice, |q, k, v| group.attention([q, k, v], options, "attention"))
     }
 
@@ -74,7 +97,11 @@ impl ContextCase {
         let options =
             SdpaOptions { mask: mask.as_ref(), causal, window: (window, None), softcap, ..SdpaOptions::default() };
         let whole = SequencePart::whole(self.tokens);
-        let all = self.values(rt, &whole, twice, |q, k, v| q.attention_with(k, v, options))?;
+        let (program, args) = self.program(rt)?;
+        let all = self.values(rt, &whole, twice, |q, k, v| match self.program {
+            true => program.attend(q, k, v, &args.iter().collect::<Vec<_>>()),
+            false => q.attention_with(k, v, options),
+        })?;
         let [b, h, g, d, e] = self.sizes;
         let shapes = [[h, e], [h, d], [g, d], [g, e], [h, d], [g, d], [g, e]];
         let cut = |(values, [heads, width]): (Vec<f64>, [usize; 2])| {
@@ -146,6 +173,60 @@ fn every_form_is_the_attention_of_one_rank() {
 }
 
 #[test]
+fn programs_have_the_positions_of_the_whole_sequence() {
+    for exchange in FORMS {
+        for c in WORLDS {
+            for (tokens, causal) in [(4 * c, true), (7 * c, true), (5 * c, false)] {
+                ContextCase { tokens, causal, program: true, ..ContextCase::new(exchange, c) }.same(c, false, 1e-12);
+            }
+        }
+        for (c, heads) in [(2, [4, 1]), (4, [8, 2])] {
+            let case = ContextCase { program: true, ..ContextCase::new(exchange, c) };
+            ContextCase { sizes: [2, heads[0], heads[1], 4, 3], ..case }.same(c, true, 1e-11);
+            ContextCase { dtype: DType::F32, ..case }.same(c, false, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn learned_arguments_have_the_sum_of_all_ranks_gradients() {
+    let of = |comm: &Comm<Cpu>, exchange: ContextExchange| {
+        let rt = comm.runtime();
+        let case = ContextCase { program: true, tokens: 12, sizes: [2, 6, 3, 4, 4], ..ContextCase::new(exchange, 1) };
+        let group = ContextRanks::group(comm, exchange);
+        let part = group.part(case.tokens)?;
+        let [q, k, v, weights] = case.whole(rt)?.map(|x| part.take(&x, 2).map(Var::new));
+        let (program, [slopes, queries, keys]) = case.program(rt)?;
+        let slopes = Var::leaf("slopes", slopes.value()?)?;
+        let program = (&program, &[&slopes, &queries, &keys][..]);
+        let options = ContextAttention { program: Some(program), ..Default::default() };
+        let o = group.attention([&q?, &k?, &v?], options, "attention")?;
+        let gradients = o.mul(&weights?)?.sum_all()?.backward()?;
+        gradients.of(&slopes).expect("a gradient").to_f64s()
+    };
+    let one = Ranks::new(1).run(cpu, |comm| of(&comm, ContextExchange::AllGather)).unwrap().remove(0);
+    for exchange in FORMS {
+        let all = Ranks::new(3).run(cpu, |comm| of(&comm, exchange)).unwrap();
+        for (k, want) in one.iter().enumerate() {
+            let got: f64 = all.iter().map(|rank| rank[k]).sum();
+            assert!((got - want).abs() < 1e-12, "{exchange:?}: head {k}: {got}, expected {want}");
+        }
+    }
+}
+
+#[test]
+fn a_table_of_blocks_is_refused() {
+    let refused = Ranks::new(2).run(cpu, |comm| {
+        let q = Var::new(Tensor::zeros(comm.runtime(), [1, 2, 4, 8], DType::F32)?);
+        let program = AttentionProgram::over(0).blocks(8, vec![0..8]);
+        let options = ContextAttention { program: Some((&program, &[])), ..Default::default() };
+        ContextRanks::group(&comm, ContextExchange::AllGather).attention([&q, &q, &q], options, "a").map(drop)
+    });
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("a table of blocks") && error.contains("leave it out"), "{error}");
+}
+
+#[test]
 fn windows_caps_and_values_of_another_width() {
     for c in [2, 3, 4] {
         for exchange in FORMS {
@@ -212,8 +293,7 @@ fn sent(case: ContextCase, c: usize) -> [u64; 2] {
                 let group = ContextRanks::group(&comm, case.exchange);
                 let part = group.part(case.tokens)?;
                 let [q, k, v, _] = case.whole(comm.runtime())?.map(|x| part.take(&x, 2).map(Var::new));
-                let options =
-                    ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
+                let options = ContextAttention { causal: true, ..Default::default() };
                 group.attention([&q?, &k?, &v?], options, "attention")?;
             }
             Ok(counting.total().sent)
@@ -255,8 +335,7 @@ fn what_does_not_fit_is_refused_with_numbers() {
     let group = |comm: &Comm<Cpu>| ContextRanks::group(comm, ContextExchange::AllGather);
     let odd = refused(&|comm| group(comm).part(11).map(drop));
     assert!(odd.contains("11 tokens") && odd.contains("2 ranks") && odd.contains("pad them to 12"), "{odd}");
-    let options =
-        || ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
+    let options = || ContextAttention { causal: true, ..Default::default() };
     let zeros = |comm: &Comm<Cpu>, dims: &[usize]| Tensor::zeros(comm.runtime(), dims, DType::F32).map(Var::new);
     let keys = refused(&|comm| {
         let (q, k) = (zeros(comm, &[1, 2, 4, 8])?, zeros(comm, &[1, 2, 8, 8])?);

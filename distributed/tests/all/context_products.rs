@@ -101,13 +101,7 @@ fn no_layer_keeps_a_mask_of_documents() {
             let [q, k, v] = [Var::leaf("q", value(1)?)?, Var::leaf("k", value(2)?)?, Var::leaf("v", value(3)?)?];
             let documents: Vec<i64> = (0..TOKENS as i64).map(|i| i / 10).collect();
             let segments = Var::new(Tensor::from_slice(rt, [1, TOKENS], &documents)?);
-            let options = ContextAttention {
-                causal: true,
-                window: (None, None),
-                scale: None,
-                softcap: None,
-                segments: Some(&segments),
-            };
+            let options = ContextAttention { causal: true, segments: Some(&segments), ..Default::default() };
             let before = rt.memory().of(MemoryCategory::Activations).live;
             let o = group.attention([&q, &k, &v], options, "attention")?;
             let after = rt.memory().of(MemoryCategory::Activations).live;

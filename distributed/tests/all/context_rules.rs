@@ -167,8 +167,7 @@ fn gradients_of_keys_that_nobody_trains_do_not_travel() {
             let group = ContextRanks::group(&comm, exchange);
             let value = |seed| Tensor::normal(comm.runtime(), [1, 2, 4, 4], DType::F64, 0.0, 1.0, seed);
             let (q, k) = (Var::leaf("q", value(1)?)?, Var::new(value(2)?));
-            let options =
-                ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
+            let options = ContextAttention { causal: true, ..Default::default() };
             let o = group.attention([&q, &k, &k], options, "a")?;
             grad(&[&o.sum_all()?], &[&q])?;
             Ok(counting.total().sent / 8)

@@ -58,7 +58,7 @@ pub use nn::{
 };
 pub use numcore::{
     DType, Error, ErrorKind, MemoryCategory, NullRuntime, Result, Runtime, Tensor, TensorMut,
-    fused::{CrossEntropyOptions, NnOps, Reduction, SdpaOptions},
+    fused::{AttentionProgram, CrossEntropyOptions, NnOps, Reduction, SdpaOptions},
     ops::{Apply, Backprop, IndexOps, PointwiseOps, ReduceOps, ViewOps},
     placement::TensorPlacement,
     rng::Philox,

@@ -11,13 +11,13 @@ use std::{
 
 use autograd::Var;
 use numcore::{
-    DType, Error, Result, Runtime, Within,
-    fused::{NnOps, Reduction, SdpaOptions},
-    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
+    Error, Result, Runtime, Within,
+    fused::{AttentionProgram, NnOps, Reduction, SdpaOptions},
+    ops::{Apply, PointwiseOps, ReduceOps},
 };
 use parking_lot::RwLock;
 
-use super::{SequencePart, VocabularyLoss};
+use super::{SequencePart, VocabularyLoss, segments::segments_and};
 use crate::{Module, ModuleEntry, Visitor, walk};
 
 /// The ranks that sequences are cut over, as one of them sees the group. All ranks have the same parameters, are given
@@ -58,6 +58,16 @@ pub struct ContextAttention<'a, R: Runtime> {
     /// The number of the document that each token of the whole sequence belongs to, `[B, T]` (`i64`). A token sees only
     /// tokens of its own document.
     pub segments: Option<&'a Var<R>>,
+    /// The programs of scores and mask in place of all other options, with their arguments, which are of whole
+    /// sequences.
+    pub program: Option<(&'a AttentionProgram, &'a [&'a Var<R>])>,
+}
+
+impl<R: Runtime> Default for ContextAttention<'_, R> {
+    fn default() -> Self {
+        let (scale, softcap, segments, program) = (None, None, None, None);
+        ContextAttention { causal: false, window: (None, None), scale, softcap, segments, program }
+    }
 }
 
 /// The way that a module handles cut sequences.
@@ -216,7 +226,23 @@ impl<R: Runtime> ContextSlot<R> {
             return Err(Error::shape("attention", &[q.spec().shape, k.spec().shape, mask.spec().shape], why))
                 .at_caller();
         }
-        place.group.attention([q, k, v], ContextAttention { causal, window, scale, softcap, segments }, &place.of)
+        let options = ContextAttention { causal, window, scale, softcap, segments, program: None };
+        place.group.attention([q, k, v], options, &place.of)
+    }
+
+    /// Attention by a program of queries `[B, H, T, D]` over keys and values `[B, G, T, D]`; where sequences are cut,
+    /// over those of all ranks. Positions are those in whole sequences, and arguments are of whole sequences: they
+    /// broadcast to `[B, H, S, S]` for `S` tokens.
+    ///
+    /// # Errors
+    /// The errors of [`AttentionProgram::attend`]; and an error if sequences are cut and the program has a table of
+    /// blocks.
+    #[track_caller]
+    pub fn attend(&self, program: &AttentionProgram, qkv: [&Var<R>; 3], args: &[&Var<R>]) -> Result<Var<R>> {
+        let [q, k, v] = qkv;
+        let Some(place) = self.place() else { return program.attend(q, k, v, args) };
+        let options = ContextAttention { program: Some((program, args)), ..Default::default() };
+        place.group.attention(qkv, options, &place.of)
     }
 
     /// The loss of a language model from this rank's tokens. `targets`, `[B, T]`, are those of whole sequences; `of`
@@ -250,33 +276,6 @@ impl<R: Runtime> ContextSlot<R> {
                 self.of_whole(&rows.sum_all()?)?.div(&count)
             }
         }
-    }
-}
-
-/// Compares the documents of tokens, `[B, T]` and `[B, S]`, both `i64`: a `bool` of `[B, 1, T, S]`, true where they are
-/// equal.
-pub fn same_segment<T: Apply>(queries: &T, keys: &T) -> Result<T> {
-    let (q, k) = (queries.spec(), keys.spec());
-    match (&q.shape[..], &k.shape[..]) {
-        (&[b, t], &[batch, s]) if b == batch && q.dtype == DType::I64 => {
-            queries.reshape([b, 1, t, 1])?.eq(&keys.reshape([b, 1, 1, s])?)
-        }
-        _ => Err(Error::shape("attention", &[q.shape, k.shape], "segments must be [B, T], of i64")),
-    }
-}
-
-/// Combines segments with a mask, which is `bool` or added to scores.
-fn segments_and<R: Runtime>(mask: Option<&Var<R>>, [q, k]: [&Var<R>; 2], segments: &Var<R>) -> Result<Var<R>> {
-    let (q, k, of) = (q.spec().shape, k.spec().shape, segments.spec().shape);
-    if of.rank() == 2 && q.rank() == 4 && k.rank() == 4 && [q[2], k[2]] != [of[1]; 2] {
-        let why = "segments are of all queries and keys: with a cache of keys give a mask";
-        return Err(Error::shape("attention", &[q, k, of], why));
-    }
-    let same = same_segment(segments, segments)?;
-    match mask {
-        None => Ok(same),
-        Some(given) if given.dtype() == DType::Bool => given.logical_and(&same),
-        Some(given) => given.masked_fill(&same.logical_not()?, f64::NEG_INFINITY),
     }
 }
 

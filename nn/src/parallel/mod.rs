@@ -35,12 +35,12 @@ mod layer;
 mod loss;
 mod placed;
 mod plan;
+mod segments;
 mod sequence;
 
 pub(crate) use apply::PieceOf;
 pub use context::{
     ContextAttention, ContextGroup, ContextRoles, ContextSlot, context_ranks, cut_sequences, cut_sequences_of_part,
-    same_segment,
 };
 pub use cuts::{Cuts, RowCut};
 pub use group::{Exchange, ExpertGroups, TensorGroup};
@@ -49,4 +49,5 @@ pub use loss::VocabularyLoss;
 pub use placed::Placed;
 pub(crate) use placed::{fill_up, local_rows};
 pub use plan::{TensorPlan, TensorStyle};
+pub use segments::same_segment;
 pub use sequence::SequencePart;

@@ -1,10 +1,10 @@
 //! Attention by programs against loops over queries and keys, against dense masks, and in parts.
 
-use autograd::{Var, checkpoint, differentiable_grad, grad};
+use autograd::{Backward, Gradients, Var, checkpoint, differentiable_grad, grad};
 use numcore::{
     DType, Result, Tensor,
     fused::{AttentionProgram, NnOps, SdpaOptions},
-    ops::{Apply, PointwiseOps, ReduceOps, ViewOps, cat},
+    ops::{Apply, MatmulOps, PointwiseOps, ReduceOps, ViewOps, cat},
 };
 use runtime_cpu::Cpu;
 
@@ -162,6 +162,25 @@ fn derivatives_are_those_of_a_dense_mask() {
 }
 
 #[test]
+fn weight_gradients_can_be_deferred() {
+    let (x, w) = (drawn(&[2, 6, 4], 1), drawn(&[4, 12], 2));
+    let loss = || -> Result<V> {
+        let heads = |x: &V| x.reshape([2, 6, 2, 2])?.transpose(1, 2);
+        let [q, k, v] = x.matmul(&w)?.chunk(-1, 3)?.try_into().unwrap();
+        let program = AttentionProgram::over(0).score(|s, _, _| s.tanh()).mask(|at, _| at.key.le(at.query));
+        program.attend(&heads(&q)?, &heads(&k)?, &heads(&v)?, &[])?.square()?.sum_all()
+    };
+    let plain = loss().unwrap().backward().unwrap();
+    let mut split = Gradients::new();
+    let deferred = Backward::of(&loss().unwrap()).unwrap().inputs_only(&[&x], &mut split).unwrap();
+    assert!(split.of(&x).is_some() && split.of(&w).is_none() && !deferred.is_empty());
+    deferred.run(&mut split).unwrap();
+    for leaf in [&x, &w] {
+        assert_eq!(split.of(leaf).unwrap().to_f64s().unwrap(), plain.of(leaf).unwrap().to_f64s().unwrap());
+    }
+}
+
+#[test]
 fn bent_scores_have_the_slopes_of_differences() {
     let (heads, queries, keys) = (2, 66, 40);
     let operands = operands(heads, 2, queries, keys);
@@ -202,18 +221,18 @@ fn parts_of_heads_queries_and_keys_have_global_positions() {
     let part = |x: &V, axis: isize, start: usize, len: usize| x.narrow(axis, start, len).unwrap();
     for (from, count) in [(0, 2), (2, 2), (1, 3)] {
         let [q, k, v] = [q, k, v].map(|x| part(x, 1, from, count));
-        let got = program.clone().first(0, from, 0, 0).attend(&q, &k, &v, &[]).unwrap();
+        let got = program.clone().shifted(0, from, 0, 0).attend(&q, &k, &v, &[]).unwrap();
         near(&f64s(&got), &f64s(&part(&whole, 1, from, count)), 1e-13);
     }
     // Queries one after another after a cache, and a rank's part of the queries with all keys before them.
     for (from, count) in [(0, 1), (17, 1), (47, 1), (16, 16), (32, 16)] {
         let (k, v) = (part(k, 2, 0, from + count), part(v, 2, 0, from + count));
-        let got = program.clone().first(0, 0, from, 0).attend(&part(q, 2, from, count), &k, &v, &[]).unwrap();
+        let got = program.clone().shifted(0, 0, from, 0).attend(&part(q, 2, from, count), &k, &v, &[]).unwrap();
         near(&f64s(&got), &f64s(&part(&whole, 2, from, count)), 1e-13);
     }
     // Keys from a position on, as a sliding cache holds them.
     let got =
-        program.clone().first(0, 0, 40, 21).attend(&part(q, 2, 40, 8), &part(k, 2, 21, 27), &part(v, 2, 21, 27), &[]);
+        program.clone().shifted(0, 0, 40, 21).attend(&part(q, 2, 40, 8), &part(k, 2, 21, 27), &part(v, 2, 21, 27), &[]);
     near(&f64s(&got.unwrap()), &f64s(&part(&whole, 2, 40, 8)), 1e-13);
 }
 
@@ -225,7 +244,7 @@ fn a_causal_program_has_the_bits_of_the_causal_kernel() {
     assert_eq!(f64s(&program.attend(q, k, v, &[]).unwrap()), f64s(&want));
     let last = q.narrow(2, 60, 10).unwrap();
     let options = SdpaOptions { causal: true, lower_right: true, ..Default::default() };
-    let cached = program.first(0, 0, 60, 0).attend(&last, k, v, &[]).unwrap();
+    let cached = program.shifted(0, 0, 60, 0).attend(&last, k, v, &[]).unwrap();
     assert_eq!(f64s(&cached), f64s(&last.attention_with(k, v, options).unwrap()));
 }
 

@@ -106,10 +106,10 @@ impl AttentionProgram {
         self
     }
 
-    /// Sets the positions of the first example, head, query and key of a call: of a rank's part of heads or sequences,
-    /// or of queries after a cache of keys.
-    pub fn first(mut self, batch: usize, head: usize, query: usize, key: usize) -> Self {
-        self.first = [batch, head, query, key];
+    /// Moves the positions of the first example, head, query and key by these counts, from 0 at first: of a rank's part
+    /// of heads or sequences, or of queries after a cache of keys.
+    pub fn shifted(mut self, batch: usize, head: usize, query: usize, key: usize) -> Self {
+        self.first.iter_mut().zip([batch, head, query, key]).for_each(|(first, by)| *first += by);
         self
     }
 
@@ -118,6 +118,11 @@ impl AttentionProgram {
     pub fn blocks(mut self, rows: usize, keys: Vec<Range<usize>>) -> Self {
         self.blocks = Some((rows, keys));
         self
+    }
+
+    /// Tells whether the program has a table of [`blocks`](AttentionProgram::blocks).
+    pub fn has_blocks(&self) -> bool {
+        self.blocks.is_some()
     }
 
     /// Attention of queries `q: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, where `K` divides `H`:

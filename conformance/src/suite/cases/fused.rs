@@ -3,7 +3,7 @@
 use autograd::Var;
 use numcore::{
     Result, Runtime,
-    fused::{CrossEntropyOptions, NnOps, Reduction, RopeOptions, SdpaOptions},
+    fused::{AttentionProgram, CrossEntropyOptions, NnOps, Reduction, RopeOptions, SdpaOptions},
     ops::ViewOps,
 };
 
@@ -126,6 +126,20 @@ fn attention<R: Runtime>() -> Vec<OpCase<R>> {
         inputs
     };
     vec![
+        case("attention by a mask of positions", qkv(1, 2, 1, [5, 4], 2), |x| {
+            let program = AttentionProgram::over(0).mask(|at, _| (at.key / 2).eq(at.query / 2) | at.head.eq(1));
+            program.attend(&x[0], &x[1], &x[2], &[])
+        }),
+        case("attention by an added value", with(qkv(1, 2, 1, [3, 4], 2), centered(&[2, 1, 1])), |x| {
+            let program = AttentionProgram::over(1)
+                .score(|s, at, args| s + args[0] * (at.key - at.query).cast_like(s))
+                .mask(|at, _| at.key.le(at.query));
+            program.attend(&x[0], &x[1], &x[2], &[&x[3]])
+        }),
+        case("attention by a function of scores", with(qkv(2, 2, 2, [3, 3], 2), centered(&[2, 1, 1, 3])), |x| {
+            let program = AttentionProgram::over(1).score(|s, _, args| (s * args[0]).tanh() + s);
+            program.attend(&x[0], &x[1], &x[2], &[&x[3]])
+        }),
         case("attention", qkv(1, 2, 2, [3, 3], 2), |x| attend(x, None, false)),
         case("attention causal", qkv(2, 1, 1, [4, 4], 2), |x| attend(x, None, true)),
         case("attention grouped", qkv(1, 4, 2, [3, 3], 2), |x| attend(x, None, false)),
