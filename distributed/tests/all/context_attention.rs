@@ -218,7 +218,7 @@ fn learned_arguments_have_the_sum_of_all_ranks_gradients() {
 fn a_table_of_blocks_is_refused() {
     let refused = Ranks::new(2).run(cpu, |comm| {
         let q = Var::new(Tensor::zeros(comm.runtime(), [1, 2, 4, 8], DType::F32)?);
-        let program = AttentionProgram::over(0).blocks(8, vec![0..8]);
+        let program = AttentionProgram::over(0).blocks(4, vec![0..8; 2]);
         let options = ContextAttention { program: Some((&program, &[])), ..Default::default() };
         ContextRanks::group(&comm, ContextExchange::AllGather).attention([&q, &q, &q], options, "a").map(drop)
     });
