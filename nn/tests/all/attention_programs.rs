@@ -5,6 +5,7 @@ use numcore::{
     DType, Result, Tensor,
     fused::{AttentionProgram, NnOps, SdpaOptions},
     ops::{Apply, MatmulOps, PointwiseOps, ReduceOps, ViewOps, cat},
+    pointwise::{Expr, Program},
 };
 use runtime_cpu::Cpu;
 
@@ -72,6 +73,88 @@ fn programs_are_loops() {
         let shown = |[b, h, i, j]: [usize; 4]| j % 5 == i % 5 || (b == 1 && h >= 1);
         near(&attend(&strided, &[]), &looped(x, |s, at| shown(at).then_some(s)), 1e-13);
     }
+}
+
+#[test]
+fn steps_of_scores_are_no_added_values() {
+    let x @ [q, k, v] = &operands(2, 1, 9, 70);
+    let attend = |program: AttentionProgram| f64s(&program.attend(q, k, v, &[]).unwrap());
+    let over = || AttentionProgram::over(0);
+    // The derivatives of all of these by the score are 1 in almost every place.
+    let floors = over().score(|s, _, _| s + (s * 4.0).floor());
+    near(&attend(floors), &looped(x, |s, _| Some(s + (4.0 * s).floor())), 1e-13);
+    let signs = over().score(|s, _, _| s - s.gt(0.1).cast_like(s));
+    near(&attend(signs), &looped(x, |s, _| Some(s - f64::from(u8::from(s > 0.1)))), 1e-13);
+    let wrapped = over().score(|s, _, _| s % 0.5);
+    near(&attend(wrapped), &looped(x, |s, _| Some(s.rem_euclid(0.5))), 1e-13);
+    // Sums of three values, a difference, and a value of heads beside a mask of positions.
+    let sums = over().score(|s, at, _| 0.25 * at.head.cast_like(s) + (s - at.key.cast_like(s) * 0.125));
+    let want = |s: f64, h: usize, j: usize| s - 0.125 * j as f64 + 0.25 * h as f64;
+    near(&attend(sums.clone()), &looped(x, |s, [_, h, _, j]| Some(want(s, h, j))), 1e-13);
+    let masked = sums.mask(|at, _| (at.key - at.query).ge(at.head * 2));
+    near(&attend(masked), &looped(x, |s, [_, h, i, j]| (j >= i + 2 * h).then(|| want(s, h, j))), 1e-13);
+    let of_heads = over().score(|s, at, _| s + at.key.cast_like(s)).mask(|at, _| at.head.eq(1));
+    near(&attend(of_heads), &looped(x, |s, [_, h, _, j]| (h == 1).then(|| s + j as f64)), 1e-13);
+}
+
+#[test]
+fn rows_that_data_hides_give_zeros_and_no_gradients() {
+    let [q, k, v] = &operands(2, 1, 70, 90);
+    let seen: Vec<bool> = (0..70).map(|i| i % 3 != 0).collect();
+    let seen = Var::new(Tensor::from_slice(&cpu(), [70, 1], &seen).unwrap());
+    for bent in [false, true] {
+        let program = AttentionProgram::over(1)
+            .score(move |s, at, _| if bent { s.tanh() } else { s + at.key.cast_like(s) * 0.01 })
+            .mask(|at, args| args[0] & at.key.ge(at.query));
+        let y = program.attend(q, k, v, &[&seen]).unwrap();
+        let gradients = grad(&[&y.square().unwrap().sum_all().unwrap()], &[q, k, v]).unwrap();
+        let of_queries = f64s(gradients[0].as_ref().unwrap());
+        for (values, width) in [(f64s(&y), 4), (of_queries, 3)] {
+            for (n, row) in values.chunks(width).enumerate() {
+                assert_eq!(row.iter().all(|&x| x == 0.0), (n % 70) % 3 == 0, "row {n}: {row:?}");
+            }
+        }
+        assert!(gradients.iter().all(|g| f64s(g.as_ref().unwrap()).iter().all(|x| x.is_finite())));
+    }
+}
+
+#[test]
+fn bounds_of_masks_hold_in_every_range() {
+    type Mask = for<'b> fn(Expr<'b>, Expr<'b>) -> Expr<'b>;
+    let masks: [Mask; 12] = [
+        |i, j| j.le(i),
+        |i, j| j.lt(i) | !(i - j).lt(3),
+        |i, j| (i / 4).eq(j / 4),
+        |i, j| (i / -3).ne(j),
+        |i, j| (i % 5).ge(j % 3),
+        |i, j| ((i - j) % 4).eq(1) & j.ge(2),
+        |i, j| (i * j).gt(12),
+        |i, j| (i - j).abs().le(2),
+        |i, j| (-i).min(j).lt(-3),
+        |i, j| i.max(j * -2).eq(i),
+        |i, j| i.gt(3).select(i - 7, j * 2).le(1),
+        |i, j| (i.lt(4).cast(DType::I64) + j).cast(DType::Bool),
+    ];
+    const FIRST: i64 = -6;
+    const COUNT: usize = 20;
+    let grid = Tensor::arange(&cpu(), FIRST, 1i64, COUNT, DType::I64).unwrap();
+    let mut decided = 0;
+    for (n, mask) in masks.iter().enumerate() {
+        let program = Program::build("mask", 2, 0, |_, ins, _| vec![mask(ins[0], ins[1])]);
+        let values = grid.reshape([COUNT, 1]).unwrap().apply_program(&program, &[&grid], &[]).unwrap();
+        let values = values.to_dtype(DType::I64).unwrap().to_vec::<i64>().unwrap();
+        for (i, j, len) in (0..15).flat_map(|i| (0..15).flat_map(move |j| [1, 2, 5].map(|len| (i, j, len)))) {
+            let range = |start: usize| Some((FIRST + start as i64, FIRST + (start + len) as i64 - 1));
+            let bounds = program.bounds(&[range(i), range(j)])[0];
+            assert!(len > 1 || n == 3 || bounds.is_some_and(|(low, high)| low == high), "mask {n} at {i}, {j}");
+            let Some((low, high)) = bounds else { continue };
+            decided += usize::from(low == high);
+            let mut rows = values.chunks(COUNT).skip(i).take(len).map(|row| &row[j..j + len]);
+            let holds = rows.all(|row| row.iter().all(|x| (low..=high).contains(x)));
+            assert!(holds, "mask {n}: not {low} to {high} from {i}, {j} on, {len} each");
+        }
+    }
+    assert!(decided > 4000, "{decided}");
 }
 
 /// A slope of each head, a bias of each key, and the documents of queries and keys.

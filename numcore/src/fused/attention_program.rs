@@ -8,7 +8,7 @@ use super::{Attention, Fused, NnOps, SdpaOptions, Softmax, attention::raw_scores
 use crate::{
     DType, Error, Result, Shape, Tensor, Within,
     ops::{Apply, PointwiseOps, Spec, ViewOps, cat},
-    pointwise::{Bounds, Expr, Program},
+    pointwise::{Binary, Bounds, Expr, Inst, Program},
 };
 
 /// Rows of queries, and of keys, whose visibility is decided together.
@@ -235,8 +235,8 @@ impl AttentionProgram {
             let options = SdpaOptions { mask: allowed.as_ref(), scale: Some(call.scale), ..Default::default() };
             return q.attention_with(&k, &v, options);
         };
-        if score.derivative(0).is_some_and(|d| d.program.is_identity() && d.inputs[..] == [score.inputs() as u16]) {
-            // The program adds a value to the score, which is its value at a score of 0.
+        if adds_to_score(score) {
+            // The value that the program adds is its value at a score of 0.
             let zero = T::constant(Tensor::zeros(q.runtime(), [1; 4], dtype.compute())?);
             let added = run(score, &[&zero], &inputs)?;
             let added = match &allowed {
@@ -321,6 +321,30 @@ impl<'a, T: Apply> ScoredCall<'a, T> {
         }
         let scale = program.scale.unwrap_or(1.0 / (shape[3] as f64).sqrt());
         Ok(ScoredCall { q, k, v, args, scale, batch: shape[0], heads: shape[1], queries: shape[2], keys })
+    }
+}
+
+/// Tells whether a program gives the sum of the score and a value that does not depend on it. Its derivative does not
+/// tell: that of `score + score.floor()` is 1 too.
+fn adds_to_score(score: &Program) -> bool {
+    let insts = score.insts();
+    let mut depends: Vec<bool> = Vec::with_capacity(insts.len());
+    for inst in insts {
+        let of_operands = match *inst {
+            Inst::CastLike(a, _) => depends[a as usize], // of the other, only the dtype counts
+            _ => inst.operands().any(|a| depends[a as usize]),
+        };
+        depends.push(of_operands || *inst == Inst::Input(0));
+    }
+    let mut at = score.outputs()[0] as usize;
+    loop {
+        at = match insts[at] {
+            Inst::Input(0) => return true,
+            Inst::Binary(Binary::Add, a, b) if !depends[b as usize] => a as usize,
+            Inst::Binary(Binary::Add, a, b) if !depends[a as usize] => b as usize,
+            Inst::Binary(Binary::Sub, a, b) if !depends[b as usize] => a as usize,
+            _ => return false,
+        };
     }
 }
 
