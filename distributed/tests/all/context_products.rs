@@ -1,6 +1,7 @@
 //! Context parallelism with what else there is: checkpointed segments, skipped steps, memory, ranks that disagree.
 
-use autograd::checkpoint;
+use autograd::{Backward, Gradients, checkpoint};
+use numcore::ops::{MatmulOps, cat};
 
 use crate::prelude::*;
 
@@ -110,6 +111,54 @@ fn no_layer_keeps_a_mask_of_documents() {
         });
         for bytes in kept.unwrap() {
             assert!(bytes < TOKENS * TOKENS * 4 / 2, "{exchange:?}: {bytes}");
+        }
+    }
+}
+
+/// The gradients of a projection and of a learned slope of each head, by attention with a program. Heads are cut in
+/// two, as tensor parallelism cuts them; weight gradients are deferred, and attention may be recomputed.
+fn program_gradients(comm: &Comm<Cpu>, exchange: ContextExchange, recomputed: bool) -> Result<Vec<f64>> {
+    const TOKENS: usize = 24;
+    let (rt, group) = (comm.runtime(), ContextRanks::group(comm, exchange));
+    let part = group.part(TOKENS)?;
+    let drawn = |shape: &[usize], seed| Tensor::normal(rt, shape, DType::F64, 0.0, 1.0, seed);
+    let x = Var::leaf("x", part.take(&drawn(&[2, TOKENS, 6], 1)?, 1)?)?;
+    let (w, slopes) = (Var::leaf("w", drawn(&[6, 48], 2)?)?, Var::leaf("slopes", drawn(&[4, 1, 1], 3)?)?);
+    let weights = Var::new(part.take(&drawn(&[2, 4, TOKENS, 4], 4)?, 2)?);
+    let [q, k, v] = x.matmul(&w)?.reshape([2, part.len(), 12, 4])?.transpose(1, 2)?.chunk(1, 3)?.try_into().unwrap();
+    let program = AttentionProgram::over(1)
+        .score(|s, at, args| (s + args[0] * (at.key - at.query).cast_like(s) * 0.1).tanh())
+        .mask(|at, _| at.key.le(at.query) & (at.query - at.key).lt(at.head + 6));
+    let mut outputs = Vec::new();
+    for first in [0, 2] {
+        let [q, k, v] = [&q, &k, &v].map(|x| x.narrow(1, first, 2));
+        let (q, k, v, slopes) = (q?, k?, v?, slopes.narrow(0, first, 2)?);
+        let program = program.clone().shifted(0, first, 0, 0);
+        let attend = || {
+            let options = ContextAttention { program: Some((&program, &[&slopes])), ..Default::default() };
+            group.attention([&q, &k, &v], options, "attention")
+        };
+        outputs.push(if recomputed { checkpoint(attend)? } else { attend()? });
+    }
+    let loss = cat(&outputs.iter().collect::<Vec<_>>(), 1)?.mul(&weights)?.sum_all()?;
+    let mut gradients = Gradients::new();
+    let deferred = Backward::of(&loss)?.inputs_only(&[&x], &mut gradients)?;
+    assert!(gradients.of(&x).is_some() && gradients.of(&w).is_none());
+    deferred.run(&mut gradients)?;
+    let of = |leaf| gradients.of(leaf).expect("a gradient").to_f64s();
+    Ok([of(&w)?, of(&slopes)?].concat())
+}
+
+#[test]
+fn programs_with_cut_heads_deferred_gradients_and_recomputation() {
+    let one = Ranks::new(1).run(cpu, |comm| program_gradients(&comm, ContextExchange::Ring, false)).unwrap().remove(0);
+    for exchange in EXCHANGES {
+        for recomputed in [false, true] {
+            let all = Ranks::new(2).run(cpu, |comm| program_gradients(&comm, exchange, recomputed)).unwrap();
+            for (k, want) in one.iter().enumerate() {
+                let got: f64 = all.iter().map(|rank| rank[k]).sum();
+                assert!((got - want).abs() < 1e-11, "{exchange:?} {recomputed}: {k}: {got}, expected {want}");
+            }
         }
     }
 }
