@@ -363,6 +363,29 @@ fn nothing_is_computed_of_hidden_blocks() {
 }
 
 #[test]
+fn pieces_whose_keys_differ_little_are_one() {
+    let [q, k, v] = &operands(1, 1, 2048, 2048);
+    let calls = |program: AttentionProgram| {
+        let (y, ops) = autograd::observe_ops(|| program.attend(q, k, v, &[]));
+        y.unwrap();
+        let flops: Vec<u64> = ops.iter().map(|op| op.flops()).filter(|&flops| flops > 0).collect();
+        (flops.len(), flops.iter().sum::<u64>() as f64)
+    };
+    let triangle = AttentionProgram::causal().score(|s, at, _| s + at.key.cast_like(s));
+    let window = AttentionProgram::over(0).mask(|at, _| at.key.le(at.query) & (at.query - at.key).lt(512));
+    for (program, reach) in [(triangle, 2048), (window, 512)] {
+        // A table of blocks is kept as it is.
+        let seen = |i: usize| (i * 64).saturating_sub(reach - 1) / 64 * 64..(i + 1) * 64;
+        let (blocks, least) = calls(program.clone().blocks(64, (0..32).map(seen).collect()));
+        let (pieces, done) = calls(program);
+        assert_eq!(blocks, 32);
+        assert!(pieces <= 20 && done <= least * 1.125, "{pieces} pieces of {done}, {blocks} of {least}");
+    }
+    let documents = AttentionProgram::over(0).mask(|at, _| (at.key / 64).eq(at.query / 64) & at.key.le(at.query));
+    assert_eq!(calls(documents).0, 32);
+}
+
+#[test]
 fn misuse_says_what_is_wrong() {
     let [q, k, v] = &operands(2, 1, 5, 6);
     let plain = || AttentionProgram::over(0);

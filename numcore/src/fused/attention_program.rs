@@ -4,7 +4,7 @@ use std::{ops::Range, sync::LazyLock};
 
 use smallvec::SmallVec;
 
-use super::{Attention, Fused, NnOps, SdpaOptions, Softmax, attention::raw_scores};
+use super::{Attention, Fused, NnOps, SdpaOptions, Softmax, attention::raw_scores, attention_pieces::Piece};
 use crate::{
     DType, Error, Result, Shape, Tensor, Within,
     ops::{Apply, PointwiseOps, Spec, ViewOps, cat},
@@ -179,11 +179,8 @@ impl AttentionProgram {
             let queries = start..call.queries.min(start + rows);
             let within = given.map_or(0..call.keys, |keys| keys[i].clone());
             let piece = self.piece(call, queries, within);
-            match pieces.last_mut() {
-                Some(last) if last.keys == piece.keys && last.masked == piece.masked => {
-                    last.queries.end = piece.queries.end;
-                }
-                _ => pieces.push(piece),
+            if !pieces.last_mut().is_some_and(|last| last.takes(&piece, given.is_none())) {
+                pieces.push(piece);
             }
         }
         Ok(pieces)
@@ -191,7 +188,7 @@ impl AttentionProgram {
 
     /// The keys, out of a range, that any of some queries may see by their positions.
     fn piece<T: Apply>(&self, call: &ScoredCall<'_, T>, queries: Range<usize>, within: Range<usize>) -> Piece {
-        let Some(mask) = &self.mask else { return Piece { queries, keys: within, masked: false } };
+        let Some(mask) = &self.mask else { return Piece::new(queries, within, false) };
         let [batch, head, query, key] = self.first;
         let spans =
             |first: usize, range: &Range<usize>| Some(((first + range.start) as i64, (first + range.end) as i64 - 1));
@@ -211,13 +208,13 @@ impl AttentionProgram {
             masked |= !keys.is_empty() && keys.end != block.start;
             keys = if keys.is_empty() { block } else { keys.start..block.end };
         }
-        Piece { queries, keys, masked }
+        Piece::new(queries, keys, masked)
     }
 
     /// The outputs of a piece.
     #[track_caller]
     fn part<T: Apply>(&self, call: &ScoredCall<'_, T>, piece: &Piece) -> Result<T> {
-        let Piece { queries, keys, masked } = piece;
+        let Piece { queries, keys, masked, .. } = piece;
         let q = along(call.q, 2, queries)?;
         let [k, v] = [call.k, call.v].map(|x| along(x, 2, keys));
         let (k, v) = (k?, v?);
@@ -282,14 +279,6 @@ impl AttentionProgram {
         }
         Ok(inputs)
     }
-}
-
-/// Consecutive queries with the keys that they see.
-struct Piece {
-    queries: Range<usize>,
-    keys: Range<usize>,
-    /// True if the mask hides some of these keys from some of the queries, as far as positions tell.
-    masked: bool,
 }
 
 /// The operands of a call and their sizes.

@@ -3,6 +3,7 @@
 //! gradient. The gradient is a fused operation again. Double backward goes through the decomposition.
 
 mod attention;
+mod attention_pieces;
 mod attention_program;
 mod conv;
 mod cross_entropy;
