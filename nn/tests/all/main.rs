@@ -13,6 +13,7 @@ mod init;
 mod layers;
 mod linear_cross_entropy;
 mod losses;
+mod losses_of_pairs;
 mod module;
 mod moe;
 mod per_example;

@@ -34,6 +34,25 @@ pub trait DistanceOps: Apply {
         let dtype = self.spec().dtype;
         widened(self, |x| distances(&x.unsqueeze(-2)?, &other.to_dtype(dtype.compute())?.unsqueeze(-3)?, p))
     }
+    /// `self` divided by its Euclidean norm along `axis`, which counts as `1e-12` at least.
+    #[track_caller]
+    fn normalize(&self, axis: isize) -> Result<Self> {
+        rule::float("normalize", self.spec())?;
+        widened(self, |x| x.div(&x.norm_keepdim(&[axis])?.maximum(1e-12)?))
+    }
+    /// The cosine of the angle between `self` and `other` along `axis`, which is dropped. Norms count as `1e-8` at least,
+    /// so it is 0 where one is 0.
+    #[track_caller]
+    fn cosine_similarity(&self, other: &Self, axis: isize) -> Result<Self> {
+        const OP: &str = "cosine_similarity";
+        let dtype = rule::same_dtype(OP, &[self.spec(), other.spec()])?;
+        rule::float(OP, self.spec())?;
+        widened(self, |x| {
+            let y = other.to_dtype(dtype.compute())?;
+            let unit = |x: &Self| x.div(&x.norm_keepdim(&[axis])?.maximum(1e-8)?);
+            unit(x)?.mul(&unit(&y)?)?.sum(&[axis])
+        })
+    }
 }
 
 impl<T: Apply> DistanceOps for T {}

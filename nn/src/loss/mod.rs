@@ -4,6 +4,9 @@
 //! backward. Input and target must have one shape; nothing is broadcast, because a loss of `[N, 1]` against `[N]` is a
 //! mistake.
 
+mod binary;
+mod pairs;
+
 use std::sync::LazyLock;
 
 use numcore::{
@@ -13,7 +16,11 @@ use numcore::{
     pointwise::{Expr, Program, Widened},
 };
 
+pub use binary::{
+    BinaryOptions, bce_with_logits_by, dice, focal, gaussian_nll, hinge_embedding, poisson_nll, soft_margin,
+};
 pub use numcore::fused::{CrossEntropyOptions, Reduction};
+pub use pairs::{TripletOptions, cosine_embedding, info_nce, margin_ranking, triplet};
 
 macro_rules! elementwise {
     ($($(#[$doc:meta])* $name:ident($x:ident, $y:ident $(; $number:ident)?) = $loss:expr;)*) => {$(
@@ -119,6 +126,16 @@ fn reduced<T: Apply>(program: &Widened, input: &T, target: &T, numbers: &[Scalar
         }
     };
     loss.reshape([])
+}
+
+/// Losses of elements or rows, reduced.
+#[track_caller]
+fn by<T: Apply>(losses: T, reduction: Reduction) -> Result<T> {
+    match reduction {
+        Reduction::None => Ok(losses),
+        Reduction::Sum => losses.sum_all(),
+        Reduction::Mean => losses.mean_all(),
+    }
 }
 
 fn shape_of_ones(shape: Shape) -> Result<Shape> {
