@@ -94,7 +94,7 @@ fn steps_of_scores_are_no_added_values() {
     let masked = sums.mask(|at, _| (at.key - at.query).ge(at.head * 2));
     near(&attend(masked), &looped(x, |s, [_, h, i, j]| (j >= i + 2 * h).then(|| want(s, h, j))), 1e-13);
     let of_heads = over().score(|s, at, _| s + at.key.cast_like(s)).mask(|at, _| at.head.eq(1));
-    near(&attend(of_heads), &looped(x, |s, [_, h, _, j]| (h == 1).then(|| s + j as f64)), 1e-13);
+    near(&attend(of_heads), &looped(x, |s, [_, h, _, j]| (h == 1).then_some(s + j as f64)), 1e-13);
 }
 
 #[test]
