@@ -127,11 +127,11 @@ impl Meeting {
         let mut refused = String::new();
         let mut visitors = Visitors::of(listener, &self.secret, &self.job);
         while come.len() + 1 < self.size {
-            let Some(visit) = visitors.next(until).map_err(not_accepted)? else {
+            let Some(visit) = visitors.next(until) else {
                 let missing = self.missing(&come);
                 let words = format!("ranks {missing:?} did not come to {} in {:?}", self.addresses[0], self.timeout);
                 come.iter_mut().for_each(|(_, stream)| answer(stream, REFUSED, words.as_bytes()));
-                return Err(self.late(missing, &refused));
+                return Err(self.late(missing, &visitors.take_refused().unwrap_or(refused)));
             };
             if let Err(why) = self.admit(visit, &mut come) {
                 refused = why;
@@ -289,9 +289,9 @@ impl Meeting {
         let mut visitors = Visitors::of(listener, &self.secret, &self.job);
         while !is_missing(&connections).is_empty() {
             let turn = until.min(Instant::now() + TURN);
-            let Some(Visit { stream, said }) = visitors.next(turn).map_err(not_accepted)? else {
+            let Some(Visit { stream, said }) = visitors.next(turn) else {
                 if Instant::now() >= until {
-                    return Err(self.late(is_missing(&connections), &refused));
+                    return Err(self.late(is_missing(&connections), &visitors.take_refused().unwrap_or(refused)));
                 }
                 check_running(&connections)?;
                 continue;
@@ -358,8 +358,4 @@ fn answer(stream: &mut TcpStream, kind: u8, words: &[u8]) {
 
 fn failed(why: String) -> Error {
     Error::argument(OP, why)
-}
-
-fn not_accepted(error: io::Error) -> Error {
-    failed(format!("no connection can be accepted: {error}"))
 }
