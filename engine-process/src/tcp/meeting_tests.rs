@@ -211,3 +211,22 @@ fn strangers_at_the_address_do_no_harm() {
         assert_eq!(gathered.unwrap(), ranks(2));
     }
 }
+
+#[test]
+fn an_empty_variable_is_no_secret() {
+    let file = std::env::temp_dir().join(format!("weftgrad-secret-{}", std::process::id()));
+    std::fs::write(&file, "fedcba9876543210\n").unwrap();
+    let path = file.to_str().expect("a path in UTF-8");
+    let given = |secret: &str, file: &str| {
+        let env = |name: &str| match name {
+            "WEFTGRAD_SECRET" => Some(secret.to_string()),
+            _ => Some(file.to_string()),
+        };
+        Tcp::at("127.0.0.1:9").secret_or(&env)
+    };
+    assert!(given("", "").unwrap().is_none());
+    assert!(given("", path).unwrap().is_some());
+    assert!(given("0123456789abcdef", "").unwrap().is_some());
+    assert!(given("short", "").unwrap_err().to_string().contains("too short"));
+    std::fs::remove_file(file).unwrap();
+}

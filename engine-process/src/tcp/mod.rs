@@ -253,7 +253,9 @@ impl Tcp {
 
     fn secret_or(&self, env: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
         let line = |bytes: Vec<u8>| bytes.trim_ascii_end().to_vec();
-        let given = match (&self.secret, env("WEFTGRAD_SECRET"), env("WEFTGRAD_SECRET_FILE")) {
+        // As the launcher, which takes an empty variable for none.
+        let set = |name| env(name).filter(|value| !value.is_empty());
+        let given = match (&self.secret, set("WEFTGRAD_SECRET"), set("WEFTGRAD_SECRET_FILE")) {
             (Some(secret), ..) => Some(secret.clone()),
             (None, Some(secret), _) => Some(line(secret.into_bytes())),
             (None, None, Some(file)) => Some(line(std::fs::read(&file).map_err(|error| Error::io(&file, error))?)),
