@@ -6,8 +6,12 @@ use std::{
     io::{self, ErrorKind, Read},
     os::unix::process::{CommandExt, ExitStatusExt},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, mpsc::Sender},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, Sender},
+    },
     thread,
+    time::Instant,
 };
 
 #[cfg(target_os = "linux")]
@@ -39,17 +43,18 @@ pub(crate) struct RankProcess {
     child: Child,
     group: Pid,
     status: Option<ExitStatus>,
+    /// Closed once the last line has been passed on.
+    closed: Receiver<()>,
 }
 
 impl RankProcess {
-    /// Starts a rank of this node. `events` gets its end; `open` is dropped once its last line has been passed on.
+    /// Starts a rank of this node. `events` gets its end.
     pub(crate) fn start(
         job: &Job,
         meeting: &Meeting,
         (local_rank, start): (usize, usize),
         lines: &Arc<RankLines>,
         events: &Sender<Event>,
-        open: &Sender<()>,
     ) -> io::Result<Self> {
         let mut command = match &job.through {
             None => Command::new(&job.program),
@@ -67,7 +72,8 @@ impl RankProcess {
         let mut child = command.spawn().map_err(|error| not_started(&job.program, error))?;
         let (out, error) = (child.stdout.take(), child.stderr.take());
         let group = Pid::from_raw(child.id().cast_signed());
-        let rank = RankProcess { child, group, status: None };
+        let (open, closed) = mpsc::channel::<()>();
+        let rank = RankProcess { child, group, status: None, closed };
         let pass_on = |from: Box<dyn Read + Send>, stream| {
             let (lines, open) = (lines.clone(), open.clone());
             spawn(move || {
@@ -106,6 +112,12 @@ impl RankProcess {
         let status = self.child.wait()?;
         self.status = Some(status);
         Ok(status)
+    }
+
+    /// Waits until the last line of this process has been passed on, or until a time.
+    pub(crate) fn drain(&self, until: Instant) {
+        // Nothing is sent: the channel is closed with the last stream.
+        let _ = self.closed.recv_timeout(until.saturating_duration_since(Instant::now()));
     }
 
     pub(crate) fn has_ended(&self) -> bool {

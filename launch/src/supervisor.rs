@@ -66,14 +66,12 @@ impl Supervisor<'_> {
     fn started(&mut self, start: usize) -> io::Result<Option<RankFailure>> {
         let meeting = Meeting::new(self.job)?;
         self.lines.iter().for_each(|lines| lines.forget());
-        let (open, closed) = mpsc::channel();
         let begin =
-            |rank: usize| RankProcess::start(self.job, &meeting, (rank, start), &self.lines[rank], &self.sender, &open);
+            |rank: usize| RankProcess::start(self.job, &meeting, (rank, start), &self.lines[rank], &self.sender);
         let mut ranks = (0..self.job.ranks).map(begin).collect::<io::Result<Vec<_>>>()?;
-        drop(open);
         let failure = self.supervise(&mut ranks)?;
-        // The channel is closed once the last stream has ended.
-        let _ = closed.recv_timeout(LAST_LINES);
+        let until = Instant::now() + LAST_LINES;
+        ranks.iter().for_each(|rank| rank.drain(until));
         Ok(failure)
     }
 
@@ -100,6 +98,7 @@ impl Supervisor<'_> {
                     }
                     left -= 1;
                     if left >= self.job.min_ranks.unwrap_or(ranks.len()) {
+                        ranks[rank].drain(Instant::now() + LAST_LINES);
                         self.report((rank, status));
                         continue;
                     }

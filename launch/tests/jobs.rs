@@ -134,6 +134,20 @@ fn a_rank_that_fails_ends_the_others_and_has_the_last_word() {
 }
 
 #[test]
+fn last_words_are_read_to_their_end_while_other_ranks_go_on() {
+    let scratch = Scratch::new("words");
+    // The stream stays open in a program of another session, which the end of the rank does not kill.
+    let script = "if [ $RANK = 0 ]; then exit 0; fi; \
+                  setsid sh -c 'touch $DIR/begun; sleep 0.2; echo the disk is full >&2' & \
+                  until [ -e $DIR/begun ]; do sleep 0.01; done; exit 7";
+    let mut command = launcher(&["-n", "2", "--min-ranks", "1", "sh", "-c", script]);
+    let (status, _, errors) = ended(command.env("DIR", scratch.path()).spawn().unwrap());
+    assert_eq!(status, Some(0), "{errors}");
+    let last = "weftgrad-run: rank 1 exited with status 7; its last words:\n  the disk is full\n";
+    assert!(errors.contains(last), "{errors}");
+}
+
+#[test]
 fn ranks_that_listen_to_sigterm_may_save() {
     let script =
         "if [ $RANK = 0 ]; then sleep 0.3; exit 3; fi; trap 'echo saved; exit 0' TERM; while :; do sleep 0.05; done";
