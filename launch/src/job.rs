@@ -98,8 +98,8 @@ impl Job {
     }
 
     /// Lets the other ranks of this node go on when some fail, as long as at least so many are left. The default is all
-    /// of them. The program must be one that goes on, such as an elastic run. Give as many as its quorum needs. With
-    /// fewer, the launcher may wait for ever for one that stays stopped when all others have failed.
+    /// of them. The program must be one that goes on, such as an elastic run. Give as many as its quorum needs. A
+    /// rank that is stopped for 5 seconds after all others have ended is killed.
     pub fn min_ranks(mut self, fewest: usize) -> Self {
         self.min_ranks = Some(fewest);
         self

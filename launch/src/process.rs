@@ -17,9 +17,10 @@ use std::{
 #[cfg(target_os = "linux")]
 use nix::unistd::getppid;
 use nix::{
+    errno::Errno,
     sys::{
         signal::{Signal, killpg},
-        wait::{Id, WaitPidFlag, waitid},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid},
     },
     unistd::Pid,
 };
@@ -34,6 +35,8 @@ use crate::{
 pub(crate) enum Event {
     /// The process of a local rank has ended.
     Ended(usize),
+    /// The process of a local rank was stopped, or goes on again.
+    Stopped(usize, bool),
     /// This process was signaled.
     Signaled(i32),
 }
@@ -43,6 +46,8 @@ pub(crate) struct RankProcess {
     child: Child,
     group: Pid,
     status: Option<ExitStatus>,
+    /// Stop of the process by a signal, until it goes on.
+    pub(crate) is_stopped: bool,
     /// Closed once the last line has been passed on.
     closed: Receiver<()>,
 }
@@ -73,7 +78,7 @@ impl RankProcess {
         let (out, error) = (child.stdout.take(), child.stderr.take());
         let group = Pid::from_raw(child.id().cast_signed());
         let (open, closed) = mpsc::channel::<()>();
-        let rank = RankProcess { child, group, status: None, closed };
+        let rank = RankProcess { child, group, status: None, is_stopped: false, closed };
         let pass_on = |from: Box<dyn Read + Send>, stream| {
             let (lines, open) = (lines.clone(), open.clone());
             spawn(move || {
@@ -85,11 +90,10 @@ impl RankProcess {
         error.map_or(Ok(()), |error| pass_on(Box::new(error), Stream::Error))?;
         let events = events.clone();
         spawn(move || {
-            // The process stays a zombie, whose number nobody else gets, until it is reaped.
-            while let Err(nix::errno::Errno::EINTR) =
-                waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)
-            {}
             // Nobody listens once the job has ended with an error.
+            while let Some(is_stopped) = next_stop(group) {
+                let _ = events.send(Event::Stopped(local_rank, is_stopped));
+            }
             let _ = events.send(Event::Ended(local_rank));
         })?;
         Ok(rank)
@@ -129,6 +133,24 @@ impl Drop for RankProcess {
     fn drop(&mut self) {
         // A process that cannot be reaped is the system's.
         let _ = self.reap();
+    }
+}
+
+/// Waits until a process is stopped (true), goes on (false), or has ended (none).
+fn next_stop(process: Pid) -> Option<bool> {
+    let stops = WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED;
+    loop {
+        // A process that has ended stays a zombie, whose number nobody else gets, until it is reaped.
+        match waitid(Id::Pid(process), stops | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
+            Err(Errno::EINTR) => {}
+            Err(_) | Ok(WaitStatus::Exited(..) | WaitStatus::Signaled(..)) => return None,
+            // Takes the change that was seen, or one since; none if the process has ended meanwhile.
+            Ok(_) => match waitid(Id::Pid(process), stops | WaitPidFlag::WNOHANG) {
+                Ok(WaitStatus::Stopped(..)) => return Some(true),
+                Ok(WaitStatus::Continued(_)) => return Some(false),
+                _ => {}
+            },
+        }
     }
 }
 

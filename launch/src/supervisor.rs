@@ -28,6 +28,8 @@ use crate::{
 
 /// The time from SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_millis(1500);
+/// The time for which a stopped rank is waited for that all others have left behind.
+const STOPPED: Duration = Duration::from_secs(5);
 /// The time for the last lines of ranks that have ended: a process that has left its group may keep a stream open.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
@@ -77,13 +79,15 @@ impl Supervisor<'_> {
 
     fn supervise(&mut self, ranks: &mut [RankProcess]) -> io::Result<Option<RankFailure>> {
         let (mut failure, mut deadline): (Option<RankFailure>, _) = (None, None);
-        let (mut left, mut has_killed) = (ranks.len(), false);
+        let (mut left, mut has_killed, mut stuck) = (ranks.len(), false, None);
         let end = |ranks: &[RankProcess]| {
             ranks.iter().for_each(|rank| rank.signal(Signal::SIGTERM));
             Some(Instant::now() + GRACE)
         };
         while !ranks.iter().all(RankProcess::has_ended) {
-            match self.next(deadline) {
+            stuck = if self.is_stuck(ranks) { stuck.or_else(|| Some(Instant::now() + STOPPED)) } else { None };
+            match self.next(deadline.or(stuck)) {
+                Some(Event::Stopped(rank, is_stopped)) => ranks[rank].is_stopped = is_stopped,
                 Some(Event::Ended(rank)) => {
                     let status = ranks[rank].reap()?;
                     if status.success() {
@@ -119,11 +123,17 @@ impl Supervisor<'_> {
                 }
                 None => {
                     ranks.iter().for_each(|rank| rank.signal(Signal::SIGKILL));
-                    (deadline, has_killed) = (None, true);
+                    (deadline, stuck, has_killed) = (None, None, true);
                 }
             }
         }
         Ok(failure)
+    }
+
+    /// Tells whether only stopped ranks are left of a job that goes on without some.
+    fn is_stuck(&self, ranks: &[RankProcess]) -> bool {
+        let mut left = ranks.iter().filter(|rank| !rank.has_ended());
+        self.job.min_ranks.is_some() && ranks.iter().any(RankProcess::has_ended) && left.all(|rank| rank.is_stopped)
     }
 
     /// Prints the end of a rank, and its last lines.

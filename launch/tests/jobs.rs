@@ -148,6 +148,28 @@ fn last_words_are_read_to_their_end_while_other_ranks_go_on() {
 }
 
 #[test]
+fn a_rank_that_stays_stopped_is_not_waited_for() {
+    for (code, due) in [(0, 0), (4, 137)] {
+        let script = format!("if [ $RANK = 1 ]; then kill -STOP $$; fi; exit {code}");
+        let (status, _, errors) = shells("-n 2 --min-ranks 1", &script);
+        assert_eq!(status, Some(due), "{errors}");
+        assert!(errors.contains("rank 1 was killed by signal 9 (SIGKILL)"), "{errors}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_rank_that_was_stopped_and_goes_on_is_waited_for() {
+    let scratch = Scratch::new("goes-on");
+    let script = "if [ $RANK = 1 ]; then echo $$ > $DIR/new; mv $DIR/new $DIR/id; kill -STOP $$; sleep 7; echo done; \
+                  else until grep -q 'State:.T' /proc/$(cat $DIR/id)/status; do sleep 0.01; done; \
+                  kill -CONT $(cat $DIR/id); fi 2> $DIR/errors";
+    let mut command = launcher(&["-n", "2", "--min-ranks", "1", "sh", "-c", script]);
+    let (status, out, errors) = ended(command.env("DIR", scratch.path()).spawn().unwrap());
+    assert!(status == Some(0) && lines_of(&out, 1) == ["done"], "{status:?} {out} {errors}");
+}
+
+#[test]
 fn ranks_that_listen_to_sigterm_may_save() {
     let script =
         "if [ $RANK = 0 ]; then sleep 0.3; exit 3; fi; trap 'echo saved; exit 0' TERM; while :; do sleep 0.05; done";
