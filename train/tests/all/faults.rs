@@ -45,7 +45,7 @@ fn launcher() {
     let Some((_, plan)) = plan() else { return };
     let job = launch::Job::new(std::env::current_exe().unwrap(), plan.ranks);
     let job = job.args(["--exact", "faults::rank", "--nocapture"]).max_restarts(1);
-    // Fewer than a majority could wait for one that stays stopped.
+    // As many as the quorum of the run.
     let job = if plan.is_elastic { job.min_ranks(plan.ranks / 2 + 1) } else { job };
     process::exit(job.run().unwrap().into());
 }
@@ -193,7 +193,8 @@ fn worlds(folder: &Path) -> Vec<World> {
     };
     let all = fs::read_dir(folder.join("worlds")).unwrap();
     let mut all: Vec<World> = all.filter_map(|entry| world(entry.unwrap())).collect();
-    all.sort_by(|a, b| a.name.cmp(&b.name));
+    // As numbers: the tenth generation comes after the ninth.
+    all.sort_by_key(|world| world.name.split('.').map(|part| part.parse::<u64>().unwrap()).collect::<Vec<_>>());
     all
 }
 
@@ -239,6 +240,11 @@ fn goes_on(seed: u64) {
             Some(status) => break status,
             None if begun.elapsed() > LONG => {
                 launcher.kill().and_then(|()| launcher.wait()).unwrap();
+                // Its ranks go on: nothing in them ends with it.
+                let ids = fs::read_to_string(folder.join("processes")).unwrap_or_default();
+                for id in ids.lines().filter(|id| is_running(id)) {
+                    Command::new("kill").args(["-s", "KILL", id]).status().unwrap();
+                }
                 panic!("it never ended: {}", said());
             }
             None => sleep(Duration::from_millis(5)),
