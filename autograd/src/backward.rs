@@ -158,9 +158,14 @@ impl<R: Runtime> Backward<R> {
     /// are leaves or intermediates, but no views of leaves.
     ///
     /// # Errors
-    /// An error if an input is a view of a leaf, and the errors of a backward pass.
+    /// An error if an input is a view of a leaf or a root has a tangent, and the errors of a backward pass.
     #[track_caller]
     pub fn grads(mut self, inputs: &[&Var<R>]) -> Result<Vec<Option<Var<R>>>> {
+        if self.roots.iter().any(|(root, _)| root.tangent().is_some()) {
+            let why =
+                "a root has a tangent, which the gradients would lose; differentiate the tangent itself, or use `hvp`";
+            return Err(Error::usage("grad", why)).at_caller();
+        }
         self.options.create_graph = true;
         let mut sweep = Sweep::new(&self.roots, self.options);
         inputs.iter().try_for_each(|v| sweep.want(v)).at_caller()?;

@@ -7,7 +7,7 @@ use numcore::{
     ops::{Apply, ViewOps, stack},
 };
 
-use crate::{Backward, Var, differentiable_grad, grad};
+use crate::{Backward, Var, differentiable_grad, grad, mode::with_grad};
 
 /// The value of `f` at `primals`, and its derivative along `tangents`: the product of the Jacobian with them. It is
 /// computed in the forward mode, beside the value, so nothing is saved for a backward pass.
@@ -63,7 +63,7 @@ pub fn hvp<R: Runtime>(
 ) -> Result<Vec<Var<R>>> {
     let inputs = inputs.iter().map(|x| differentiable(x)).collect::<Result<Vec<_>>>()?;
     let inputs: Vec<&Var<R>> = inputs.iter().collect();
-    let (out, along) = jvp(f, &inputs, vectors)?;
+    let (out, along) = with_grad(|| jvp(f, &inputs, vectors))?;
     scalar("hvp", &out)?;
     let products = if along.requires_grad() { grad(&[&along], &inputs)? } else { vec![None; inputs.len()] };
     let products = products.into_iter().zip(&inputs);
@@ -72,7 +72,8 @@ pub fn hvp<R: Runtime>(
 
 /// The Jacobian of `f` at `x: [X..]`: `[Y.., X..]` for the result `[Y..]` of `f`.
 ///
-/// It takes a backward pass for each element of the result, or a [`jvp`] for each element of `x` if `x` has fewer.
+/// It takes a backward pass for each element of the result, or a [`jvp`] for each element of `x` if `x` has fewer. Then
+/// `f` runs again for each, so it must be a function of its input alone.
 ///
 /// # Errors
 /// The errors of [`jvp`], and an error if `[Y.., X..]` has too many axes.
@@ -90,7 +91,7 @@ pub fn hvp<R: Runtime>(
 #[track_caller]
 pub fn jacobian<R: Runtime>(f: impl Fn(&Var<R>) -> Result<Var<R>>, x: &Var<R>) -> Result<Var<R>> {
     let x = differentiable(x)?;
-    let y = f(&x).at_caller()?;
+    let y = with_grad(|| f(&x)).at_caller()?;
     let (from, to) = (x.spec(), y.spec());
     let shape = Shape::new(&[&to.shape[..], &from.shape[..]].concat()).at_caller()?;
     if !y.requires_grad() || shape.numel() == 0 {
@@ -142,7 +143,11 @@ fn joined<R: Runtime>(count: usize, part: impl FnMut(usize) -> Result<Var<R>>, a
 /// `x` itself if gradients flow through it; otherwise a leaf of its value.
 #[track_caller]
 fn differentiable<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
-    if x.requires_grad() { Ok(x.primal()) } else { Var::leaf("x", x.value()?) }
+    if x.tangent().is_some() {
+        let why = "the input has a tangent, which gradients would lose; for second derivatives use `hvp` or `hessian`";
+        return Err(Error::usage("derivative", why)).at_caller();
+    }
+    if x.requires_grad() { Ok(x.clone()) } else { Var::leaf("x", x.value()?) }
 }
 
 fn zeros_like<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {

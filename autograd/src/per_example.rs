@@ -34,7 +34,8 @@ use crate::{Backward, Gradients, Leaf, Var};
 ///
 /// # Errors
 /// An error unless `losses` is a vector that requires gradients. An error that names the leaf if a parameter is used in
-/// another way, or if examples are mixed, as by batch norm, or are along another axis.
+/// another way, as under `autocast` and by `linear_cross_entropy`. Also if examples are mixed, as by batch norm, or are
+/// along another axis.
 #[doc(alias("grad_sample", "per_sample_gradients"))]
 #[track_caller]
 pub fn per_example_gradients<R: Runtime>(losses: &Var<R>) -> Result<Gradients<R>> {

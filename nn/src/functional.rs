@@ -7,7 +7,8 @@ use crate::{Module, ModuleExt, replaced::with_replaced};
 
 /// Calls `f` with other values for some parameters of `model`, by name: in this thread, the layers compute with these
 /// variables. So a model is a function of its parameters, to be differentiated by them in any mode, as
-/// [`jvp`](autograd::jvp) does. Parameters that are not named are the model's own.
+/// [`jvp`](autograd::jvp) does. Parameters that are not named are the model's own. A shared parameter has the first of
+/// its names, and is replaced wherever it is used.
 ///
 /// ```
 /// use autograd::{Var, hvp};

@@ -140,6 +140,25 @@ fn jacobians_by_rows_and_by_columns() {
     close(&jacobian(|m| m.sum_all(), &middle).unwrap(), &[1.0, 1.0]);
 }
 
+#[test]
+fn derivatives_without_a_graph_and_of_duals() {
+    let rt = cpu();
+    let (x, v) = (constant(&rt, [2], &[1.0, 2.0]), constant(&rt, [2], &[1.0, 0.5]));
+    no_grad(|| {
+        close(&hvp(|x| x[0].square()?.sum_all(), &[&x], &[&v]).unwrap()[0], &[2.0, 1.0]);
+        close(&jacobian(|x| x.square()?.sum_all(), &x).unwrap(), &[2.0, 4.0]);
+        close(&hessian(|x| x.square()?.sum_all(), &x).unwrap(), &[2.0, 0.0, 0.0, 2.0]);
+    });
+    // A value with a tangent has gradients, but gradients have no tangents: that is said.
+    let w = leaf(&rt, "w", [2], &[1.0, 2.0]);
+    let y = w.with_tangent(&v).unwrap().square().unwrap().sum_all().unwrap();
+    assert_eq!(y.backward().unwrap().of(&w).unwrap().to_f64s().unwrap(), [2.0, 4.0]);
+    let lost = jvp(|x| Ok(grad(&[&x[0].square()?.sum_all()?], &[&x[0]])?.remove(0).unwrap()), &[&w], &[&v]);
+    assert!(lost.unwrap_err().to_string().contains("a root has a tangent"));
+    let lost = jvp(|x| jacobian(|x| x.square()?.sum_all(), &x[0])?.sum_all(), &[&w], &[&v]);
+    assert!(lost.unwrap_err().to_string().contains("has a tangent"));
+}
+
 struct Doubled;
 
 impl Function<Cpu> for Doubled {

@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime,
+    Error, Result, Runtime, Shape,
     fused::AttentionProgram,
     ops::{Apply, ViewOps, cat},
 };
@@ -36,6 +36,13 @@ impl<R: Runtime> CutProgram<'_, R> {
             let why =
                 "the program has a table of blocks, of whole sequences: leave it out where these are cut over ranks";
             return Err(Error::unsupported("attention", why).on_rank(comm.world_rank()));
+        }
+        let (shape, tokens) = (q.spec().shape, order.tokens());
+        let scores = Shape::new(&[shape[0], shape[1], tokens, tokens])?;
+        if let Some(arg) = self.args.iter().find(|arg| arg.spec().shape.broadcast(&scores) != Some(scores)) {
+            let why = format!("an argument broadcasts to the scores {scores} of this rank's heads and whole sequences");
+            let error = Error::shape("AttentionProgram", &[arg.spec().shape, scores], why);
+            return Err(error.on_rank(comm.world_rank()));
         }
         if self.exchange == ContextExchange::Ulysses {
             let heads = q.spec().shape[1] / order.ranks;

@@ -215,6 +215,49 @@ fn learned_arguments_have_the_sum_of_all_ranks_gradients() {
 }
 
 #[test]
+fn a_rank_that_sees_nothing_takes_part_in_backward() {
+    for exchange in FORMS {
+        let all = Ranks::new(2).run(cpu, |comm| {
+            let rt = comm.runtime();
+            let group = ContextRanks::group(&comm, exchange);
+            let value = |seed| Var::leaf("x", Tensor::normal(rt, [1, 4, 4, 3], DType::F64, 0.0, 1.0, seed)?);
+            let (q, k, v) = (value(1)?, value(2)?, value(3)?);
+            // Hides all heads of the second rank, or all of its queries.
+            let program = AttentionProgram::over(0).mask(|at, _| at.head.lt(2) & (at.query.lt(2) | at.query.ge(6)));
+            let options = ContextAttention { program: Some((&program, &[])), ..Default::default() };
+            let o = group.attention([&q, &k, &v], options, "attention")?;
+            let gradients = o.square()?.sum_all()?.backward()?;
+            [&q, &k, &v].map(|x| gradients.of(x).expect("a gradient").to_f64s()).into_iter().collect::<Result<Vec<_>>>()
+        });
+        let all = all.unwrap_or_else(|error| panic!("{exchange:?}: {error}"));
+        assert!(all.iter().flatten().flatten().all(|g| g.is_finite()));
+        assert!(all[0][0].iter().any(|g| *g != 0.0) && all[1][0].iter().all(|g| *g == 0.0), "{exchange:?}");
+    }
+}
+
+#[test]
+fn arguments_of_other_heads_are_refused_on_every_rank() {
+    for exchange in FORMS {
+        for shape in [[8, 1, 1], [4, 6, 1], [4, 1, 4]] {
+            let errors = Ranks::new(2).run(cpu, |comm| {
+                let rt = comm.runtime();
+                let q = Var::new(Tensor::zeros(rt, [1, 4, 4, 8], DType::F32)?);
+                let arg = Var::new(Tensor::zeros(rt, shape, DType::F32)?);
+                let program = AttentionProgram::over(1).score(|s, _, args| s + args[0]);
+                let options = ContextAttention { program: Some((&program, &[&arg])), ..Default::default() };
+                Ok(ContextRanks::group(&comm, exchange)
+                    .attention([&q, &q, &q], options, "a")
+                    .err()
+                    .map(|e| e.to_string()))
+            });
+            for error in errors.unwrap() {
+                assert!(error.is_some_and(|e| e.contains("[1, 4, 8, 8]")), "{exchange:?} {shape:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_table_of_blocks_is_refused() {
     let refused = Ranks::new(2).run(cpu, |comm| {
         let q = Var::new(Tensor::zeros(comm.runtime(), [1, 2, 4, 8], DType::F32)?);

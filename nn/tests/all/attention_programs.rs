@@ -386,6 +386,47 @@ fn pieces_whose_keys_differ_little_are_one() {
 }
 
 #[test]
+fn unusual_operands() {
+    let x @ [q, k, v] = &operands(2, 1, 5, 6);
+    // Nothing is seen: zeros, whose gradients are zeros.
+    let nothing = AttentionProgram::over(0).mask(|at, _| at.key.gt(100));
+    let y = nothing.attend(q, k, v, &[]).unwrap();
+    for g in grad(&[&y.sum_all().unwrap()], &[q, k, v]).unwrap() {
+        assert!(f64s(g.as_ref().expect("a gradient")).iter().all(|g| *g == 0.0));
+    }
+    // Scores of an argument alone, and of nothing that is read.
+    let given = AttentionProgram::over(1).score(|_, _, args| args[0]);
+    let bias = drawn(&[2, 5, 6], 9);
+    let values = f64s(&bias);
+    near(
+        &f64s(&given.attend(q, k, v, &[&bias]).unwrap()),
+        &looped(x, |_, [_, h, i, j]| Some(values[(h * 5 + i) * 6 + j])),
+        1e-13,
+    );
+    let heads = drawn(&[2, 1, 1], 9);
+    near(&f64s(&given.attend(q, k, v, &[&heads]).unwrap()), &looped(x, |_, _| Some(0.0)), 1e-13);
+    // No examples, and no queries.
+    let window = AttentionProgram::over(0).mask(|at, _| (at.query - at.key).abs().le(1));
+    let none = |shape: [usize; 4]| Var::new(Tensor::zeros(&cpu(), shape, DType::F64).unwrap());
+    let empty = window.attend(&none([0, 2, 5, 3]), &none([0, 1, 6, 3]), &none([0, 1, 6, 4]), &[]).unwrap();
+    assert_eq!(empty.dims(), [0, 2, 5, 4]);
+    assert_eq!(window.attend(&none([2, 2, 0, 3]), k, v, &[]).unwrap().dims(), [2, 2, 0, 4]);
+    let blind = window.attend(q, &none([2, 1, 0, 3]), &none([2, 1, 0, 4]), &[]).unwrap();
+    assert_eq!(f64s(&blind), vec![0.0; 2 * 2 * 5 * 4]);
+    // A mask of one head serves all of them.
+    let (_, ops) = autograd::observe_ops(|| {
+        AttentionProgram::over(1).mask(|_, args| args[0].gt(0.0)).attend(q, k, v, &[&drawn(&[1, 6], 3)])
+    });
+    let masks = ops.iter().flat_map(|op| &op.outputs).filter(|out| out.dtype == DType::Bool);
+    assert!(masks.clone().count() > 0 && masks.into_iter().all(|mask| mask.shape.numel() <= 6));
+    // Far keys of half-precision queries keep the digits of what is added.
+    let far = |x: &V| x.to_dtype(DType::F16).unwrap();
+    let added = AttentionProgram::over(0).score(|s, at, _| s + at.key.cast_like(s) * 0.001).shifted(0, 0, 0, 70_000);
+    let got = added.attend(&far(q), &far(k), &far(v), &[]).unwrap();
+    near(&f64s(&got), &looped(x, |s, [.., j]| Some(s + j as f64 * 0.001)), 5e-3);
+}
+
+#[test]
 fn misuse_says_what_is_wrong() {
     let [q, k, v] = &operands(2, 1, 5, 6);
     let plain = || AttentionProgram::over(0);

@@ -93,6 +93,21 @@ fn parameters_seen_by_views() {
 }
 
 #[test]
+fn a_batch_of_one_has_the_gradients_of_its_example() {
+    let position = Var::leaf("position", drawn(&[1, 2, 3], 1).value().unwrap()).unwrap();
+    for examples in [1, 2] {
+        let x = drawn(&[examples, 2, 3], 2);
+        let losses = x.add(&position).unwrap().square().unwrap().sum(&[1, 2]).unwrap();
+        let apart = per_example_gradients(&losses).unwrap().of(&position).unwrap().clone();
+        assert_eq!(apart.dims(), [examples, 1, 2, 3]);
+        let want = Var::new(apart.sum(&[0]).unwrap());
+        let whole = losses.sum_all().unwrap().backward().unwrap().of(&position).unwrap().to_f64s().unwrap();
+        let got = want.value().unwrap().to_f64s().unwrap();
+        assert!(got.iter().zip(&whole).all(|(g, w)| (g - w).abs() < 1e-12), "{got:?} {whole:?}");
+    }
+}
+
+#[test]
 fn examples_that_are_mixed_or_elsewhere_are_found() {
     let says = |result: Result<V>, words: &[&str]| {
         let error = per_example_gradients(&result.unwrap()).err().expect("an error").to_string();

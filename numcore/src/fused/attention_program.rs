@@ -39,9 +39,10 @@ impl<'b> ScorePosition<'b> {
 /// position, and arguments, tensors that broadcast to `[B, H, T, S]` and may be learned.
 ///
 /// Queries and keys that a mask hides from each other by its positions alone are not computed: the mask is evaluated
-/// over ranges of positions, without reading data. A query that sees no key gives zeros. A score to which a value is
-/// added, and a mask, run in the runtime's attention kernel, a piece of a dense mask at a time. Other programs of scores
-/// are computed from primitives, a piece at a time.
+/// over ranges of positions, without reading data. A query that sees no key gives zeros. A mask, and a constant that is
+/// added to scores, run in the runtime's attention kernel, a piece of a dense mask at a time. Other programs of scores,
+/// those of half-precision operands, and those with learned arguments are computed from primitives, a piece at a time,
+/// and in `f32` at least.
 ///
 /// ```
 /// use numcore::{Tensor, fused::AttentionProgram, pointwise::Expr};
@@ -106,15 +107,16 @@ impl AttentionProgram {
         self
     }
 
-    /// Moves the positions of the first example, head, query and key by these counts, from 0 at first: of a rank's part
-    /// of heads or sequences, or of queries after a cache of keys.
+    /// Moves the positions of the first example, head, query and key by these counts, which add up over calls. They are 0
+    /// at first. A call is of a rank's part of heads or sequences, say, or of queries after a cache of keys.
     pub fn shifted(mut self, batch: usize, head: usize, query: usize, key: usize) -> Self {
         self.first.iter_mut().zip([batch, head, query, key]).for_each(|(first, by)| *first += by);
         self
     }
 
-    /// Sets the keys that any of `rows` consecutive queries may see, as ranges of positions in the call, for masks that
-    /// follow from data. Keys outside are not computed; inside, the mask decides.
+    /// Sets the keys that queries may see, for masks that follow from data: `keys[i]` is the range for the queries from
+    /// `i · rows` on. Ranges are of the operands of a call, whatever its shift. Keys outside are not computed; inside,
+    /// the mask decides.
     pub fn blocks(mut self, rows: usize, keys: Vec<Range<usize>>) -> Self {
         self.blocks = Some((rows, keys));
         self
@@ -134,6 +136,9 @@ impl AttentionProgram {
     #[track_caller]
     pub fn attend<T: Apply>(&self, q: &T, k: &T, v: &T, args: &[&T]) -> Result<T> {
         let call = ScoredCall::of(self, [q, k, v], args)?;
+        if call.batch * call.heads * call.queries == 0 {
+            return q.attention(k, v);
+        }
         if let Some(lower_right) = self.is_causal(&call) {
             let options = SdpaOptions { causal: true, lower_right, scale: Some(call.scale), ..Default::default() };
             return q.attention_with(k, v, options);
@@ -219,8 +224,8 @@ impl AttentionProgram {
         let [k, v] = [call.k, call.v].map(|x| along(x, 2, keys));
         let (k, v) = (k?, v?);
         if keys.is_empty() {
-            let (q, v) = (q.spec(), v.spec());
-            return Ok(T::constant(Tensor::zeros(call.q.runtime(), q.shape.with(3, v.shape[3]), q.dtype)?));
+            // Zeros, with gradients of zeros: ranks that see no key take part in backward as others do.
+            return q.attention_with(&k, &v, SdpaOptions::default());
         }
         let inputs = self.inputs(call, piece)?;
         let allowed = match &self.mask {
@@ -232,8 +237,8 @@ impl AttentionProgram {
             let options = SdpaOptions { mask: allowed.as_ref(), scale: Some(call.scale), ..Default::default() };
             return q.attention_with(&k, &v, options);
         };
-        if adds_to_score(score) {
-            // The value that the program adds is its value at a score of 0.
+        if adds_to_score(score) && !dtype.is_half() {
+            // The value that the program adds is its value at a score of 0. Half precision would round it.
             let zero = T::constant(Tensor::zeros(q.runtime(), [1; 4], dtype.compute())?);
             let added = run(score, &[&zero], &inputs)?;
             let added = match &allowed {
@@ -246,7 +251,8 @@ impl AttentionProgram {
         }
         let [q, k, v] = [q, k, v].map(|x| x.to_dtype(dtype.compute()));
         let (q, k, v) = (q?, k?, v?);
-        let scores = floating(run(score, &[&raw_scores(&q, &k)?.mul(call.scale)?], &inputs)?)?;
+        let raw = raw_scores(&q, &k)?.mul(call.scale)?;
+        let scores = floating(run(score, &[&raw], &inputs)?)?.broadcast_to(raw.spec().shape)?;
         let scores = match &allowed {
             Some(allowed) => scores.where_cond(allowed, f64::NEG_INFINITY)?,
             None => scores,
@@ -297,7 +303,9 @@ struct ScoredCall<'a, T> {
 impl<'a, T: Apply> ScoredCall<'a, T> {
     #[track_caller]
     fn of(program: &AttentionProgram, [q, k, v]: [&'a T; 3], args: &'a [&'a T]) -> Result<Self> {
-        let specs: SmallVec<[Spec; 3]> = [q, k, v].iter().map(|x| x.spec()).collect();
+        // Operands of several dtypes are those that `autocast` makes one.
+        let dtype = q.spec().dtype;
+        let specs: SmallVec<[Spec; 3]> = [q, k, v].iter().map(|x| Spec { dtype, ..x.spec() }).collect();
         Attention::new(1.0).infer(&specs).map_err(|error| T::explained(error, &[q, k, v]))?;
         if args.len() != program.args {
             return Err(Error::range("AttentionProgram", "number of arguments", args.len(), program.args)).at_caller();
@@ -348,10 +356,13 @@ fn along<T: Apply>(x: &T, axis: usize, range: &Range<usize>) -> Result<T> {
 #[track_caller]
 fn run<T: Apply>(program: &Program, score: &[&T], inputs: &[T]) -> Result<T> {
     let all: SmallVec<[&T; 8]> = score.iter().copied().chain(inputs).collect();
-    let short = |x: &T| x.narrow(-1, 0, 1)?.narrow(-2, 0, 1)?.narrow(0, 0, 1);
+    let short = |x: &T| {
+        let long = x.spec().shape.iter().enumerate().filter(|(_, n)| **n > 1).map(|(axis, _)| axis).collect::<Vec<_>>();
+        long.into_iter().try_fold(x.clone(), |x, axis| x.narrow(axis as isize, 0, 1))
+    };
     let given = all.iter().enumerate().map(|(i, x)| {
         let is_read = program.reads() >> i & 1 == 1;
-        if is_read || x.spec().shape.rank() < 4 { Ok((*x).clone()) } else { short(x) }
+        if is_read { Ok((*x).clone()) } else { short(x) }
     });
     let given = given.collect::<Result<SmallVec<[T; 8]>>>()?;
     let rest: SmallVec<[&T; 8]> = given[1..].iter().collect();

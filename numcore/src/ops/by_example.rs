@@ -14,6 +14,9 @@ use crate::{Error, Result};
 /// An error for an op that does not sum over rows, and for rows that the examples do not divide.
 #[track_caller]
 pub fn by_example<T: Apply>(op: &Op, ins: &[&T], examples: usize) -> Result<T> {
+    if examples == 1 {
+        return T::apply1(op.clone(), ins)?.unsqueeze(0);
+    }
     match op {
         Op::Matmul(_) => {
             let (a, b) = (ins[0].spec().shape, ins[1].spec().shape);
@@ -38,12 +41,15 @@ pub fn by_example<T: Apply>(op: &Op, ins: &[&T], examples: usize) -> Result<T> {
 }
 
 /// All outputs of a fused op, the gradients of parameters, for each of `examples`; see [`by_example`]. It runs on the
-/// rows of each example, with the operands that have no rows.
+/// rows of each example. Operands with as many axes as any, and as long a first axis, have rows; others are given whole.
 ///
 /// # Errors
 /// The errors of [`by_example`].
 #[track_caller]
 pub fn all_by_example<T: Apply>(op: &Op, ins: &[&T], examples: usize) -> Result<Outs<T>> {
+    if examples == 1 {
+        return T::apply(op.clone(), ins)?.iter().map(|out| out.unsqueeze(0)).collect();
+    }
     let shapes: SmallVec<[_; 8]> = ins.iter().map(|x| x.spec().shape).collect();
     let rank = shapes.iter().map(|s| s.rank()).max().unwrap_or(0);
     let rows = shapes.iter().find(|s| s.rank() == rank && rank > 1).map(|s| s[0]).ok_or_else(|| mixed(op))?;
