@@ -45,13 +45,12 @@ impl<'b> ScorePosition<'b> {
 /// and in `f32` at least.
 ///
 /// ```
-/// use numcore::{Tensor, fused::AttentionProgram, pointwise::Expr};
-/// use runtime_cpu::Cpu;
+/// use numcore::{DType, NullRuntime, Tensor, fused::AttentionProgram};
 ///
-/// let cpu = Cpu::new();
-/// let [q, k, v] = [1, 2, 3].map(|seed| Tensor::uniform(&cpu, [1, 2, 8, 4], numcore::DType::F32, -1.0, 1.0, seed));
+/// let rt = NullRuntime::new();
+/// let [q, k, v] = [1, 2, 3].map(|seed| Tensor::uniform(&rt, [1, 2, 8, 4], DType::F32, -1.0, 1.0, seed));
 /// // ALiBi (Press et al. 2022): a slope of each head times the distance, in documents of four tokens.
-/// let slopes = Tensor::from_slice(&cpu, [2, 1, 1], &[0.5f32, 0.25])?;
+/// let slopes = Tensor::from_slice(&rt, [2, 1, 1], &[0.5f32, 0.25])?;
 /// let attention = AttentionProgram::over(1)
 ///     .score(|score, at, args| score + args[0] * (at.key - at.query).cast_like(score))
 ///     .mask(|at, _| at.key.le(at.query) & (at.key / 4).eq(at.query / 4));
