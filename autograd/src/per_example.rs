@@ -7,15 +7,15 @@ use numcore::{
 
 use crate::{Backward, Gradients, Leaf, Var};
 
-/// The gradients of each of `losses: [B]` with respect to the leaves, `[B, ..]` for a leaf `[..]`, in one backward pass.
-/// The graph is kept.
+/// The gradients of each of `losses: [B]` with respect to the leaves: `[B, ..]` for a leaf `[..]`. One backward pass
+/// computes them, and keeps the graph.
 ///
 /// The examples are on the first axis of every activation that meets a parameter. A parameter may be a factor of a
 /// product of matrices, a bias, a table of rows, the kernel of a convolution, or the weight of a norm over the last
 /// axes. A product's gradients are one batched product.
 ///
-/// Whether the examples are where they should be is checked by a second pass: the gradient of a weighted sum of the
-/// losses must be that sum of the results.
+/// A second pass checks that the examples are there. The gradient of a weighted sum of the losses must be that sum of the
+/// results.
 ///
 /// ```
 /// use autograd::{Var, per_example_gradients};

@@ -1,16 +1,16 @@
-//! Losses of two classes, of signs, and of counts.
+//! Losses of two classes, of masks, and of Gaussian variables.
 
 use std::sync::LazyLock;
 
 use numcore::{
     Error, Result, Within,
     ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
-    pointwise::{Expr, Program},
+    pointwise::{Expr, Program, Widened},
 };
 
-use super::{Reduction, by, same_shape};
+use super::{Reduction, by, reduced, same_shape};
 
-/// Options of [`bce_with_logits_by`] and [`focal`].
+/// Options of [`bce_with_logits_by`].
 #[derive(Debug)]
 pub struct BinaryOptions<'a, T> {
     /// The weight of each loss, which broadcasts to the input.
@@ -28,13 +28,13 @@ impl<T> Default for BinaryOptions<'_, T> {
 }
 
 /// The binary cross-entropy `ln(1 + e^−x)` of the logit of a class, without overflow.
-fn softplus_of_negative(x: Expr<'_>) -> Expr<'_> {
+pub(super) fn softplus_of_negative(x: Expr<'_>) -> Expr<'_> {
     let negative = x.lt(0.0);
     negative.select(-x, 0.0) + negative.select(x, -x).exp().log1p()
 }
 
-/// Binary cross-entropy of logits `x` with weights: `(1 − y) x + (1 + (p − 1) y) ln(1 + e^−x)` for a positive weight `p`.
-/// A mean is over all elements, whatever their weights, as in PyTorch.
+/// Binary cross-entropy of logits with weights. It is `(1 − y) x + (1 + (p − 1) y) ln(1 + e^−x)` for a positive weight
+/// `p`. A mean is over all elements, whatever their weights, as in PyTorch.
 #[track_caller]
 pub fn bce_with_logits_by<T: Apply>(input: &T, target: &T, options: BinaryOptions<'_, T>) -> Result<T> {
     static P: LazyLock<Program> = LazyLock::new(|| {
@@ -48,11 +48,11 @@ pub fn bce_with_logits_by<T: Apply>(input: &T, target: &T, options: BinaryOption
         Some(p) => input.apply_program(&P, &[target, p], &[])?,
         None => super::bce_with_logits(input, target, Reduction::None)?,
     };
-    by(weight.map_or(Ok(losses.clone()), |weight| losses.mul(weight))?, reduction)
+    by(if let Some(weight) = weight { losses.mul(weight)? } else { losses }, reduction)
 }
 
-/// The focal loss of logits (Lin et al. 2017): binary cross-entropy times `(1 − p)^gamma`, where `p` is the probability of
-/// the target; times `alpha` for targets of 1 and `1 − alpha` for targets of 0 if there is an `alpha`.
+/// The focal loss of logits (Lin et al. 2017): binary cross-entropy times `(1 − p)^gamma`, with the target's probability
+/// `p`. An `alpha` multiplies losses of targets of 1, and `1 − alpha` those of targets of 0.
 ///
 /// # Errors
 /// An error for a negative `gamma`, or an `alpha` outside of [0, 1].
@@ -65,12 +65,15 @@ pub fn focal<T: Apply>(
     alpha: impl Into<Option<f64>>,
     reduction: Reduction,
 ) -> Result<T> {
-    static P: LazyLock<Program> = LazyLock::new(|| {
-        Program::new("focal", |[x, y], [gamma, positive, negative]| {
-            let p = x.sigmoid();
-            let missed = (1.0 - p) * y + p * (1.0 - y);
-            let entropy = (1.0 - y) * x + softplus_of_negative(x);
-            [entropy * missed.pow(gamma) * (y * positive + (1.0 - y) * negative)]
+    static P: LazyLock<Widened> = LazyLock::new(|| {
+        Widened::new(|wide| {
+            Program::new("focal", |[x, y], [gamma, positive, negative]| {
+                let (x, y) = (wide.of(x), wide.of(y));
+                let p = x.sigmoid();
+                let missed = (1.0 - p) * y + p * (1.0 - y);
+                let entropy = (1.0 - y) * x + softplus_of_negative(x);
+                [entropy * missed.pow(gamma) * (y * positive + (1.0 - y) * negative)]
+            })
         })
     });
     let alpha = alpha.into();
@@ -80,9 +83,8 @@ pub fn focal<T: Apply>(
     if let Some(alpha) = alpha.filter(|alpha| !(0.0..=1.0).contains(alpha)) {
         return Err(Error::range("focal", "alpha", alpha, "in 0..=1")).at_caller();
     }
-    same_shape("focal", input, target)?;
     let [positive, negative] = alpha.map_or([1.0, 1.0], |alpha| [alpha, 1.0 - alpha]);
-    by(input.apply_program(&P, &[target], &[gamma.into(), positive.into(), negative.into()])?, reduction)
+    reduced(&P, input, target, &[gamma.into(), positive.into(), negative.into()], reduction)
 }
 
 /// The Dice loss of probabilities `input: [N, ..]` (Milletari et al. 2016): the mean over `N` of
@@ -99,36 +101,8 @@ pub fn dice<T: Apply>(input: &T, target: &T, smooth: f64) -> Result<T> {
     both.div(&all)?.neg()?.add(1.0)?.mean_all()
 }
 
-/// The soft margin loss `ln(1 + e^−yx)` of targets −1 and 1.
-#[track_caller]
-pub fn soft_margin<T: Apply>(input: &T, target: &T, reduction: Reduction) -> Result<T> {
-    static P: LazyLock<Program> =
-        LazyLock::new(|| Program::new("soft_margin", |[x, y], []| [softplus_of_negative(x * y)]));
-    same_shape("soft_margin", input, target)?;
-    by(input.apply_program(&P, &[target], &[])?, reduction)
-}
-
-/// The hinge loss of distances `input`: the distance itself for targets of 1, `max(0, margin − x)` for −1.
-#[track_caller]
-pub fn hinge_embedding<T: Apply>(input: &T, target: &T, margin: f64, reduction: Reduction) -> Result<T> {
-    static P: LazyLock<Program> = LazyLock::new(|| {
-        Program::new("hinge_embedding", |[x, y], [margin]| [y.gt(0.0).select(x, (margin - x).max(0.0).cast_like(x))])
-    });
-    same_shape("hinge_embedding", input, target)?;
-    by(input.apply_program(&P, &[target], &[margin.into()])?, reduction)
-}
-
-/// The Poisson negative log-likelihood of counts, of logarithms of rates `input`: `e^x − y x`, without the term of the
-/// count alone.
-#[track_caller]
-pub fn poisson_nll<T: Apply>(input: &T, target: &T, reduction: Reduction) -> Result<T> {
-    static P: LazyLock<Program> = LazyLock::new(|| Program::new("poisson_nll", |[x, y], []| [x.exp() - y * x]));
-    same_shape("poisson_nll", input, target)?;
-    by(input.apply_program(&P, &[target], &[])?, reduction)
-}
-
-/// The Gaussian negative log-likelihood `(ln v + (x − y)² / v) / 2` of expectations `input` and variances `v`, of at
-/// least `eps`, which broadcast to the input; without its constant.
+/// The Gaussian negative log-likelihood `(ln v + (x − y)² / v) / 2` of expectations `input`, without its constant.
+/// Variances `v` broadcast to the input, and count as `eps` at least.
 #[track_caller]
 pub fn gaussian_nll<T: Apply>(input: &T, target: &T, variance: &T, eps: f64, reduction: Reduction) -> Result<T> {
     static P: LazyLock<Program> = LazyLock::new(|| {

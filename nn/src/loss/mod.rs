@@ -16,9 +16,8 @@ use numcore::{
     pointwise::{Expr, Program, Widened},
 };
 
-pub use binary::{
-    BinaryOptions, bce_with_logits_by, dice, focal, gaussian_nll, hinge_embedding, poisson_nll, soft_margin,
-};
+use binary::softplus_of_negative;
+pub use binary::{BinaryOptions, bce_with_logits_by, dice, focal, gaussian_nll};
 pub use numcore::fused::{CrossEntropyOptions, Reduction};
 pub use pairs::{TripletOptions, cosine_embedding, info_nce, margin_ranking, triplet};
 
@@ -55,6 +54,13 @@ elementwise! {
     /// Kullback–Leibler divergence `y · (ln y − x)` of log-probabilities `x` from probabilities `y`, element by
     /// element; 0 where `y` is 0. The mean over elements is PyTorch's, and no divergence: that is [`kl_div_batchmean`].
     kl_div(x, y) = y.gt(0.0).select(y * (y.gt(0.0).select(y, 1.0).log() - x), y * 0.0);
+    /// The soft margin loss `ln(1 + e^−yx)` of targets −1 and 1.
+    soft_margin(x, y) = softplus_of_negative(x * y);
+    /// The hinge loss of distances `x`: the distance itself for targets of 1, `max(0, margin − x)` for −1.
+    hinge_embedding(x, y; margin) = y.gt(0.0).select(x, (margin - x).max(0.0));
+    /// The Poisson negative log-likelihood `e^x − y x` of logarithms of rates `x` and counts `y`. The term of the count
+    /// alone is left out.
+    poisson_nll(x, y) = x.exp() - y * x;
 }
 
 /// The mean over rows of the Kullback–Leibler divergence of log-probabilities `input: [N, ..]` from probabilities

@@ -50,7 +50,7 @@ pub fn triplet<T: Apply>(anchor: &T, positive: &T, negative: &T, options: Triple
     by(distance(anchor, positive)?.apply_program(&P, &[&far], &[margin.into()])?, reduction)
 }
 
-/// The margin ranking loss `max(0, −y (a − b) + margin)`: of a target of 1 where `a` ranks higher, −1 where `b` does.
+/// The margin ranking loss `max(0, −y (a − b) + margin)`. A target `y` is 1 where `a` ranks higher, −1 where `b` does.
 #[track_caller]
 pub fn margin_ranking<T: Apply>(a: &T, b: &T, target: &T, margin: f64, reduction: Reduction) -> Result<T> {
     static P: LazyLock<Program> =
@@ -60,8 +60,8 @@ pub fn margin_ranking<T: Apply>(a: &T, b: &T, target: &T, margin: f64, reduction
     by(a.apply_program(&P, &[b, target], &[margin.into()])?, reduction)
 }
 
-/// The cosine embedding loss of rows `[N, D]`: `1 − cos` for targets of 1, `max(0, cos − margin)` for −1; `target` is
-/// `[N]`.
+/// The cosine embedding loss of rows `[N, D]` with targets `[N]`. It is `1 − cos` for targets of 1, and
+/// `max(0, cos − margin)` for −1.
 #[track_caller]
 pub fn cosine_embedding<T: Apply>(a: &T, b: &T, target: &T, margin: f64, reduction: Reduction) -> Result<T> {
     static P: LazyLock<Program> = LazyLock::new(|| {

@@ -36,7 +36,7 @@ impl<'b> ScorePosition<'b> {
 }
 
 /// Attention, `softmax(score(q·kᵀ·scale))·v`, whose scores and mask are programs: pointwise expressions of a score, its
-/// position, and arguments, tensors that broadcast to `[B, H, T, S]` and may be learned.
+/// position, and arguments. Arguments are tensors that broadcast to `[B, H, T, S]`, and may be learned.
 ///
 /// Queries and keys that a mask hides from each other by its positions alone are not computed: the mask is evaluated
 /// over ranges of positions, without reading data. A query that sees no key gives zeros. A mask, and a constant that is
@@ -68,7 +68,7 @@ pub struct AttentionProgram {
 }
 
 impl AttentionProgram {
-    /// Attention with programs over this number of arguments; at first, scores are `q·kᵀ/√D`, and every query sees every
+    /// Attention by programs with this number of arguments. At first, scores are `q·kᵀ/√D`, and every query sees every
     /// key.
     pub fn over(args: usize) -> Self {
         AttentionProgram { score: None, mask: None, args, scale: None, first: [0; 4], blocks: None }
@@ -127,7 +127,7 @@ impl AttentionProgram {
     }
 
     /// Attention of queries `q: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, where `K` divides `H`:
-    /// `[B, H, T, E]`. Half-precision operands are computed as in [`attention`](NnOps::attention).
+    /// `[B, H, T, E]`. Scores of half-precision operands are `f32`, and the result has their dtype.
     ///
     /// # Errors
     /// An error if the operands do not fit, the arguments are not as many as the programs take, or do not broadcast to

@@ -1,4 +1,4 @@
-//! The gradient of a parameter for each example: op calls that sum over a batch, with the sum left out over its examples.
+//! Gradients of a parameter for each example: op calls that sum over the rows of a batch, without the sum over examples.
 
 use smallvec::SmallVec;
 
