@@ -181,7 +181,6 @@ const fn refused(features: [Feature; 2], why: &'static str) -> Refused {
 
 const UNITS: &str = "a sharded step sums its units itself, as `ZeroOptions` say: leave one out";
 const OWN_WAY: &str = "a reducer sums in a format and an order of its own: leave one out";
-const WHOLE: &str = "no rank has whole parameters: take an elementwise rule";
 const SHARDS: &str = "optimizers of shards are made of a configuration: give that of a rule, or `ParamGroups` of it";
 const STATE: &str = "checkpoints would have its state under one name from several ranks, which have pieces: take a reducer without a state";
 const EACH_PASS: &str = "ranks exchange in every pass, so they take equally many: take ZeRO stage 1, stage 2 with `reduce_once`, or none, and no canonical \
@@ -211,8 +210,6 @@ pub static COMBINATIONS: &[Refused] = {
         refused([BuiltBefore, ZeroOptimizer], SHARDS),
         refused([BuiltBefore, ZeroGradients], SHARDS),
         refused([BuiltBefore, ZeroParameters], SHARDS),
-        refused([WholeParameters, Tensor], WHOLE),
-        refused([WholeParameters, Experts], WHOLE),
         refused([Narrowed, Canonical], "chunks are gathered as they are: leave one out"),
         refused([StatefulReducer, Tensor], STATE),
         refused([StatefulReducer, Experts], STATE),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
+use nn::parallel::Placed;
 use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, hyper::require_groups};
@@ -168,6 +169,10 @@ impl<R: Runtime> OptimizerCore<R> for Combined<R> {
     fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {
         self.own = OwnGradients::default();
         self.all.iter_mut().try_for_each(|o| o.reorder(key))
+    }
+
+    fn update_whole(&mut self, placed: &dyn Fn(&Arc<Leaf<R>>) -> Option<Arc<Placed<R>>>) -> Result<Vec<usize>> {
+        Ok(self.all.iter_mut().map(|o| o.update_whole(placed)).collect::<Result<Vec<_>>>()?.concat())
     }
 
     fn check_sole(&mut self) -> Result<()> {

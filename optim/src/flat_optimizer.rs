@@ -3,7 +3,7 @@
 use std::{borrow::Borrow, collections::HashSet, sync::Arc};
 
 use autograd::Leaf;
-use nn::{Module, ModuleExt};
+use nn::{Module, ModuleExt, parallel::Placed};
 use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     hyper::require_groups,
     param_part::ParamPart,
     params::{by_dtype, same_places},
+    schedule::SAMPLED,
 };
 
 /// An optimizer with rule `C` over groups of parameters; each group has one buffer per dtype.
@@ -64,9 +65,6 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
     pub(crate) by_name: Option<GroupsByName<C>>,
     pub(crate) own: OwnGradients<R>,
 }
-
-/// The steps ahead for which schedules are compared.
-pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     /// Makes an optimizer over the parameters of `model` that require gradients, in one group. A parameter that is
@@ -382,6 +380,10 @@ impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
 
     fn add_params(&mut self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
         self.take_in(leaves)
+    }
+
+    fn update_whole(&mut self, placed: &dyn Fn(&Arc<Leaf<R>>) -> Option<Arc<Placed<R>>>) -> Result<Vec<usize>> {
+        self.share_out(placed)
     }
 
     fn check_sole(&mut self) -> Result<()> {

@@ -154,6 +154,35 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         self.overwrite(&Pointwise::new(rounding(self.layout.dtype()), &[]).into(), &master)
     }
 
+    /// The memory of the whole of a parameter, of which this is a piece: states are the whole's already. The new value
+    /// is the [weight](UpdateMemory::weight) of the result.
+    pub(crate) fn whole<'b>(
+        &'b mut self,
+        layout: &'b FlatLayout,
+        row: &'b mut TensorMut<R>,
+        weight: &Tensor<R>,
+        grad: &Tensor<R>,
+    ) -> Result<UpdateMemory<'b, R>> {
+        Ok(UpdateMemory {
+            values: Values::Row(row, Some(weight.clone())),
+            layout,
+            states: self.states,
+            master: None,
+            grad: grad.reshape([grad.shape().numel()])?,
+            scale: self.scale,
+            ranges: self.ranges.clone(),
+            numbers: None,
+        })
+    }
+
+    /// Replaces the parameter, and its master copy, by a value in the dtype of updates.
+    pub(crate) fn replace_weight(&mut self, value: &Tensor<R>) -> Result<()> {
+        let (i, value) = (self.ranges.start, value.reshape(self.shape())?);
+        let Some(master) = &mut self.master else { return self.overwrite(&Op::identity(), &value) };
+        master.overwrite(i, &value)?;
+        self.overwrite(&Pointwise::new(rounding(self.layout.dtype()), &[]).into(), &value)
+    }
+
     /// Replaces the value of the parameter by what an operation makes of `x`.
     fn overwrite(&mut self, op: &Op, x: &Tensor<R>) -> Result<()> {
         let i = self.ranges.start;

@@ -50,6 +50,10 @@ impl<A: UpdateRule, B: UpdateRule> UpdateRule for OneOf<A, B> {
 
     const PER_PARAMETER: bool = A::PER_PARAMETER || B::PER_PARAMETER;
 
+    fn needs_whole(&self) -> bool {
+        either!(self, rule => rule.needs_whole())
+    }
+
     fn tensors(&self) -> Vec<StateSpec> {
         either!(self, rule => rule.tensors())
     }

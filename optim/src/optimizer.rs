@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{Gradients, Leaf, Var, backward_with_hooks};
+use nn::parallel::Placed;
 use numcore::{Flat, Result, Runtime, Tensor, Within};
 
 use crate::{Combined, FlatGradients, FlatOptimizer, FlatParams, HyperParams, LrSchedule, OwnGradients, UpdateRule};
@@ -160,6 +161,13 @@ pub trait OptimizerCore<R: Runtime>: Sealed + Send + Sync {
     /// An error of an optimizer that cannot determine the groups of further parameters; nothing changes then.
     fn add_params(&mut self, leaves: &[Arc<Leaf<R>>]) -> Result<()>;
 
+    /// Has the whole of each cut parameter updated by one of the ranks that have pieces, if its rule needs it whole;
+    /// `placed` gives the pieces. Returns the identities of the leaves that are updated so; this rank has their state
+    /// whole or not at all. An optimizer that is elementwise updates pieces as they are.
+    ///
+    /// # Errors
+    /// An error if the optimizer has updated such a parameter already.
+    fn update_whole(&mut self, placed: &dyn Fn(&Arc<Leaf<R>>) -> Option<Arc<Placed<R>>>) -> Result<Vec<usize>>;
     /// Allocates further gradient buffers for the optimizer's parameters, for a backward pass with hooks.
     fn alloc_gradients(&self) -> Result<FlatGradients<R>> {
         Ok(FlatGradients::new(&self.params())?.refusing(&self.frozen()))

@@ -6,10 +6,11 @@ use autograd::Leaf;
 use numcore::{Error, FlatLayout, Result, Runtime, Tensor, ops::Spec};
 
 use crate::{
-    AdamWConfig, FlatOptimizer, HyperParams, LrSchedule, Optimizer, ShardOptimizer, Shards, StatePlace, UpdateRule,
-    flat_optimizer::SAMPLED,
+    AdamWConfig, FlatOptimizer, Fragment, HyperParams, LrSchedule, Optimizer, ShardOptimizer, Shards, StatePlace,
+    UpdateRule,
     further_params::GroupsByName,
     one_of::OneOf,
+    schedule::SAMPLED,
     shard::{Shard, replaced},
 };
 
@@ -151,14 +152,14 @@ impl<R: Runtime, C: UpdateRule> Shards<R> for ParamGroups<C> {
     fn may_cut(&self, name: &str, spec: &Spec) -> Result<bool> {
         match self.configs[self.group_of(name, spec)].refuses(spec) {
             Some(why) => Err(Error::unsupported(C::NAME, format!("`{name}` {why}"))),
-            None => Ok(!C::PER_PARAMETER),
+            None => Ok(!self.configs[self.group_of(name, spec)].needs_whole()),
         }
     }
 
     fn shard(
         &self,
         layout: &FlatLayout,
-        groups: Vec<usize>,
+        fragments: Vec<Fragment<R>>,
         values: &Tensor<R>,
         place: StatePlace,
     ) -> Result<Box<dyn ShardOptimizer<R>>> {
@@ -166,7 +167,7 @@ impl<R: Runtime, C: UpdateRule> Shards<R> for ParamGroups<C> {
             config.check()?;
             config.validate()?;
         }
-        Ok(Box::new(Shard::new(&self.configs, layout, groups, values, place)?))
+        Ok(Box::new(Shard::new(&self.configs, layout, fragments, values, place)?))
     }
 }
 
@@ -199,10 +200,10 @@ impl<R: Runtime, C: UpdateRule> Shards<R> for C {
     fn shard(
         &self,
         layout: &FlatLayout,
-        groups: Vec<usize>,
+        fragments: Vec<Fragment<R>>,
         values: &Tensor<R>,
         place: StatePlace,
     ) -> Result<Box<dyn ShardOptimizer<R>>> {
-        ParamGroups::new(self.clone()).shard(layout, groups, values, place)
+        ParamGroups::new(self.clone()).shard(layout, fragments, values, place)
     }
 }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{ErrorKind, Flat, Result, Runtime, Tensor, ops::ViewOps};
+use numcore::{ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor, ops::ViewOps};
 
 use crate::{
-    FlatParams, StepContext, UpdateMemory, UpdateRule,
+    FlatParams, StateSpec, StepContext, UpdateMemory, UpdateRule,
     captured::DeviceNumbers,
+    cut_params::CutParams,
     memory::Values,
-    params::{one_of, require_sole},
+    params::{one_of, require_sole, state_of},
     runs::next_run,
 };
 
@@ -23,15 +24,18 @@ pub(crate) struct ParamPart<R: Runtime, C: UpdateRule> {
     pub(crate) steps: Vec<u64>,
     pub(crate) kernel: C::Kernel,
     pub(crate) numbers: DeviceNumbers<R>,
+    /// Parameters of which this rank has a piece, and that ranks update as a whole.
+    pub(crate) cut: CutParams<R>,
 }
 
 impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
     pub(crate) fn new(group: usize, config: &C, leaves: Vec<Arc<Leaf<R>>>) -> Result<Self> {
         let steps = vec![0; leaves.len()];
         let params = FlatParams::new(leaves)?;
-        let states = config.tensors().iter().map(|s| params.state(s)).collect::<Result<_>>()?;
         let kernel = config.kernel(params.half())?;
-        Ok(ParamPart { group, kernel, states, steps, params, numbers: DeviceNumbers::default() })
+        let cut = CutParams::new(params.runtime(), params.layout(), vec![None; params.len()]);
+        let states = states(config, &params, &cut)?;
+        Ok(ParamPart { group, kernel, states, steps, params, numbers: DeviceNumbers::default(), cut })
     }
 
     pub(crate) fn reorder(&mut self, config: &C, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {
@@ -41,11 +45,13 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
             return Ok(());
         }
         let moved = self.params.permuted(&order)?;
-        for (state, old) in config.tensors().iter().zip(&mut self.states) {
-            let mut new = moved.state(state)?;
+        let cut = self.cut.permuted(moved.layout(), &order);
+        for (new, old) in states(config, &moved, &cut)?.into_iter().zip(&mut self.states) {
+            let mut new = new;
             order.iter().enumerate().try_for_each(|(k, &i)| new.overwrite(k, &old.tensor(i)?))?;
             *old = new;
         }
+        self.cut = cut;
         self.steps = order.iter().map(|&i| self.steps[i]).collect();
         self.params = moved;
         self.numbers = DeviceNumbers::default();
@@ -66,7 +72,7 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
     /// updates.
     fn next_run(&self, from: usize, grads: &Flat<R>) -> Option<std::ops::Range<usize>> {
         let key = |i: usize| (self.steps[i], if C::PER_PARAMETER { i } else { 0 });
-        next_run(self.params.len(), from, |i| grads.is_written(i).then(|| key(i)))
+        next_run(self.params.len(), from, |i| (grads.is_written(i) && self.cut.get(i).is_none()).then(|| key(i)))
     }
 
     pub(crate) fn update(
@@ -82,18 +88,10 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
         while let Some(ranges) = self.next_run(at, grads) {
             at = ranges.end;
             let now = StepContext { lr, step: self.steps[ranges.start] + 1 };
-            let (layout, at) = (self.params.layout().clone(), grads.layout().span(ranges.clone()));
-            if !at.is_empty() {
-                let mut memory = UpdateMemory {
-                    values: Values::Flat(&mut self.params.values),
-                    layout: &layout,
-                    states: &mut self.states,
-                    master: self.params.master.as_mut(),
-                    grad: grads.whole()?.narrow(0, at.start, at.len())?,
-                    scale,
-                    ranges: ranges.clone(),
-                    numbers: in_memory.then_some(&mut self.numbers),
-                };
+            let layout = self.params.layout().clone();
+            if !grads.layout().span(ranges.clone()).is_empty() {
+                let mut memory = memory(&mut self.params, &layout, &mut self.states, grads, scale, ranges.clone())?;
+                memory.numbers = in_memory.then_some(&mut self.numbers);
                 config.update(&self.kernel, now, &mut memory)?;
             }
             // A captured update has not happened yet.
@@ -101,6 +99,50 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
                 self.steps[ranges].fill(now.step);
             }
         }
+        self.update_cut(config, lr, grads, scale)
+    }
+
+    fn update_cut(&mut self, config: &C, lr: f64, grads: &Flat<R>, scale: Option<&Tensor<R>>) -> Result<()> {
+        let which: Vec<usize> =
+            (0..self.steps.len()).filter(|&i| self.cut.get(i).is_some() && grads.is_written(i)).collect();
+        if which.is_empty() {
+            return Ok(());
+        }
+        // The whole is a value in the dtype of updates, without a master copy.
+        let (kernel, layout, steps) = (config.kernel(None)?, self.params.layout().clone(), &self.steps);
+        let (params, states) = (&mut self.params, &mut self.states);
+        self.cut.update(
+            &which,
+            grads.layout().dtype(),
+            &mut |i, f| f(&mut memory(params, &layout, states, grads, scale, i..i + 1)?),
+            &mut |i, whole| config.update(&kernel, StepContext { lr, step: steps[i] + 1 }, whole),
+        )?;
+        which.into_iter().for_each(|i| self.steps[i] += 1);
         Ok(())
     }
+}
+
+/// Creates the states of each parameter, or of the whole of a cut one, in the dtype of updates. States of the
+/// parameters' shapes have the parameters' offsets.
+pub(crate) fn states<R: Runtime, C: UpdateRule>(
+    config: &C,
+    params: &FlatParams<R>,
+    cut: &CutParams<R>,
+) -> Result<Vec<Flat<R>>> {
+    let state = |spec: StateSpec| state_of(params.runtime(), cut.layout(), |i| cut.kept(i, spec));
+    config.tensors().into_iter().map(state).collect()
+}
+
+fn memory<'a, R: Runtime>(
+    params: &'a mut FlatParams<R>,
+    layout: &'a FlatLayout,
+    states: &'a mut [Flat<R>],
+    grads: &Flat<R>,
+    scale: Option<&'a Tensor<R>>,
+    ranges: std::ops::Range<usize>,
+) -> Result<UpdateMemory<'a, R>> {
+    let at = grads.layout().span(ranges.clone());
+    let grad = grads.whole()?.narrow(0, at.start, at.len())?;
+    let (values, master) = (Values::Flat(&mut params.values), params.master.as_mut());
+    Ok(UpdateMemory { values, layout, states, master, grad, scale, ranges, numbers: None })
 }

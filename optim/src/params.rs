@@ -102,12 +102,6 @@ impl<R: Runtime> FlatParams<R> {
         self.master.as_ref().unwrap_or(&self.values).whole()
     }
 
-    /// Creates a state tensor for each parameter, in the dtype of updates. States of the parameters' shapes have the
-    /// parameters' offsets.
-    pub(crate) fn state(&self, state: &StateSpec) -> Result<Flat<R>> {
-        state_of(self.runtime(), self.layout(), |_| Some(*state))
-    }
-
     /// Copies values that were replaced in leaves into the buffer. If it fails, leaves keep their values.
     pub fn adopt(&mut self) -> Result<()> {
         let mut is_view = |(i, leaf): (usize, &Arc<Leaf<R>>)| leaf.value().is_ok_and(|v| is_range(&v, &self.values, i));

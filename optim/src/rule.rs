@@ -51,6 +51,11 @@ pub trait UpdateRule: Config {
     /// True if [`update`](UpdateRule::update) is called for each parameter, false if for runs of adjacent ones.
     const PER_PARAMETER: bool = true;
 
+    /// Tells whether an update depends on a complete parameter, so that one that is cut over ranks is updated by one of
+    /// them. By default every rule that is called for each parameter does.
+    fn needs_whole(&self) -> bool {
+        Self::PER_PARAMETER
+    }
     /// The tensors kept for each parameter. State of half-precision parameters is `f32`, of others the parameters'
     /// dtype.
     fn tensors(&self) -> Vec<StateSpec>;

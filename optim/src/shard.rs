@@ -10,14 +10,14 @@ use numcore::{
 };
 
 use crate::{
-    HyperParams, StatePlace, StateRow, StepContext, UpdateMemory, UpdateRule,
-    flat_optimizer::SAMPLED,
+    CutParam, HyperParams, StatePlace, StateRow, StepContext, UpdateMemory, UpdateRule,
+    cut_params::CutParams,
     hyper::require_groups,
     memory::{Values, read_row},
     params::{one_of, state_of},
     place::States,
     runs::next_run,
-    schedule::require_rates,
+    schedule::{SAMPLED, require_rates},
     state::MASTER,
 };
 
@@ -59,15 +59,24 @@ pub trait Shards<R: Runtime>: Send + Sync {
         let _ = (name, spec);
         Ok(true)
     }
-    /// Makes an optimizer of fragments with the given layout, each in its group. Half-precision parameters have an
+    /// Makes an optimizer of fragments with the given layout. Half-precision parameters have an
     /// `f32` master copy, initialized from `values` (one row).
     fn shard(
         &self,
         layout: &FlatLayout,
-        groups: Vec<usize>,
+        fragments: Vec<Fragment<R>>,
         values: &Tensor<R>,
         place: StatePlace,
     ) -> Result<Box<dyn ShardOptimizer<R>>>;
+}
+
+/// A part of a parameter in a shard.
+#[derive(Debug)]
+pub struct Fragment<R: Runtime> {
+    /// The group of the parameter.
+    pub group: usize,
+    /// The pieces of a parameter that is cut over ranks, and that its rule needs whole.
+    pub cut: Option<CutParam<R>>,
 }
 
 /// The optimizer of one shard.
@@ -121,6 +130,7 @@ pub trait ShardOptimizer<R: Runtime>: Send {
 /// An optimizer of one shard, with the rule of each fragment's group.
 pub(crate) struct Shard<R: Runtime, C: UpdateRule> {
     rules: Rules<C>,
+    cut: CutParams<R>,
     states: States<R>,
     steps: Vec<u64>,
 }
@@ -138,11 +148,13 @@ impl<R: Runtime, C: UpdateRule> Shard<R, C> {
     pub(crate) fn new(
         configs: &[C],
         layout: &FlatLayout,
-        groups: Vec<usize>,
+        fragments: Vec<Fragment<R>>,
         values: &Tensor<R>,
         place: StatePlace,
     ) -> Result<Self> {
         let rt = values.runtime();
+        let (groups, cut): (Vec<usize>, Vec<_>) = fragments.into_iter().map(|own| (own.group, own.cut)).unzip();
+        let cut = CutParams::new(rt, layout, cut);
         let half = Some(layout.dtype()).filter(|d| d.is_half());
         let (mut states, mut kept) = (States::new(rt, place), Vec::<(Vec<&str>, Range<usize>)>::new());
         for config in configs {
@@ -157,7 +169,7 @@ impl<R: Runtime, C: UpdateRule> Shard<R, C> {
             let group = |i: usize| groups.get(i).or(groups.last()).map_or(&configs[0], |&group| &configs[group]);
             for k in 0..range.len() {
                 let state = |i: usize| (state_names(group(i)) == *names).then(|| group(i).tensors()[k]);
-                states.add(names[k], state_of(rt, layout, state)?)?;
+                states.add(names[k], state_of(rt, cut.layout(), |i| cut.kept(i, state(i)?))?)?;
             }
         }
         if half.is_some() {
@@ -166,41 +178,34 @@ impl<R: Runtime, C: UpdateRule> Shard<R, C> {
         let of = |config: &C| kept.iter().find(|(names, _)| *names == state_names(config)).map(|(_, own)| own.clone());
         let kept = configs.iter().map(|config| of(config).unwrap_or_default()).collect();
         let (configs, steps) = (with_kernels(configs, half)?, vec![0; groups.len()]);
-        Ok(Shard { rules: Rules { configs, kept, groups, layout: layout.clone() }, states, steps })
+        Ok(Shard { rules: Rules { configs, kept, groups, layout: layout.clone() }, cut, states, steps })
     }
 }
 
 impl<C: UpdateRule> Rules<C> {
-    /// Updates adjacent fragments of one group, all at update `now.step`, or one fragment.
-    fn launch<R: Runtime>(
-        &self,
+    /// The memory of adjacent fragments of one group, or of one fragment.
+    fn memory<'a, R: Runtime>(
+        &'a self,
         run: Range<usize>,
-        now: StepContext,
-        value: &mut TensorMut<R>,
-        states: &mut [Flat<R>],
-        [grads, scale]: [&Tensor<R>; 2],
-    ) -> Result<()> {
+        value: &'a mut TensorMut<R>,
+        states: &'a mut [Flat<R>],
+        [grads, scale]: [&'a Tensor<R>; 2],
+    ) -> Result<UpdateMemory<'a, R>> {
         let at = self.layout.span(run.clone());
-        if at.is_empty() {
-            return Ok(());
-        }
-        let group = self.groups[run.start];
-        let (config, kernel) = &self.configs[group];
         let all = self.kept.iter().map(|own| own.end).max().unwrap_or(0);
         let (states, master) = states.split_at_mut(all);
         let reads = C::PER_PARAMETER && master.is_empty();
         let read = reads.then(|| read_row(value, *self.layout.range(run.start).shape())).transpose()?;
-        let mut memory = UpdateMemory {
+        Ok(UpdateMemory {
             values: Values::Row(value, read),
             layout: &self.layout,
-            states: &mut states[self.kept[group].clone()],
+            states: &mut states[self.kept[self.groups[run.start]].clone()],
             master: master.first_mut(),
             grad: grads.narrow(0, at.start, at.len())?,
             scale: Some(scale),
             ranges: run,
             numbers: None,
-        };
-        config.update(kernel, now, &mut memory)
+        })
     }
 
     /// Checks that there is a rate for every group, and that each is finite.
@@ -240,7 +245,7 @@ impl<R: Runtime, C: UpdateRule> ShardOptimizer<R> for Shard<R, C> {
         used: &dyn Fn(usize) -> bool,
     ) -> Result<TensorMut<R>> {
         self.rules.check_rates(lrs)?;
-        let Shard { rules, states, steps } = self;
+        let Shard { rules, cut, states, steps } = self;
         let mut runs: Vec<Range<usize>> = Vec::new();
         let key = |i: usize| (rules.groups[i], steps[i], if C::PER_PARAMETER { i } else { 0 });
         while let Some(run) = next_run(steps.len(), runs.last().map_or(0, |r| r.end), |i| used(i).then(|| key(i))) {
@@ -259,11 +264,31 @@ impl<R: Runtime, C: UpdateRule> ShardOptimizer<R> for Shard<R, C> {
         lens.push(values.shape().numel() - at);
         let mut parts = values.split(&lens)?;
         states.update(|states| {
+            let now = |steps: &[u64], i: usize| StepContext { lr: lrs[rules.groups[i]], step: steps[i] + 1 };
+            let mut whole = Vec::new();
             for (run, part) in runs.into_iter().zip(parts.iter_mut().skip(1).step_by(2)) {
-                let now = StepContext { lr: lrs[rules.groups[run.start]], step: steps[run.start] + 1 };
-                rules.launch(run.clone(), now, part, states, [grads, scale])?;
+                let (i, now) = (run.start, now(steps, run.start));
+                if cut.get(i).is_some() {
+                    whole.push((i, part));
+                    continue;
+                }
+                if !rules.layout.span(run.clone()).is_empty() {
+                    let (config, kernel) = &rules.configs[rules.groups[i]];
+                    config.update(kernel, now, &mut rules.memory(run.clone(), part, states, [grads, scale])?)?;
+                }
                 steps[run].fill(now.step);
             }
+            let which: Vec<usize> = whole.iter().map(|(i, _)| *i).collect();
+            let mut with = |i: usize, f: &mut dyn FnMut(&mut UpdateMemory<'_, R>) -> Result<()>| {
+                let part = whole.iter_mut().find(|(own, _)| *own == i);
+                part.map_or(Ok(()), |(_, part)| f(&mut rules.memory(i..i + 1, part, states, [grads, scale])?))
+            };
+            cut.update(&which, grads.dtype(), &mut with, &mut |i, whole| {
+                let (config, _) = &rules.configs[rules.groups[i]];
+                // The whole is a value in the dtype of updates, without a master copy.
+                config.update(&config.kernel(None)?, now(steps, i), whole)
+            })?;
+            which.into_iter().for_each(|i| steps[i] += 1);
             Ok(())
         })?;
         TensorMut::join(parts)

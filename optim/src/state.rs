@@ -6,8 +6,8 @@ use numcore::{DType, Error, Flat, Result, Runtime, Shape, Tensor, ops::Spec};
 
 use crate::{FlatOptimizer, OptimizerCore, UpdateRule, param_part::ParamPart};
 
-/// The name prefix of the master copies of half-precision parameters.
-pub(crate) const MASTER: &str = "master";
+/// The name, as a state, of the master copies of half-precision parameters.
+pub const MASTER: &str = "master";
 /// The name of the optimizer's step count in its state.
 const STEPS: &str = "steps";
 

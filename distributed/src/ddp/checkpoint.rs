@@ -7,7 +7,7 @@ use std::{
 
 use autograd::Leaf;
 use numcore::{Error, Result, Runtime, Shape, Tensor, ops::ViewOps, placement::TensorPlacement};
-use optim::FlatParams;
+use optim::{FlatParams, MASTER};
 
 use super::DataParallel;
 use crate::{
@@ -53,20 +53,29 @@ impl<R: Runtime> DataParallel<R> {
         self.leaves.iter().map(|leaf| (leaf.name(), leaf)).collect()
     }
 
-    /// The placement of an optimizer state: its parameter's if the shapes are equal, otherwise unsharded.
-    fn placement_of_state(&self, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> TensorPlacement {
-        match leaf.filter(|leaf| leaf.spec().shape == shape) {
+    /// The placement of an optimizer state: its parameter's if the shapes are equal, otherwise unsharded. `None` if
+    /// another rank updates the whole parameter, and this one has nothing of the state.
+    fn placement_of_state(&self, state: &str, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> Option<TensorPlacement> {
+        if self.is_of_whole(state, leaf) {
+            return (shape.numel() > 0).then(|| TensorPlacement::whole(shape));
+        }
+        Some(match leaf.filter(|leaf| leaf.spec().shape == shape) {
             Some(leaf) => self.tensor.placement(leaf),
             None => TensorPlacement::whole(shape),
-        }
+        })
+    }
+
+    /// Tells whether a state is of a whole parameter of which ranks have pieces. Master copies are pieces.
+    fn is_of_whole(&self, state: &str, leaf: Option<&Arc<Leaf<R>>>) -> bool {
+        state != MASTER && leaf.is_some_and(|leaf| self.whole.contains(&leaf.id()))
     }
 
     /// The placement of an optimizer state if this rank saves it, else none.
-    fn saved_state(&self, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> Option<TensorPlacement> {
-        let placement = self.placement_of_state(leaf, shape);
+    fn saved_state(&self, state: &str, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> Option<TensorPlacement> {
+        let placement = self.placement_of_state(state, leaf, shape)?;
         let counts = leaf.is_none_or(|leaf| self.tensor.counts(leaf));
-        let saves = if placement.is_whole() { self.tensor.rank() == 0 } else { counts };
-        saves.then_some(placement)
+        let first = if placement.is_whole() { self.tensor.rank() == 0 } else { counts };
+        (first || self.is_of_whole(state, leaf)).then_some(placement)
     }
 
     /// The names of parameters whose optimizer state is not in checkpoints. They are frozen parameters, for which
@@ -90,7 +99,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         for (name, value) in self.optimizer.state_dict()? {
             if let StateDictEntry::State { state, parameter } = entry(&name)
                 && !without.contains(parameter)
-                && let Some(placement) = self.saved_state(leaves.get(parameter).copied(), *value.shape())
+                && let Some(placement) = self.saved_state(state, leaves.get(parameter).copied(), *value.shape())
             {
                 all.push(CheckpointPart::piece(names::state(state, parameter), placement, &value)?);
             }
@@ -155,8 +164,8 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         for (name, value) in self.optimizer.state_dict()? {
             if let StateDictEntry::State { state, parameter } = entry(&name)
                 && !without.contains(parameter)
+                && let Some(placement) = self.placement_of_state(state, leaves.get(parameter).copied(), *value.shape())
             {
-                let placement = self.placement_of_state(leaves.get(parameter).copied(), *value.shape());
                 wanted.push(Wanted::piece(names::state(state, parameter), placement, value.dtype()));
             }
         }
@@ -201,11 +210,18 @@ impl<R: Runtime> DataParallel<R> {
     ) -> Result<Vec<(String, Tensor<R>)>> {
         let number = |name: &str| numbers.get(name).copied().unwrap_or(0) as i64;
         let (rt, without, mut state) = (self.comm().runtime(), self.without_state(), Vec::new());
+        let leaves = self.by_name();
         for (name, old) in self.optimizer.state_dict()? {
             let value = match entry(&name) {
                 // A copy: the optimizer cannot write memory that has another holder.
                 StateDictEntry::State { parameter, .. } if without.contains(parameter) => old.copy()?,
-                StateDictEntry::State { state, parameter } => take(names::state(state, parameter))?,
+                StateDictEntry::State { state, parameter } => {
+                    let leaf = leaves.get(parameter).copied();
+                    match self.placement_of_state(state, leaf, *old.shape()) {
+                        Some(_) => take(names::state(state, parameter))?,
+                        None => old.copy()?,
+                    }
+                }
                 StateDictEntry::Updates { parameter } if without.contains(parameter) => old,
                 StateDictEntry::Updates { parameter } => {
                     Tensor::from_slice(rt, [], &[number(&names::updates(parameter))])?

@@ -69,6 +69,8 @@ pub struct DataParallel<R: Runtime> {
     pub(super) frozen: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
     pub(super) tensor: TensorAxis<R>,
+    /// The leaves that ranks along the tensor axis update as whole parameters, by identity.
+    pub(super) whole: HashSet<usize>,
     /// The number of steps begun since the start, or since parameters were unfrozen; at 2, buckets are rebuilt.
     pub(super) begun: u8,
 }
@@ -120,6 +122,7 @@ impl<R: Runtime> DataParallel<R> {
         ddp.sync_params()?;
         tensor.sync(&leaves, &model.named_buffers())?;
         let frozen = leaves.iter().filter(|l| !l.requires_grad() && !optimized.contains(&l.id())).cloned().collect();
+        let whole = optimizer.update_whole(&|leaf| tensor.placed(leaf))?.into_iter().collect();
         let order = from_last(&leaves);
         let key = |l: &Arc<Leaf<R>>| place(&order, l);
         let reducer = match custom {
@@ -151,6 +154,7 @@ impl<R: Runtime> DataParallel<R> {
             frozen,
             buffers,
             tensor,
+            whole,
             begun: 0,
         })
     }

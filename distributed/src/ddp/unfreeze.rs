@@ -19,6 +19,7 @@ impl<R: Runtime> DataParallel<R> {
         let names: Vec<String> = unfrozen.iter().map(|leaf| leaf.name().to_string()).collect();
         self.tensor.everyone().agree(UNFROZEN, names.join(" ").as_bytes())?;
         self.optimizer.add_params(&unfrozen)?;
+        self.whole = self.optimizer.update_whole(&|leaf| self.tensor.placed(leaf))?.into_iter().collect();
         self.frozen.retain(|leaf| !leaf.requires_grad());
         self.cut_buckets(&from_last(&self.leaves))?;
         // Has buckets rebuilt once a step has shown the order in which all gradients become final.

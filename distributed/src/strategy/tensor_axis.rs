@@ -166,6 +166,11 @@ impl<R: Runtime> TensorAxis<R> {
         self.placed.get(&leaf.id()).is_none_or(|placed| placed.is_first_replica())
     }
 
+    /// The pieces of a parameter that ranks along the axis have.
+    pub(crate) fn placed(&self, leaf: &Arc<Leaf<R>>) -> Option<Arc<Placed<R>>> {
+        self.placed.get(&leaf.id()).cloned()
+    }
+
     /// The piece of a parameter on this rank.
     pub(crate) fn placement(&self, leaf: &Arc<Leaf<R>>) -> TensorPlacement {
         let whole = || TensorPlacement::whole(leaf.spec().shape);

@@ -7,6 +7,7 @@ use numcore::{
     Error, Result, Runtime, Tensor, TensorMut,
     ops::{Op, Spec, ViewOps},
 };
+use optim::MASTER;
 
 use super::{Piece, gradients::ShardState, sharded::Sharded, unit::Unit, values::overwrite};
 use crate::{
@@ -94,12 +95,15 @@ impl<R: Runtime> Unit<R> {
         let mut parts = Vec::new();
         for (k, piece) in self.pieces.iter().enumerate() {
             let leaf = &self.leaves[piece.parameter];
-            if !tensor.counts(leaf) {
-                continue;
+            let counts = tensor.counts(leaf);
+            if counts {
+                parts.push(self.parameter_part(tensor, k, at + layout.range(k).offset())?);
             }
-            parts.push(self.parameter_part(tensor, k, at + layout.range(k).offset())?);
             if let Some(own) = self.own_of(piece.parameter) {
-                for (s, wanted) in self.wanted_state(tensor, own, k) {
+                let states = own.optimizer.state(k);
+                // The state of a whole parameter is on its owner alone.
+                let saved = |s: usize| counts || self.is_of_whole(states[s].0, piece.parameter);
+                for (s, wanted) in self.wanted_state(tensor, own, k).into_iter().filter(|(s, _)| saved(*s)) {
                     let (name, placement, start) = (wanted.name, wanted.placement, wanted.elements.start);
                     parts.push(CheckpointPart { name, placement, start, row: own.optimizer.row(s, k)? });
                 }
@@ -207,7 +211,8 @@ impl<R: Runtime> Unit<R> {
         let leaf = &self.leaves[*parameter];
         let wanted = |(s, (state, spec)): (usize, (&'static str, Spec))| {
             let (name, dtype) = (names::state(state, &leaf.name()), spec.dtype);
-            if !self.layout.cuts() && spec.shape != leaf.spec().shape {
+            let other_shape = !self.layout.cuts() && spec.shape != leaf.spec().shape;
+            if other_shape || self.is_of_whole(state, *parameter) {
                 return (s, Wanted::whole(name, spec.shape, dtype));
             }
             (s, Wanted { name, placement: tensor.placement(leaf), dtype, elements: elements.clone() })
@@ -219,6 +224,11 @@ impl<R: Runtime> Unit<R> {
             .filter(|(_, (_, spec))| spec.shape.numel() > 0)
             .map(wanted)
             .collect()
+    }
+
+    /// Tells whether a state is of a whole parameter of which ranks along tensor have pieces. Master copies are pieces.
+    fn is_of_whole(&self, state: &str, parameter: usize) -> bool {
+        state != MASTER && self.cut.get(parameter).is_some_and(Option::is_some)
     }
 
     fn restore(&mut self, tensor: &TensorAxis<R>, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {

@@ -19,6 +19,7 @@
 //! **Invariant**: all ranks reduce units in one order, in which their gradients became final on rank 0 in the first
 //! step. All ranks gather units in the order in which the model reads them.
 
+mod build;
 mod checkpoint;
 mod engine;
 mod gradients;

@@ -1,20 +1,20 @@
 //! The strategy of sharded training.
 
-use std::{
-    collections::{HashMap, HashSet},
-    ops::Range,
-    sync::Arc,
-};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::{Module, ModuleExt};
-use numcore::{DType, Result, Runtime, Tensor, TensorMut, ops::ViewOps};
+use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
 use optim::{HyperParams, LrSchedule, Shards};
 use parking_lot::Mutex;
 
 use super::{
-    Piece, ZeroOptions, engine::ZeroEngine, layout::owners, options::ShardGroups, rates::Rates,
-    residency::ZeroResidency, unit::Unit,
+    Piece, ZeroOptions,
+    build::{build, may_cut},
+    engine::ZeroEngine,
+    options::ShardGroups,
+    rates::Rates,
+    residency::ZeroResidency,
 };
 use crate::{
     checkpoint::names::Buffers,
@@ -115,7 +115,7 @@ impl<R: Runtime> Sharded<R> {
         // Values of the first rank along tensor before those of the first along the other axes, which are taken below.
         tensor.sync(&named.iter().map(|(_, leaf)| leaf.clone()).collect::<Vec<_>>(), &buffers.0)?;
         let order = named.iter().enumerate().rev().map(|(k, (_, leaf))| (leaf.id(), k)).collect();
-        let units = build(&groups, named, units, &*optimizer, &options)?;
+        let units = build(&groups, &tensor, named, units, &*optimizer, &options)?;
         let engine = Arc::new(Mutex::new(ZeroEngine::new(comm, units, options.clone())));
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
             leaf.set_residency(Arc::new(ZeroResidency(Arc::downgrade(&engine))));
@@ -173,55 +173,6 @@ pub struct OwnedElements {
     pub rank: usize,
     /// The elements, in row-major order.
     pub elements: Range<usize>,
-}
-
-/// Makes the units. Parameters of one unit name, dtype and trainability share a buffer. Within it they are ordered by
-/// optimizer group, so that an update is few launches.
-fn build<R: Runtime>(
-    groups: &ShardGroups<R>,
-    named: Vec<(String, Arc<Leaf<R>>)>,
-    units: Vec<String>,
-    optimizer: &dyn Shards<R>,
-    options: &ZeroOptions,
-) -> Result<Vec<Unit<R>>> {
-    type Key = (String, DType, bool);
-    let mut parts: Vec<(Key, Vec<Arc<Leaf<R>>>)> = Vec::new();
-    let mut seen = HashSet::new();
-    for ((_, leaf), unit) in named.into_iter().zip(units).filter(|((_, l), _)| seen.insert(l.id())) {
-        let key = (unit, leaf.spec().dtype, leaf.requires_grad());
-        match parts.iter_mut().find(|(k, _)| *k == key) {
-            Some((_, leaves)) => leaves.push(leaf),
-            None => parts.push((key, vec![leaf])),
-        }
-    }
-    // The elements of all parts of a unit, which are read together.
-    let mut elements: HashMap<String, usize> = HashMap::new();
-    for ((name, ..), leaves) in &parts {
-        let here: usize = leaves.iter().map(|leaf| leaf.spec().shape.numel()).sum();
-        *elements.entry(name.clone()).or_default() += here;
-    }
-    let mut loads = vec![0; groups.shard.size()];
-    let unit = |((name, dtype, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
-        leaves.sort_by_key(|l| optimizer.group(&l.name(), &l.spec()));
-        let owners = (!may_cut(optimizer, &leaves)).then(|| {
-            let sizes: Vec<usize> = leaves.iter().map(|l| l.spec().shape.numel()).collect();
-            // Other parameters are not the same in the stages that have a copy.
-            let of_unit = if options.units.is_tied(&name) { &mut vec![0; loads.len()] } else { &mut loads };
-            let mut owned: Vec<_> = owners(&sizes, of_unit).into_iter().zip(std::mem::take(&mut leaves)).collect();
-            owned.sort_by_key(|(owner, _)| *owner);
-            let owners: Vec<usize>;
-            (owners, leaves) = owned.into_iter().unzip();
-            owners
-        });
-        let how = options.of_unit(dtype, elements[&name]);
-        Unit::new(groups, how, name, leaves, owners, trained.then_some((optimizer, options.state)))
-    };
-    parts.into_iter().map(unit).collect()
-}
-
-/// Tells whether the optimizer allows a cut through each of these parameters; it refuses some only if they are trained.
-fn may_cut<'l, R: Runtime>(optimizer: &dyn Shards<R>, leaves: impl IntoIterator<Item = &'l Arc<Leaf<R>>>) -> bool {
-    leaves.into_iter().all(|leaf| optimizer.may_cut(&leaf.name(), &leaf.spec()).unwrap_or(false))
 }
 
 impl<R: Runtime> Strategy<R> for Sharded<R> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use autograd::Leaf;
 use numcore::{MemoryCategory, Result, Runtime, ops::ViewOps};
-use optim::{Shards, StatePlace};
+use optim::{CutParam, Fragment, Shards, StatePlace};
 
 use super::{
     Piece, UnitLayout,
@@ -19,6 +19,8 @@ use crate::comm::Communicator;
 pub(super) struct Unit<R: Runtime> {
     pub(super) name: String,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
+    /// The pieces of each leaf along tensor, where its rule needs the whole; empty if no rule does.
+    pub(super) cut: Vec<Option<CutParam<R>>>,
     pub(super) layout: UnitLayout,
     /// The optimizer of this rank's pieces, and their gradients; none if all parameters are frozen.
     pub(super) own: Option<ShardState<R>>,
@@ -40,15 +42,22 @@ pub(super) struct Unit<R: Runtime> {
     pub(super) used: Vec<bool>,
 }
 
+/// The parameters of a unit.
+pub(super) struct UnitParameters<R: Runtime> {
+    pub(super) leaves: Vec<Arc<Leaf<R>>>,
+    /// The shards of leaves that may not be cut, in ascending order.
+    pub(super) owners: Option<Vec<usize>>,
+    /// The pieces of each leaf along tensor, where its rule needs the whole; empty if no rule does.
+    pub(super) cut: Vec<Option<CutParam<R>>>,
+}
+
 impl<R: Runtime> Unit<R> {
-    /// Takes the values of `leaves`, one at a time, so that at most one is in memory beside this rank's values. Leaves
-    /// that may not be cut have `owners`, in ascending order.
+    /// Takes the values of the leaves, one at a time, so that at most one is in memory beside this rank's values.
     pub(super) fn new(
         unnamed: &ShardGroups<R>,
         options: UnitOptions,
         name: String,
-        leaves: Vec<Arc<Leaf<R>>>,
-        owners: Option<Vec<usize>>,
+        UnitParameters { leaves, owners, cut }: UnitParameters<R>,
         optimizer: Option<(&dyn Shards<R>, StatePlace)>,
     ) -> Result<Self> {
         let groups = unnamed.of(&name, "");
@@ -73,6 +82,7 @@ impl<R: Runtime> Unit<R> {
         let mut unit = Unit {
             name,
             leaves,
+            cut,
             layout,
             own: None,
             pieces,
@@ -111,9 +121,12 @@ impl<R: Runtime> Unit<R> {
     /// The optimizer of this rank's pieces, and memory for their gradients.
     fn shard_state(&self, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<ShardState<R>> {
         let shard = self.layout.shard_layout(self.rank())?;
-        let group = |p: &Piece| optimizer.group(&self.leaves[p.parameter].name(), &self.leaves[p.parameter].spec());
+        let fragment = |p: &Piece| Fragment {
+            group: optimizer.group(&self.leaves[p.parameter].name(), &self.leaves[p.parameter].spec()),
+            cut: self.cut.get(p.parameter).cloned().flatten(),
+        };
         let values = self.values.whole()?.narrow(0, self.own_start(), shard.numel())?;
-        let optimizer = optimizer.shard(&shard, self.pieces.iter().map(group).collect(), &values, place)?;
+        let optimizer = optimizer.shard(&shard, self.pieces.iter().map(fragment).collect(), &values, place)?;
         let grads = if self.options.stage.shards_gradients() { shard } else { self.layout.full().clone() };
         let (category, rt) = (MemoryCategory::Gradients, self.values.runtime());
         let grads = Kept::zeros(rt, category, grads.with_dtype(self.options.kept), self.options.gradients)?;

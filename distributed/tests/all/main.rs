@@ -100,6 +100,7 @@ mod two_trainers;
 mod unequal_sums;
 mod way;
 mod ways;
+mod whole_rules_cut;
 mod world_ranks;
 mod worlds;
 mod wrapped;

@@ -99,16 +99,15 @@ fn draw(axes: [usize; 5], stage: ZeroStage, k: u64) -> Way {
         let micros = way.accumulation * way.stages.map_or(1, |stages| stages.micros);
         way.router = if micros == 4 || micros == 1 { [0.3, 0.1] } else { [0.0; 2] };
     }
-    // Ranks with pieces have no whole parameters: few of these ways are to be refused, for one reason.
-    let few = [[Rule::AdamW; 9].as_slice(), &[Rule::Lamb]].concat();
-    way.rule = match (way.is_mixture(), size(Axis::Tensor) > 1) {
-        (true, true) => Rule::AdamW,
-        (false, false) => one(random, &[Rule::AdamW, Rule::Lamb, Rule::Adafactor, Rule::Muon]),
-        _ => one(random, &few),
+    way.rule = match way.is_mixture() {
+        // Experts are tensors of three dimensions, which are no matrices.
+        true => one(random, &[Rule::AdamW, Rule::AdamW, Rule::Lamb, Rule::Adafactor]),
+        false => one(random, &[Rule::AdamW, Rule::Lamb, Rule::Adafactor, Rule::Muon]),
     };
-    // Of 5 rows the last of 4 ranks has none.
     if !way.is_mixture() {
-        way.gpt.vocab = one(random, &[12, 13, 5]);
+        // Of 5 rows the last of 4 ranks has none, and a shard cannot have nothing of a whole parameter.
+        let none = way.rule.is_whole() && way.zero.stage != ZeroStage::None && size(Axis::Tensor) == 4;
+        way.gpt.vocab = one(random, if none { &[12, 13] } else { &[12, 13, 5] });
     }
     way
 }

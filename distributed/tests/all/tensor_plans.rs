@@ -1,7 +1,5 @@
 //! Plans that do not fit: what is refused, and that the errors say why.
 
-use optim::AdafactorConfig;
-
 use crate::prelude::*;
 
 /// The error of cutting a GPT over ranks, which every rank reports.
@@ -131,15 +129,4 @@ fn a_step_wants_the_model_cut_over_its_own_mesh() {
     assert!(build(false, Axis::Tensor).contains("is cut over 1 ranks, and the mesh has 2 along tensor"));
     assert!(build(true, Axis::Data).contains("is cut over 2 ranks, and the mesh has 1 along tensor"));
     assert!(build(false, Axis::Context).contains("are not cut, and the mesh has 2 ranks along context"));
-}
-
-#[test]
-fn rules_that_look_at_whole_parameters_are_refused() {
-    let outcome = Ranks::new(2).run(cpu, |comm| {
-        let model = Gpt::new(&Init::new(comm.runtime(), 0), GptConfig { layers: 1, ..Default::default() })?;
-        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
-        mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan())?;
-        TrainStep::builder(&mesh, &model).optimizer(AdafactorConfig::default()).build().map(drop)
-    });
-    assert!(outcome.unwrap_err().to_string().contains("elementwise"));
 }

@@ -108,11 +108,13 @@ impl TensorPlan {
             None => (named, group),
         };
         let examples = experts.map(|groups| groups.examples.clone());
-        let piece = parameter.cuts().piece(style, parameter.shape(), group.rank(), group.size());
-        let (placement, replicas) = piece.map_err(|why| {
-            let (shape, size) = (parameter.shape(), group.size());
+        let (shape, size) = (parameter.shape(), group.size());
+        let placements = (0..size).map(|rank| parameter.cuts().piece(style, shape, rank, size));
+        let placements = placements.collect::<std::result::Result<Vec<_>, _>>().map_err(|why| {
             Error::state(&**name, format!("of shape {shape} cannot be cut by {style:?} over {size} ranks: {why}"))
         })?;
+        let replicas = placements[group.rank()].1;
+        let placements = placements.into_iter().map(|(placement, _)| placement).collect();
         let partial = match entry.map_or(Partiality::Never, |entry| entry.partial) {
             Partiality::Always => true,
             Partiality::OfSequence => self.is_sequence_parallel(),
@@ -123,7 +125,7 @@ impl TensorPlan {
         };
         let (sequence, pieces, group) = (self.is_sequence_parallel(), self.pieces(), group.clone());
         let name = name.as_str().into();
-        Ok(Some(Placed { name, style, placement, replicas, partial, sequence, pieces, group, examples }))
+        Ok(Some(Placed { name, style, placements, replicas, partial, sequence, pieces, group, examples }))
     }
 
     /// Checks that a parameter's entry, or the lack of one, fits values that are cut along the sequence. Otherwise its

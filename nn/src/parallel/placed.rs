@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use autograd::{Var, autocast_dtype, recomputed, with_recomputation};
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
-    ops::{Apply, JoinOps, MatmulOps, PointwiseOps, ViewOps},
+    ops::{Apply, JoinOps, MatmulOps, PointwiseOps, ViewOps, cat},
     placement::TensorPlacement,
     pointwise::Program,
 };
@@ -17,7 +17,8 @@ use super::{Exchange, TensorGroup, TensorStyle};
 pub struct Placed<R: Runtime> {
     pub(super) name: Arc<str>,
     pub(super) style: TensorStyle,
-    pub(super) placement: TensorPlacement,
+    /// The piece of each rank of the group.
+    pub(super) placements: Vec<TensorPlacement>,
     pub(super) replicas: usize,
     pub(super) partial: bool,
     pub(super) sequence: bool,
@@ -35,7 +36,38 @@ impl<R: Runtime> Placed<R> {
 
     /// The piece of the parameter that this rank has.
     pub fn placement(&self) -> &TensorPlacement {
-        &self.placement
+        &self.placements[self.group.rank()]
+    }
+
+    /// The pieces of the parameter that the ranks of the group have, by rank.
+    pub fn placements(&self) -> &[TensorPlacement] {
+        &self.placements
+    }
+
+    /// Tells whether every rank has the whole parameter.
+    pub fn is_whole(&self) -> bool {
+        self.placements.iter().all(TensorPlacement::is_whole)
+    }
+
+    /// Joins the pieces of all ranks to the whole parameter. `piece` gives that of a rank; of ranks that have the same
+    /// piece, only the first is asked.
+    ///
+    /// # Errors
+    /// Errors of `piece`, and an error if a piece has another shape than its placement.
+    pub fn join(&self, piece: impl Fn(usize) -> Result<Tensor<R>>) -> Result<Tensor<R>> {
+        let logical = self.placements[0].logical();
+        let is_cut = |dim: &usize| self.placements.iter().any(|piece| piece.local()[*dim] < logical[*dim]);
+        let dim = (0..logical.rank()).find(is_cut).unwrap_or(0);
+        let mut parts = Vec::new();
+        for (rank, placement) in self.placements.iter().enumerate().step_by(self.replicas) {
+            let (value, mut at) = (piece(rank)?.reshape(placement.local())?, 0);
+            for range in placement.ranges(dim) {
+                parts.push((range.start, value.narrow(dim as isize, at, range.len())?));
+                at += range.len();
+            }
+        }
+        parts.sort_by_key(|(start, _)| *start);
+        cat(&parts.iter().map(|(_, part)| part).collect::<Vec<_>>(), dim as isize)
     }
 
     /// The number of consecutive ranks of the group that have this piece.
@@ -184,8 +216,8 @@ impl<R: Runtime> Placed<R> {
 
     /// The first row of this rank, the number of its rows, and the number of all rows.
     pub(crate) fn rows(&self) -> LocalRows {
-        let of = self.placement.logical()[0];
-        let own = self.placement.ranges(0).first().cloned().unwrap_or(0..0);
+        let of = self.placement().logical()[0];
+        let own = self.placement().ranges(0).first().cloned().unwrap_or(0..0);
         LocalRows { first: own.start, count: own.len(), of }
     }
 }

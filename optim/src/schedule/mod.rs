@@ -12,6 +12,9 @@ pub use warmup::{Cooldown, SequentialLr, Warmup, Wsd};
 
 use numcore::{Error, Result};
 
+/// The steps ahead for which schedules are compared.
+pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
+
 /// Checks that every group's learning rate is finite: an update by NaN would make all weights NaN.
 pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
     match lrs.iter().position(|lr| !lr.is_finite()) {

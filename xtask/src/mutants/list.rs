@@ -167,7 +167,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "adaptive/src/balance/shares.rs", from: "speed.measure(seconds / examples as f64);", to: "speed.measure(*seconds);", test: BALANCE },
     Mutant { file: "distributed/src/zero/layout.rs", from: "start..start + self.shards[rank]", to: "start..start", test: ZERO },
     Mutant { file: "distributed/src/zero/layout.rs", from: "(own[rank], loads[rank])", to: "own[rank]", test: ZERO },
-    Mutant { file: "distributed/src/zero/sharded.rs", from: "if options.units.is_tied(&name) {", to: "if false {", test: ZERO },
+    Mutant { file: "distributed/src/zero/build.rs", from: "if options.units.is_tied(&name) {", to: "if false {", test: ZERO },
     Mutant { file: "distributed/src/zero/unit.rs", from: "self.leaves.iter().try_for_each(|leaf| optimizer.may_cut(&leaf.name(), &leaf.spec()).map(|_| ()))?;", to: "", test: ZERO },
     Mutant { file: "distributed/src/zero/gradients.rs", from: "(shards || self.layout.cuts())", to: "shards", test: ZERO },
     Mutant { file: "distributed/src/zero/checkpoint.rs", from: "!self.layout.cuts() && spec.shape != leaf.spec().shape", to: "false", test: ZERO },

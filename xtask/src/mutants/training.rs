@@ -23,8 +23,16 @@ const PARQUET: &[&str] =
     &["test", "-p", "weftgrad-data", "--features", "parquet", "--test", "all", "--", "parquet_files"];
 const TIMELINES: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "recorder"];
 
+const CUT_WHOLE: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "whole_rules_cut"];
+
 #[rustfmt::skip]
 pub(super) const TRAINING: &[Mutant] = &[
+    Mutant { file: "optim/src/memory.rs", from: "        master.overwrite(i, &value)?;\n", to: "", test: CUT_WHOLE },
+    Mutant { file: "optim/src/cut_params.rs", from: "min_by_key(|&rank| loads[rank])?", to: "min()?", test: CUT_WHOLE },
+    Mutant { file: "optim/src/cut_params.rs", from: "rows.sort_by_key(|(to, _)| *to);", to: "", test: CUT_WHOLE },
+    Mutant { file: "optim/src/cut_params.rs", from: "self.get(i).is_none_or(CutParam::is_here)", to: "self.get(i).is_none_or(|_| true)", test: CUT_WHOLE },
+    Mutant { file: "distributed/src/ddp/checkpoint.rs", from: "(first || self.is_of_whole(state, leaf))", to: "first", test: CUT_WHOLE },
+    Mutant { file: "distributed/src/zero/checkpoint.rs", from: "counts || self.is_of_whole", to: "counts && self.is_of_whole", test: CUT_WHOLE },
     Mutant { file: "train/src/resume.rs", from: "        state.progress.elapsed = self.elapsed;\n", to: "", test: LOOP },
     Mutant { file: "train/src/resume.rs", from: "elapsed: nanos(ELAPSED)?", to: "elapsed: nanos(CHECKED)?", test: LOOP },
     Mutant { file: "train/src/resume.rs", from: "nth(i))).collect()", to: "0 * nth(i))).collect()", test: LOOP },
