@@ -215,10 +215,6 @@ pub static COMBINATIONS: &[Refused] = {
         refused([StatefulReducer, Experts], STATE),
         refused([Canonical, Pipeline], "passes follow one another in the order of the schedule: leave `canonical` out"),
         refused(
-            [Unused, Pipeline],
-            "replicas that use different parameters would exchange those of their stages in different orders: freeze them, or use them in the loss",
-        ),
-        refused(
             [StatefulReducer, Tied],
             "each copy has a state of its own, and checkpoints would have one: take a reducer without a state, or give stages parameters of their own",
         ),

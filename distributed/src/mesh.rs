@@ -30,6 +30,8 @@ pub struct Mesh<R: Runtime> {
     is_communicator: bool,
     /// True for the mesh of experts, in which ranks along tensor read different data and have different experts.
     of_experts: bool,
+    /// True for the mesh of a pipeline's stages, whose passes come in turn.
+    of_stages: bool,
 }
 
 impl<R: Runtime> Mesh<R> {
@@ -55,19 +57,41 @@ impl<R: Runtime> Mesh<R> {
             _ => split(world, &plan, &Axis::GRADIENTS)?,
         };
         let (world, products) = (world.clone(), Arc::default());
-        Ok(Mesh { plan, world, axes, batch, gradients, products, is_communicator: false, of_experts: false })
+        Ok(Mesh {
+            plan,
+            world,
+            axes,
+            batch,
+            gradients,
+            products,
+            is_communicator: false,
+            of_experts: false,
+            of_stages: false,
+        })
     }
 
     /// The ranks of [`gradients`](Mesh::gradients), arranged for experts: copies of an expert along data and shard,
     /// different experts along tensor. Every rank calls this.
     #[track_caller]
     pub(crate) fn of_experts(&self) -> Result<Self> {
-        Ok(Mesh { of_experts: true, ..Mesh::new(&self.gradients, self.plan.of_experts())? })
+        let experts = Mesh::new(&self.gradients, self.plan.of_experts())?;
+        Ok(Mesh { of_experts: true, of_stages: self.of_stages, ..experts })
     }
 
     /// Tells whether this is a mesh [of experts](Mesh::of_experts).
     pub(crate) fn is_of_experts(&self) -> bool {
         self.of_experts
+    }
+
+    /// The mesh as that of each of a pipeline's stages.
+    pub(crate) fn of_stages(self) -> Self {
+        Mesh { of_stages: true, ..self }
+    }
+
+    /// Tells whether this is a mesh [of stages](Mesh::of_stages). Strategies of several stages share its ranks, and a
+    /// pass of one may come between two of another.
+    pub(crate) fn is_of_stages(&self) -> bool {
+        self.of_stages
     }
 
     /// Makes a mesh of one axis, [`Axis::Data`], from a communicator. Nothing is exchanged.
@@ -77,7 +101,17 @@ impl<R: Runtime> Mesh<R> {
         let axes = axes.map(|axis| if axis == Axis::Data { comm.clone() } else { alone.clone() }).collect();
         let (plan, products) = (ParallelPlan::along(Axis::Data, comm.size()), Arc::default());
         let [world, batch, gradients] = [comm, comm, comm].map(Comm::clone);
-        Mesh { plan, world, axes, batch, gradients, products, is_communicator: true, of_experts: false }
+        Mesh {
+            plan,
+            world,
+            axes,
+            batch,
+            gradients,
+            products,
+            is_communicator: true,
+            of_experts: false,
+            of_stages: false,
+        }
     }
 
     /// The sizes of the axes.

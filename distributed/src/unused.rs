@@ -14,7 +14,8 @@ pub enum Unused {
     #[default]
     Error,
     /// A rank that did not use a parameter contributes zero to its gradient; a parameter that no rank used has no
-    /// gradient. Costs an exchange of one byte for each parameter.
+    /// gradient. Costs an exchange of one byte for each parameter. Stages of a pipeline then exchange gradients between
+    /// passes alone, not beside them.
     Allow,
 }
 

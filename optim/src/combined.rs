@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use nn::parallel::Placed;
 use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
 
-use crate::{FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, hyper::require_groups};
+use crate::{
+    FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, hyper::require_groups,
+    optimizer::PiecesOf,
+};
 
 /// Optimizers of disjoint parameters that step together, with one set of gradients.
 pub struct Combined<R: Runtime> {
@@ -171,7 +173,7 @@ impl<R: Runtime> OptimizerCore<R> for Combined<R> {
         self.all.iter_mut().try_for_each(|o| o.reorder(key))
     }
 
-    fn update_whole(&mut self, placed: &dyn Fn(&Arc<Leaf<R>>) -> Option<Arc<Placed<R>>>) -> Result<Vec<usize>> {
+    fn update_whole(&mut self, placed: &PiecesOf<'_, R>) -> Result<Vec<usize>> {
         Ok(self.all.iter_mut().map(|o| o.update_whole(placed)).collect::<Result<Vec<_>>>()?.concat())
     }
 

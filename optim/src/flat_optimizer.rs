@@ -3,7 +3,7 @@
 use std::{borrow::Borrow, collections::HashSet, sync::Arc};
 
 use autograd::Leaf;
-use nn::{Module, ModuleExt, parallel::Placed};
+use nn::{Module, ModuleExt};
 use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
     captured::require_replayable,
     further_params::GroupsByName,
     hyper::require_groups,
+    optimizer::PiecesOf,
     param_part::ParamPart,
     params::{by_dtype, same_places},
     schedule::SAMPLED,
@@ -382,7 +383,7 @@ impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
         self.take_in(leaves)
     }
 
-    fn update_whole(&mut self, placed: &dyn Fn(&Arc<Leaf<R>>) -> Option<Arc<Placed<R>>>) -> Result<Vec<usize>> {
+    fn update_whole(&mut self, placed: &PiecesOf<'_, R>) -> Result<Vec<usize>> {
         self.share_out(placed)
     }
 

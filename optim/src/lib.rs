@@ -82,7 +82,7 @@ pub use memory::UpdateMemory;
 pub use muon::{AdjustLr, Muon, MuonConfig};
 pub use nadam::{NAdam, NAdamConfig};
 pub use one_of::OneOf;
-pub use optimizer::{Optimizer, OptimizerCore};
+pub use optimizer::{Optimizer, OptimizerCore, PiecesOf};
 pub use own::OwnGradients;
 pub use param_groups::ParamGroups;
 pub use params::FlatParams;

@@ -167,7 +167,7 @@ pub trait OptimizerCore<R: Runtime>: Sealed + Send + Sync {
     ///
     /// # Errors
     /// An error if the optimizer has updated such a parameter already.
-    fn update_whole(&mut self, placed: &dyn Fn(&Arc<Leaf<R>>) -> Option<Arc<Placed<R>>>) -> Result<Vec<usize>>;
+    fn update_whole(&mut self, placed: &PiecesOf<'_, R>) -> Result<Vec<usize>>;
     /// Allocates further gradient buffers for the optimizer's parameters, for a backward pass with hooks.
     fn alloc_gradients(&self) -> Result<FlatGradients<R>> {
         Ok(FlatGradients::new(&self.params())?.refusing(&self.frozen()))
@@ -190,6 +190,9 @@ pub trait OptimizerCore<R: Runtime>: Sealed + Send + Sync {
         done
     }
 }
+
+/// A function that gives the pieces of a parameter that is cut over ranks.
+pub type PiecesOf<'a, R> = dyn Fn(&Arc<Leaf<R>>) -> Option<Arc<Placed<R>>> + 'a;
 
 /// A bound that only the optimizers of this crate meet.
 pub trait Sealed {}

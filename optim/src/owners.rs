@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use nn::parallel::Placed;
 use numcore::{Error, Result, Runtime};
 
 use crate::{
     CutParam, FlatOptimizer, UpdateRule,
     cut_params::CutParams,
+    optimizer::PiecesOf,
     param_part::{ParamPart, states},
 };
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     /// Gives each cut parameter whose rule needs it whole to a rank, unless a rank has it. Returns the identities of
     /// all leaves that ranks update as a whole.
-    pub(crate) fn share_out(&mut self, placed: &dyn Fn(&Arc<Leaf<R>>) -> Option<Arc<Placed<R>>>) -> Result<Vec<usize>> {
+    pub(crate) fn share_out(&mut self, placed: &PiecesOf<'_, R>) -> Result<Vec<usize>> {
         let (mut loads, mut whole) = (Vec::new(), Vec::new());
         self.parts.iter().for_each(|part| part.add_to(&mut loads));
         for part in self.parts.iter_mut().filter(|part| self.groups[part.group].needs_whole()) {
@@ -32,12 +32,7 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
     ///
     /// # Errors
     /// An error if one of them has been updated by pieces.
-    fn update_whole(
-        &mut self,
-        config: &C,
-        placed: &dyn Fn(&Arc<Leaf<R>>) -> Option<Arc<Placed<R>>>,
-        loads: &mut Vec<u128>,
-    ) -> Result<()> {
+    fn update_whole(&mut self, config: &C, placed: &PiecesOf<'_, R>, loads: &mut Vec<u128>) -> Result<()> {
         let leaves = self.params.leaves().iter().enumerate();
         let mut owned = |(i, leaf)| self.cut.get(i).cloned().or_else(|| CutParam::balanced(&placed(leaf)?, loads));
         let cut: Vec<Option<CutParam<R>>> = leaves.map(&mut owned).collect();

@@ -58,6 +58,9 @@ pub struct DataParallel<R: Runtime> {
     pub(super) next: usize,
     /// True if the current backward pass sends its buckets.
     pub(super) sync: bool,
+    /// True if buckets are sent between passes alone. Ranks that use different parameters fill them at different times,
+    /// which would come before or after buckets of other stages.
+    pub(super) sends_between: bool,
     /// True if a backward pass of this step was begun.
     pub(super) has_passed: bool,
     /// True if the losses of this rank weigh nothing in this step.
@@ -135,6 +138,7 @@ impl<R: Runtime> DataParallel<R> {
             return Err(Error::usage("TrainStep::builder", why));
         }
         let features = features.and_if(reducer.reduces_every_pass(), Feature::ReduceEachPass);
+        let sends_between = mesh.is_of_stages() && options.unused == Unused::Allow;
         let layout = BucketLayout::new(comm, &label, &mut *optimizer, &key, &options)?;
         let (ranks, buffers) = (tensor.step_ranks(&mesh, comm), Buffers(model.named_buffers()));
         Ok(DataParallel {
@@ -147,6 +151,7 @@ impl<R: Runtime> DataParallel<R> {
             layout,
             next: 0,
             sync: true,
+            sends_between,
             has_passed: false,
             has_zero_weight: false,
             ready: Vec::new(),
@@ -329,43 +334,6 @@ impl<R: Runtime> DataParallel<R> {
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// Sums partial gradients over the tensor axis, all in flight at once. A parameter that no rank used stays without
-    /// a gradient.
-    fn sum_partial_gradients(&mut self) -> Result<()> {
-        let mut works = Vec::new();
-        for leaf in self.used_along_tensor()? {
-            let Some(comm) = self.tensor.summed_over(&leaf).cloned() else { continue };
-            let own = self.lend_grad(&leaf)?.take();
-            let work = self.tensor.sum_gradient(&comm, &leaf, own)?;
-            works.push((leaf, work));
-        }
-        for (leaf, work) in works {
-            self.restore_grad(&leaf, GradLoan::new(vec![work.wait()?], 0))?;
-        }
-        Ok(())
-    }
-
-    /// The parameters that this step updates: those used by any rank of the tensor axis. Zeros their gradients where
-    /// this rank did not use them.
-    fn used_along_tensor(&mut self) -> Result<Vec<Arc<Leaf<R>>>> {
-        if !self.tensor.is_cut() {
-            return Ok(Vec::new());
-        }
-        let own = self.leaves.iter().map(|leaf| Ok(self.gradients().get(leaf)?.is_some()));
-        let own = own.collect::<Result<Vec<bool>>>()?;
-        let used = match self.options.unused {
-            Unused::Allow => self.tensor.used_anywhere(&own)?,
-            Unused::Error => own.clone(),
-        };
-        let all: Vec<_> = self.leaves.iter().cloned().zip(own).zip(used).filter(|(_, used)| *used).collect();
-        for ((leaf, _), _) in all.iter().filter(|((_, here), _)| !here) {
-            let mut slot = self.lend_grad(leaf)?.take();
-            slot.zero()?;
-            self.restore_grad(leaf, GradLoan::new(vec![slot], 0))?;
-        }
-        Ok(all.into_iter().map(|((leaf, _), _)| leaf).collect())
-    }
-
     /// The buffer of a parameter's gradient, and its range there. An error if the parameter is not in the optimizer.
     pub(super) fn place_of(&self, leaf: &Arc<Leaf<R>>) -> Result<(usize, usize)> {
         let range = |leaves: &[Arc<Leaf<R>>]| leaves.iter().position(|own| Arc::ptr_eq(own, leaf));

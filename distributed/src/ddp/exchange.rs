@@ -37,7 +37,8 @@ impl<R: Runtime> DataParallel<R> {
             abort_on_err(self.comm(), settled)?;
             self.layout.gradients.zero();
         }
-        (self.sync, self.next) = (sync || self.reducer.reduces_every_pass(), 0);
+        let sync = sync || self.reducer.reduces_every_pass();
+        (self.sync, self.next) = (sync && !self.sends_between, 0);
         self.ready.clear();
         self.layout.begin_pass(&self.ranks.losses, &self.label);
         Ok(())

@@ -4,6 +4,7 @@ pub(crate) mod by_hand;
 mod checkpoint;
 mod data_parallel;
 mod exchange;
+mod partial;
 mod unfreeze;
 
 pub use data_parallel::DataParallel;

@@ -15,6 +15,21 @@ impl<R: Runtime> GradLoan<R> {
         GradLoan { pieces, own }
     }
 
+    /// Tells whether the lent piece has a gradient.
+    pub(crate) fn is_written(&self) -> bool {
+        self.pieces[self.own].is_written()
+    }
+
+    /// Fills the lent piece with zeros.
+    pub(crate) fn zero(&mut self) -> Result<()> {
+        self.pieces[self.own].zero()
+    }
+
+    /// Marks the lent piece as one without a gradient.
+    pub(crate) fn reset(&mut self) {
+        self.pieces[self.own].reset();
+    }
+
     /// Takes the lent piece out.
     pub(crate) fn take(&mut self) -> TensorMut<R> {
         self.pieces.remove(self.own)

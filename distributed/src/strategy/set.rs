@@ -136,7 +136,8 @@ impl<R: Runtime> StrategySet<R> {
     fn sum_copies(&mut self) -> Result<()> {
         let SetKind::Stages { ties, .. } = &mut self.kind else { return Ok(()) };
         let ties = std::mem::take(ties);
-        let summed = Tied::sum(&ties, self);
+        let may_be_unused = self.features().has(Feature::Unused);
+        let summed = Tied::sum(&ties, self, may_be_unused);
         if let SetKind::Stages { ties: own, .. } = &mut self.kind {
             *own = ties;
         }

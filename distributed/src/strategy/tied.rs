@@ -14,7 +14,10 @@ use numcore::{
 };
 
 use super::{GradLoan, Strategy};
-use crate::comm::{Collectives, Comm, ReduceOp, Work, memory};
+use crate::{
+    comm::{Collectives, Comm, ReduceOp, Work, memory},
+    unused::used_anywhere,
+};
 
 /// A parameter of which several stages have a copy, such as a token table that is also the head. Its gradient is the
 /// sum of the copies' gradients. The copies start equal and stay equal, bit for bit.
@@ -107,9 +110,11 @@ impl<R: Runtime> Tied<R> {
         self.copies.iter().any(|(_, own)| Arc::ptr_eq(own, leaf))
     }
 
-    /// Sums the gradients of the copies of each tie, which `strategies` have.
-    pub(super) fn sum(ties: &[Self], strategies: &mut dyn Strategy<R>) -> Result<()> {
-        let summing = ties.iter().map(|tied| tied.start(strategies)).collect::<Result<Vec<_>>>()?;
+    /// Sums the gradients of the copies of each tie, which `strategies` have. If parameters may be unused, a copy that
+    /// no replica used adds zeros, and a parameter of which none was used stays without a gradient.
+    pub(super) fn sum(ties: &[Self], strategies: &mut dyn Strategy<R>, may_be_unused: bool) -> Result<()> {
+        let start = |tied: &Self| tied.start(strategies, may_be_unused);
+        let summing = ties.iter().map(start).collect::<Result<Vec<_>>>()?;
         ties.iter().zip(summing).try_for_each(|(tied, summing)| match summing {
             Some(summing) => tied.finish(summing, strategies),
             None => Ok(()),
@@ -117,10 +122,18 @@ impl<R: Runtime> Tied<R> {
     }
 
     /// Starts the sum: first over this rank's copies by stage, then over ranks. Returns none if the parameter is
-    /// frozen.
-    fn start(&self, strategies: &mut dyn Strategy<R>) -> Result<Option<Summing<R>>> {
-        let trained = self.copies.iter().filter(|(_, leaf)| leaf.requires_grad());
-        let mut lent = trained.map(|(_, leaf)| strategies.lend_grad(leaf)).collect::<Result<Vec<_>>>()?;
+    /// frozen, or no rank used it.
+    fn start(&self, strategies: &mut dyn Strategy<R>, may_be_unused: bool) -> Result<Option<Summing<R>>> {
+        let trained: Vec<_> = self.copies.iter().filter(|(_, leaf)| leaf.requires_grad()).collect();
+        let mut lent = trained.iter().map(|(_, leaf)| strategies.lend_grad(leaf)).collect::<Result<Vec<_>>>()?;
+        if may_be_unused && !trained.is_empty() {
+            let used = lent.iter().any(GradLoan::is_written);
+            if !used_anywhere(&self.comm, std::iter::once(used))?[0] {
+                trained.iter().zip(lent).try_for_each(|((_, leaf), lent)| strategies.restore_grad(leaf, lent))?;
+                return Ok(None);
+            }
+            lent.iter_mut().filter(|lent| !lent.is_written()).try_for_each(GradLoan::zero)?;
+        }
         let mut taken = lent.iter_mut().map(GradLoan::take);
         let Some(mut sum) = taken.next() else { return Ok(None) };
         let others: Vec<_> = taken.collect();

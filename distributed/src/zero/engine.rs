@@ -22,6 +22,9 @@ pub(super) struct ZeroEngine<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) units: Vec<Unit<R>>,
     options: ZeroOptions,
+    /// True if units are sent between passes alone. Ranks that use different parameters complete them at different
+    /// times, which would come before or after units of other stages.
+    pub(super) sends_between: bool,
     /// The unit of a leaf and its place in it, by the identity of the leaf.
     place: HashMap<usize, (usize, usize)>,
     /// Units of one name: parameters of a layer that differ in dtype, or in trainability. They are read together, so
@@ -45,7 +48,7 @@ pub(super) struct ZeroEngine<R: Runtime> {
 }
 
 impl<R: Runtime> ZeroEngine<R> {
-    pub(super) fn new(comm: &Comm<R>, units: Vec<Unit<R>>, options: ZeroOptions) -> Self {
+    pub(super) fn new(comm: &Comm<R>, units: Vec<Unit<R>>, options: ZeroOptions, of_stages: bool) -> Self {
         let leaves = |(u, unit): (usize, &Unit<R>)| {
             unit.leaves.iter().enumerate().map(move |(i, l)| (l.id(), (u, i))).collect::<Vec<_>>()
         };
@@ -64,6 +67,7 @@ impl<R: Runtime> ZeroEngine<R> {
         ZeroEngine {
             comm: comm.clone(),
             units,
+            sends_between: of_stages && options.unused == Unused::Allow,
             options,
             place,
             sets,
@@ -246,7 +250,7 @@ impl<R: Runtime> ZeroEngine<R> {
             self.sends.note(unit);
         }
         // Units are sent in one order on every rank: a complete unit waits for those before it.
-        while let Some(next) = self.sends.next().filter(|&next| self.units[next].is_complete()) {
+        while let Some(next) = self.sends.next().filter(|&next| !self.sends_between && self.units[next].is_complete()) {
             self.send(next)?;
         }
         // A pipeline does not call `end_sweep`: reads after the last unit are those of a forward.

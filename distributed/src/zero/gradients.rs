@@ -217,12 +217,21 @@ impl<R: Runtime> Unit<R> {
     pub(super) fn lend_grad(&mut self) -> Result<GradLoan<R>> {
         let rank = self.rank();
         let Some(own) = &mut self.own else { return Err(lost()) };
-        lend_shard(&self.layout, rank, own.grads.brought()?.lend_whole()?)
+        let mut lent = lend_shard(&self.layout, rank, own.grads.brought()?.lend_whole()?)?;
+        // A unit of a tied parameter has no other.
+        if !self.used.contains(&true) {
+            lent.reset();
+        }
+        Ok(lent)
     }
 
     /// Takes back gradients that [`lend_grad`](Unit::lend_grad) gave.
-    pub(super) fn restore_grad(&mut self, sum: GradLoan<R>) -> Result<()> {
+    pub(super) fn restore_grad(&mut self, mut sum: GradLoan<R>) -> Result<()> {
         let Some(own) = &mut self.own else { return Err(lost()) };
+        self.used.fill(sum.is_written());
+        if !sum.is_written() {
+            sum.zero()?;
+        }
         own.grads.brought()?.restore(TensorMut::join(sum.into_pieces())?)?;
         own.grads.put_away()
     }

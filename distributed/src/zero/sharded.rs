@@ -116,7 +116,7 @@ impl<R: Runtime> Sharded<R> {
         tensor.sync(&named.iter().map(|(_, leaf)| leaf.clone()).collect::<Vec<_>>(), &buffers.0)?;
         let order = named.iter().enumerate().rev().map(|(k, (_, leaf))| (leaf.id(), k)).collect();
         let units = build(&groups, &tensor, named, units, &*optimizer, &options)?;
-        let engine = Arc::new(Mutex::new(ZeroEngine::new(comm, units, options.clone())));
+        let engine = Arc::new(Mutex::new(ZeroEngine::new(comm, units, options.clone(), mesh.is_of_stages())));
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
             leaf.set_residency(Arc::new(ZeroResidency(Arc::downgrade(&engine))));
         }

@@ -74,6 +74,7 @@ mod pipeline_simulation;
 mod pipeline_stages;
 mod pipeline_text;
 mod pipeline_train;
+mod pipeline_unused;
 mod pipeline_values;
 mod powersgd;
 mod powersgd_training;

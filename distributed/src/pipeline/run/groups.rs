@@ -87,6 +87,6 @@ impl<R: Runtime> PipelineGroups<R> {
 
     /// The mesh of the replicas of one stage.
     pub(crate) fn stage_mesh(&self, mesh: &Mesh<R>) -> Mesh<R> {
-        if mesh.is_communicator() { Mesh::of(&self.data) } else { mesh.clone() }
+        if mesh.is_communicator() { Mesh::of(&self.data) } else { mesh.clone() }.of_stages()
     }
 }
