@@ -245,7 +245,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/pipeline/run/pipeline.rs", from: "plan.forget_frozen();", to: "let _ = &plan;", test: DRAWN },
     Mutant { file: "distributed/src/train/builder.rs", from: "make.experts && mesh.plan().size(Axis::Expert) > 1", to: "make.experts", test: DRAWN },
     Mutant { file: "train/src/run.rs", from: "self.features().union(self.state.at_end)", to: "self.features().and(feature)", test: AVERAGES },
-    Mutant { file: "distributed/src/ddp/data_parallel.rs", from: "Unused::Allow => self.tensor.used_anywhere(&own)?,", to: "Unused::Allow => vec![true; own.len()],", test: TENSOR },
+    Mutant { file: "distributed/src/ddp/partial.rs", from: "Unused::Allow => self.tensor.used_anywhere(&own)?,", to: "Unused::Allow => vec![true; own.len()],", test: TENSOR },
     Mutant { file: "distributed/src/zero/checkpoint.rs", from: "self.groups.replicas.is_some() || self.tensor.is_cut()", to: "self.groups.replicas.is_some()", test: TENSOR },
     Mutant { file: "distributed/src/strategy/set.rs", from: "share_groups(self.parts_mut(), groups, |part, own| part.set_hyper_parameters(own))", to: "share_groups(self.parts_mut().take(1), groups, |part, own| part.set_hyper_parameters(own))", test: SAVES },
     Mutant { file: "adaptive/src/local_updates/fragment.rs", from: "(self.weight, self.rate) = (0.0, rate);", to: "self.rate = rate;", test: LOCAL },
