@@ -80,7 +80,10 @@ impl<R: Runtime> CutParams<R> {
             None => *pieces.range(i).shape(),
         };
         let named = (0..params.len()).map(|i| (pieces.name(i).to_string(), shape(i)));
-        let layout = FlatLayout::new(pieces.dtype(), named);
+        let layout = match params.iter().all(Option::is_none) {
+            true => pieces.clone(),
+            false => FlatLayout::new(pieces.dtype(), named),
+        };
         CutParams { rt: rt.clone(), params, layout }
     }
 

@@ -67,6 +67,22 @@ impl<R: Runtime> CheckpointPart<R> {
     }
 }
 
+/// Takes the parts that `rank` saves. All of `ranks` ranks have these parts, in the same order, and each goes to the rank
+/// with the fewest bytes so far.
+pub(crate) fn share_out<R: Runtime>(
+    parts: Vec<CheckpointPart<R>>,
+    rank: usize,
+    ranks: usize,
+) -> Vec<CheckpointPart<R>> {
+    let mut bytes = vec![0; ranks];
+    let is_own = |part: &CheckpointPart<R>| {
+        let to = (0..ranks).min_by_key(|&rank| bytes[rank]).unwrap_or(0);
+        bytes[to] += part.row.numel() * part.row.dtype().size();
+        to == rank
+    };
+    parts.into_iter().filter(is_own).collect()
+}
+
 /// State that checkpoints save and restore: a strategy, or a whole training step.
 pub trait Checkpointed<R: Runtime> {
     /// The parts that this rank saves. Together, the ranks save every element once.

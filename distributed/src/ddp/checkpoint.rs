@@ -11,7 +11,7 @@ use optim::{FlatParams, MASTER};
 
 use super::DataParallel;
 use crate::{
-    checkpoint::{CheckpointPart, Checkpointed, Wanted, names},
+    checkpoint::{CheckpointPart, Checkpointed, Wanted, names, share_out},
     comm::Communicator,
 };
 
@@ -47,6 +47,14 @@ impl<R: Runtime> DataParallel<R> {
     /// checkpoint.
     fn saved(&self) -> impl Iterator<Item = &Arc<Leaf<R>>> {
         self.leaves.iter().filter(|l| l.spec().shape.numel() > 0)
+    }
+
+    /// The parameters that ranks of the same pieces save together.
+    fn parameters(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let part = |leaf: &Arc<Leaf<R>>| {
+            CheckpointPart::piece(names::parameter(&leaf.name()), self.tensor.placement(leaf), &leaf.value()?)
+        };
+        self.saved().filter(|leaf| self.tensor.counts(leaf)).map(part).collect()
     }
 
     fn by_name(&self) -> HashMap<Arc<str>, &Arc<Leaf<R>>> {
@@ -86,14 +94,9 @@ impl<R: Runtime> DataParallel<R> {
     }
 }
 
-/// Shares out the saving: each part is saved by the rank with the fewest bytes so far.
 impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
-        let mut all = Vec::new();
-        for leaf in self.saved().filter(|leaf| self.tensor.counts(leaf)) {
-            let placement = self.tensor.placement(leaf);
-            all.push(CheckpointPart::piece(names::parameter(&leaf.name()), placement, &leaf.value()?)?);
-        }
+        let mut all = self.parameters()?;
         let leaves = self.by_name();
         let without = self.without_state();
         for (name, value) in self.optimizer.state_dict()? {
@@ -104,34 +107,15 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
                 all.push(CheckpointPart::piece(names::state(state, parameter), placement, &value)?);
             }
         }
-        let (n, rank) = (self.comm().size(), self.comm().rank());
-        let mut bytes = vec![0; n];
+        let (ranks, rank) = (self.comm().size(), self.comm().rank());
         let mut parts = self.buffers.parts(rank == 0 && self.tensor.rank() == 0)?;
         parts.extend(self.reducer.parts(&self.leaves)?);
-        for part in all {
-            // To the rank with the fewest bytes so far; all ranks make the same choice.
-            let to = (0..n).min_by_key(|&r| bytes[r]).unwrap_or(0);
-            bytes[to] += part.row.numel() * part.row.dtype().size();
-            if to == rank {
-                parts.push(part);
-            }
-        }
+        parts.extend(share_out(all, rank, ranks));
         Ok(parts)
     }
 
-    /// Assigns each parameter to one rank: the rank with the fewest elements so far.
     fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
-        let (n, rank) = (self.comm().size(), self.comm().rank());
-        let (mut elements, mut parts) = (vec![0; n], Vec::new());
-        for leaf in self.saved().filter(|leaf| self.tensor.counts(leaf)) {
-            let to = (0..n).min_by_key(|&r| elements[r]).unwrap_or(0);
-            elements[to] += leaf.spec().shape.numel();
-            if to == rank {
-                let placement = self.tensor.placement(leaf);
-                parts.push(CheckpointPart::piece(names::parameter(&leaf.name()), placement, &leaf.value()?)?);
-            }
-        }
-        Ok(parts)
+        Ok(share_out(self.parameters()?, self.comm().rank(), self.comm().size()))
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {

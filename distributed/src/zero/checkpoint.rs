@@ -22,13 +22,13 @@ type Read<'a, R> = &'a mut dyn FnMut(&Wanted) -> Result<Tensor<R>>;
 impl<R: Runtime> Checkpointed<R> for Sharded<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut engine = self.engine.lock();
-        let mut parts = self.buffers.parts(self.groups.all.rank() == 0 && self.tensor.rank() == 0)?;
+        let mut all = Vec::new();
         for unit in &mut engine.units {
             unit.ready_values()?;
-            if self.groups.saves() {
-                parts.extend(unit.parts(&self.tensor)?);
-            }
+            all.extend(unit.parts(&self.tensor)?);
         }
+        let mut parts = self.buffers.parts(self.groups.all.rank() == 0 && self.tensor.rank() == 0)?;
+        parts.extend(self.groups.saved(all));
         Ok(parts)
     }
 
@@ -36,11 +36,9 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
         let (mut engine, mut parts) = (self.engine.lock(), Vec::new());
         for unit in &mut engine.units {
             unit.ready_values()?;
-            if self.groups.saves() {
-                parts.extend(unit.parameter_parts(&self.tensor)?);
-            }
+            parts.extend(unit.parameter_parts(&self.tensor)?);
         }
-        Ok(parts)
+        Ok(self.groups.saved(parts))
     }
 
     fn swap_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {

@@ -7,6 +7,7 @@ use optim::StatePlace;
 
 use crate::{
     buckets::Unused,
+    checkpoint::{CheckpointPart, share_out},
     combinations::{Feature, Features},
     comm::{Comm, Communicator, Label},
     mesh::Mesh,
@@ -326,9 +327,12 @@ impl<R: Runtime> ShardGroups<R> {
         ShardGroups { all, shard: named(&self.shard), replicas: self.replicas.as_ref().map(named), label }
     }
 
-    /// Tells whether this rank is in the replica that saves.
-    pub(super) fn saves(&self) -> bool {
-        self.replicas.as_ref().is_none_or(|r| r.rank() == 0)
+    /// The parts of this rank's shard that it saves: replicas share them out.
+    pub(super) fn saved(&self, parts: Vec<CheckpointPart<R>>) -> Vec<CheckpointPart<R>> {
+        match &self.replicas {
+            Some(replicas) => share_out(parts, replicas.rank(), replicas.size()),
+            None => parts,
+        }
     }
 }
 

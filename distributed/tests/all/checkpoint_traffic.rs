@@ -64,3 +64,25 @@ fn loading_exchanges_a_digest_and_a_flag_for_each_name() {
         }
     }
 }
+
+/// Replicas of shards save as many bytes as each other.
+#[test]
+fn replicas_share_the_saving() {
+    for stage in [ZeroStage::Optimizer, ZeroStage::Parameters] {
+        let bytes = Ranks::new(6).run(cpu, |comm| {
+            let model = model(comm.runtime(), 30)?;
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 2), (Axis::Shard, 3)])?)?;
+            let mut step = TrainStep::builder(&mesh, &model).optimizer(adamw()).zero(stage).build()?;
+            step.step(|_| {
+                Loss::sum(model.forward(&Var::new(Tensor::ones(comm.runtime(), [1, 2], DType::F64)?))?.sum_all()?, 1.0)
+            })?;
+            let bytes = |parts: Vec<CheckpointPart<Cpu>>| parts.iter().map(|part| part.row.numel() * 8).sum::<usize>();
+            Ok([bytes(step.parts()?), bytes(step.parameter_parts()?)])
+        });
+        let bytes = bytes.unwrap();
+        // Weights and biases of 6 numbers a layer, each with two states.
+        assert_eq!([0, 1].map(|k| bytes.iter().map(|own| own[k]).sum::<usize>()), [30 * 6 * 3 * 8, 30 * 6 * 8]);
+        let differ = |rank: usize| (0..2).any(|k| bytes[rank][k].abs_diff(bytes[rank + 3][k]) > 4 * 8);
+        assert!(!(0..3).any(differ), "{stage:?}: {bytes:?}");
+    }
+}
