@@ -67,8 +67,8 @@ impl<R: Runtime> CheckpointPart<R> {
     }
 }
 
-/// Takes the parts that `rank` saves. All of `ranks` ranks have these parts, in the same order, and each goes to the rank
-/// with the fewest bytes so far.
+/// Takes the parts that `rank` saves. All of `ranks` ranks have these parts, in the same order, and each goes to the
+/// rank with the fewest bytes so far.
 pub(crate) fn share_out<R: Runtime>(
     parts: Vec<CheckpointPart<R>>,
     rank: usize,

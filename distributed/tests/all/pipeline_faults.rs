@@ -305,12 +305,15 @@ fn a_loss_of_many_elements_is_refused() {
 }
 
 #[test]
-fn batches_are_cut_into_equal_parts_or_refused() {
+fn batches_are_cut_into_parts_of_some_rows_or_refused() {
     let rt = cpu(0).unwrap();
     let x = Tensor::from_slice(&rt, [6, 2], &(0..12).map(|k| k as f32).collect::<Vec<_>>()).unwrap();
     let cut = MicroBatches::split(from_ref(&x), &[], 3).unwrap();
     let rows: Vec<Vec<f32>> = cut.inputs.iter().map(|of| of[0].to_vec().unwrap()).collect();
     assert_eq!(rows[1], [4.0, 5.0, 6.0, 7.0]);
-    assert!(MicroBatches::split(from_ref(&x), &[], 4).unwrap_err().to_string().contains("4 equal micro-batches"));
+    let uneven = MicroBatches::split(from_ref(&x), &[], 4).unwrap();
+    assert_eq!(uneven.inputs.iter().map(|of| of[0].dims()[0]).collect::<Vec<_>>(), [2, 2, 1, 1]);
+    let none = MicroBatches::split(from_ref(&x), &[], 7).unwrap_err().to_string();
+    assert!(none.contains("no row for each of 7 micro-batches"), "{none}");
     assert!(MicroBatches::split(&[x], &[], 0).is_ok_and(|none| none.inputs.is_empty()));
 }

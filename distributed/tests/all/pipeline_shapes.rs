@@ -130,8 +130,8 @@ fn fixed_shapes_are_agreed_on_once_and_others_are_refused_with_what_to_do() {
         }
         Ok(seen)
     });
-    // Rank 0 sends four activations, and a header of two tensors where the ranks agree.
-    assert_eq!(sent, [[6, 4, 4, 6, 6, 6], [4, 4, 4, 4, 4, 4]]);
+    // Rank 0 sends four activations, and a header of two tensors where the ranks agree: once, or of each.
+    assert_eq!(sent, [[6, 4, 4, 12, 12, 12], [4, 4, 4, 4, 4, 4]]);
     let outcomes = distributed::comm::Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
         let mut pipeline = pipeline(&comm, &checked, mlp_stages(comm.runtime(), 2, 2))?;
         let (_, mut gradients) = optimizers(&pipeline, 0.0)?;
@@ -139,4 +139,63 @@ fn fixed_shapes_are_agreed_on_once_and_others_are_refused_with_what_to_do() {
         pipeline.run(batch(comm.runtime(), 1, 4, 2)?, &mut gradients).map(|_| ())
     });
     refused(outcomes.unwrap(), &["f32 [2, 12]", "dynamic_shapes"]);
+}
+
+/// The rows of batches that are no multiple of their micro-batches, and how many of them micro-batch `k` has.
+fn uneven(m: usize, step: usize) -> (usize, impl Fn(usize) -> std::ops::Range<usize>) {
+    let rows = 2 * m + 1 + step % (m - 1);
+    let (each, more) = (rows / m, rows % m);
+    (rows, move |k: usize| {
+        let start = k * each + k.min(more);
+        start..start + each + usize::from(k < more)
+    })
+}
+
+fn uneven_data(rt: &Cpu, step: usize, rows: usize) -> Result<[Tensor<Cpu>; 2]> {
+    let data = |seed: usize| Tensor::uniform(rt, [rows, WIDTH], DType::F32, -1.0, 1.0, seed as u64);
+    Ok([data(step)?, data(step + 50)?])
+}
+
+#[test]
+fn micro_batches_of_one_run_may_have_other_numbers_of_rows() {
+    let steps = 3;
+    each(|kind, checked, p, v, m| {
+        let ranks = world(p, |comm| {
+            let rt = comm.runtime();
+            let options = PipelineOptions { dynamic_shapes: true, ..Default::default() };
+            let stages = mlp_stages(rt, p * v, p * v);
+            let staged = PipelineModel::on(comm.rank(), checked.clone(), stages).loss(squares).options(options);
+            let mut pipeline = Pipeline::new(&comm, staged)?;
+            let (mut optimizers, mut gradients) = optimizers(&pipeline, 0.05)?;
+            let mut rows = Vec::new();
+            for step in 0..steps {
+                let [x, y] = uneven_data(rt, step, uneven(m, step).0)?;
+                let batch = || MicroBatches::split(from_ref(&x), from_ref(&y), m);
+                rows.push(pipeline.evaluate(batch()?)?.outputs().iter().map(|of| of[0].dims()[0]).collect::<Vec<_>>());
+                gradients.values_mut().for_each(optim::FlatGradients::zero);
+                pipeline.run(batch()?, &mut gradients)?;
+                for (stage, optimizer) in &mut optimizers {
+                    optim::OptimizerCore::step_from(optimizer, &gradients[stage])?;
+                }
+            }
+            Ok((rows, stage_weights(pipeline.stages().values())))
+        });
+        let rt = cpu(0).unwrap();
+        let of = |step: usize, k: usize| {
+            let (rows, of) = uneven(m, step);
+            let [x, y] = uneven_data(&rt, step, rows).unwrap();
+            let part = |x: &Tensor<Cpu>| numcore::ops::ViewOps::narrow(x, 0, of(k).start, of(k).len()).unwrap();
+            (part(&x), part(&y))
+        };
+        let (_, weights) = alone(&rt, &mlp(&rt, p * v), m, 0.05, steps, of, squares);
+        let last = checked.schedule().placement().rank_of(p * v - 1).unwrap();
+        for (step, rows) in ranks[last].0.iter().enumerate() {
+            assert!(rows.iter().copied().eq((0..m).map(|k| uneven(m, step).1(k).len())), "{kind}: {rows:?}");
+        }
+        let seen: BTreeMap<_, _> = ranks.into_iter().flat_map(|(_, weights)| weights).collect();
+        assert!(seen.keys().eq(weights.keys()));
+        let pairs = seen.values().flatten().zip(weights.values().flatten());
+        let off = pairs.fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
+        assert!(off <= 1e-5, "{kind} {p} {v} {m}: {off:e}");
+    });
 }

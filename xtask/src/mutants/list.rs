@@ -242,7 +242,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/train/updates.rs", from: "self.scaler.is_some() || self.config.skip_non_finite", to: "self.scaler.is_some()", test: POWER },
     Mutant { file: "distributed/src/train/updates.rs", from: "skippable: self.may_skip() || weight == 0.0", to: "skippable: weight == 0.0", test: POWER },
     Mutant { file: "distributed/src/train/updates.rs", from: "skippable: self.may_skip() || weight == 0.0", to: "skippable: self.may_skip()", test: DRAWN },
-    Mutant { file: "distributed/src/pipeline/run/pipeline.rs", from: "plan.forget_frozen();", to: "let _ = &plan;", test: DRAWN },
+    Mutant { file: "distributed/src/pipeline/run/boundary.rs", from: " && !boundary.is_frozen()", to: "", test: DRAWN },
     Mutant { file: "distributed/src/train/builder.rs", from: "make.experts && mesh.plan().size(Axis::Expert) > 1", to: "make.experts", test: DRAWN },
     Mutant { file: "train/src/run.rs", from: "self.features().union(self.state.at_end)", to: "self.features().and(feature)", test: AVERAGES },
     Mutant { file: "distributed/src/ddp/partial.rs", from: "Unused::Allow => self.tensor.used_anywhere(&own)?,", to: "Unused::Allow => vec![true; own.len()],", test: TENSOR },

@@ -23,10 +23,12 @@ impl<R: Runtime> MicroBatches<R> {
         MicroBatches { inputs: Vec::new(), targets: Vec::new(), weightless: false }
     }
 
-    /// Cuts a batch along the first axis of all its tensors into `count` equal micro-batches.
+    /// Cuts a batch along the first axis of all its tensors into `count` micro-batches. The first ones have a row more
+    /// if they cannot be equal. That needs [`dynamic_shapes`](super::PipelineOptions::dynamic_shapes), except in
+    /// evaluations.
     ///
     /// # Errors
-    /// Fails if a first axis is no multiple of `count`: micro-batches of one pipeline have the same shapes.
+    /// Fails if a first axis has fewer than `count` rows.
     #[track_caller]
     pub fn split(inputs: &[Tensor<R>], targets: &[Tensor<R>], count: usize) -> Result<Self> {
         let inputs = (0..count).map(|k| part(inputs, k, count)).collect::<Result<_>>()?;
@@ -37,12 +39,12 @@ impl<R: Runtime> MicroBatches<R> {
 
 fn part<R: Runtime>(tensors: &[Tensor<R>], k: usize, count: usize) -> Result<Vec<Tensor<R>>> {
     let one = |x: &Tensor<R>| {
-        let rows = x.shape().first().copied().filter(|rows| rows.is_multiple_of(count)).ok_or_else(|| {
-            let why =
-                format!("the first axis must make {count} equal micro-batches; pad it, or leave the last rows out");
+        let rows = x.shape().first().copied().filter(|&rows| rows >= count).ok_or_else(|| {
+            let why = format!("the first axis has no row for each of {count} micro-batches: fill it up");
             Error::shape("MicroBatches::split", &[*x.shape()], why)
         })?;
-        x.narrow(0, k * (rows / count), rows / count)
+        let (each, more) = (rows / count, rows % count);
+        x.narrow(0, k * each + k.min(more), each + usize::from(k < more))
     };
     tensors.iter().map(one).collect()
 }

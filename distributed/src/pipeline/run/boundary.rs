@@ -1,6 +1,9 @@
-//! The values that pass between two stages: agreed on with the first micro-batch, and required of all others.
+//! The values that pass between two stages: agreed on for each micro-batch, or with the first one for all.
 
-use std::fmt;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use autograd::Var;
 use numcore::{DType, Error, Result, Runtime, Shape, ops::Apply, ops::Spec};
@@ -32,7 +35,7 @@ impl Boundary {
     }
 
     /// Tells whether a value that may have a gradient has none.
-    pub(super) fn is_frozen(&self) -> bool {
+    fn is_frozen(&self) -> bool {
         self.0.iter().any(|part| !part.grad && part.spec.dtype.is_float())
     }
 
@@ -65,15 +68,64 @@ impl Boundary {
     }
 
     /// An error unless a stage made the same values as before.
-    pub(super) fn require(&self, stage: usize, micro: usize, made: &Boundary) -> Result<()> {
+    fn require(&self, stage: usize, micro: usize, made: &Boundary) -> Result<()> {
         if self == made {
             return Ok(());
         }
         let why = format!(
-            "stage {stage} made {made} of micro-batch {micro}, but {self} of the first one: all micro-batches of a run have the same \
-             shapes and dtypes; pad the last, or leave it out. Those of another run may differ with `PipelineOptions::dynamic_shapes`"
+            "stage {stage} made {made} of micro-batch {micro}, but {self} of the first one: micro-batches have the same shapes and \
+             dtypes, unless `PipelineOptions::dynamic_shapes` lets them differ"
         );
         Err(Error::shape("pipeline stage", &made.shapes(), why))
+    }
+}
+
+/// The boundaries that a rank knows, by the earlier of the two stages and the micro-batch. A rank announces those of
+/// its own stages to the rank of the next stage, once.
+#[derive(Default)]
+pub(super) struct Boundaries {
+    /// True if micro-batches may have boundaries of their own, which are those of one run. Otherwise all have one.
+    each: bool,
+    known: BTreeMap<(usize, usize), Boundary>,
+    announced: BTreeSet<(usize, usize)>,
+}
+
+impl Boundaries {
+    /// Begins a run. Boundaries of the run before are forgotten if each micro-batch may have its own. Otherwise those
+    /// with a value without gradient are: stages before them may be unfrozen between runs.
+    pub(super) fn begin(&mut self, each: bool) {
+        self.each = each;
+        self.known.retain(|_, boundary| !each && !boundary.is_frozen());
+        self.announced.retain(|at| self.known.contains_key(at));
+    }
+
+    fn at(&self, boundary: usize, micro: usize) -> (usize, usize) {
+        (boundary, if self.each { micro } else { 0 })
+    }
+
+    pub(super) fn get(&self, boundary: usize, micro: usize) -> Option<&Boundary> {
+        self.known.get(&self.at(boundary, micro))
+    }
+
+    pub(super) fn learn(&mut self, boundary: usize, micro: usize, values: Boundary) {
+        self.known.insert(self.at(boundary, micro), values);
+    }
+
+    /// Learns the values that a stage made, or requires the agreed ones.
+    pub(super) fn agree(&mut self, stage: usize, micro: usize, made: Boundary) -> Result<()> {
+        match self.get(stage, micro) {
+            Some(agreed) => agreed.require(stage, micro, &made),
+            None => {
+                self.learn(stage, micro, made);
+                Ok(())
+            }
+        }
+    }
+
+    /// The boundary that the receiver of a stage's values does not know yet; `None` if it does.
+    pub(super) fn announce(&mut self, stage: usize, micro: usize) -> Option<&Boundary> {
+        let at = self.at(stage, micro);
+        self.known.get(&at).filter(|_| self.announced.insert(at))
     }
 }
 

@@ -11,7 +11,8 @@ use numcore::{
 };
 
 use super::{
-    LossFn, MicroBatches, PipelineOptions, PipelineOutput, Stage, StageHooks, boundary::Boundary, transfers::Transfers,
+    LossFn, MicroBatches, PipelineOptions, PipelineOutput, Stage, StageHooks, boundary::Boundaries,
+    transfers::Transfers,
 };
 use crate::{
     comm::{Collectives, Comm},
@@ -24,31 +25,12 @@ use crate::{
 /// A schedule with the state that lasts between its runs.
 pub(super) struct RunPlan {
     pub(super) checked: Arc<Checked>,
-    /// The boundaries that this rank knows: entry `s` describes the values that stage `s` makes for stage `s + 1`.
-    pub(super) boundaries: Vec<Option<Boundary>>,
-    /// True for each stage whose boundary was announced to the rank of the next stage.
-    pub(super) announced: Vec<bool>,
+    pub(super) boundaries: Boundaries,
 }
 
 impl RunPlan {
     pub(super) fn new(checked: Checked) -> Self {
-        let stages = checked.schedule().stages();
-        RunPlan { checked: Arc::new(checked), boundaries: vec![None; stages], announced: vec![false; stages] }
-    }
-
-    /// Forgets all boundaries, so that the next run sends headers again.
-    pub(super) fn forget_shapes(&mut self) {
-        self.boundaries.fill(None);
-        self.announced.fill(false);
-    }
-
-    /// Forgets the boundaries with a value without gradient: stages before them may be unfrozen between runs.
-    pub(super) fn forget_frozen(&mut self) {
-        for (boundary, announced) in self.boundaries.iter_mut().zip(&mut self.announced) {
-            if boundary.as_ref().is_some_and(Boundary::is_frozen) {
-                (*boundary, *announced) = (None, false);
-            }
-        }
+        RunPlan { checked: Arc::new(checked), boundaries: Boundaries::default() }
     }
 }
 
@@ -207,20 +189,12 @@ impl<'a, R: Runtime> ScheduleRun<'a, R> {
             return self.transfers.expect(message, other, &mut self.job.plan.boundaries);
         }
         let tensors = self.outbox.remove(&message).unwrap_or_default();
-        if message.direction == Direction::Forward {
-            self.announce(message.stage, other)?;
+        if message.direction == Direction::Forward
+            && let Some(boundary) = self.job.plan.boundaries.announce(message.stage, message.micro)
+        {
+            self.transfers.send_header(boundary, other)?;
         }
         self.transfers.send(&tensors, other)
-    }
-
-    fn announce(&mut self, stage: usize, to: usize) -> Result<()> {
-        let RunPlan { boundaries, announced, .. } = &mut *self.job.plan;
-        match &boundaries[stage] {
-            Some(boundary) if !std::mem::replace(&mut announced[stage], true) => {
-                self.transfers.send_header(boundary, to)
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Hands on the output of a pass: to a later send, or to the neighbouring stage if it is on this rank.

@@ -35,7 +35,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         if stage + 1 == self.schedule().stages() {
             return self.finish_forward(compute, inputs, outputs);
         }
-        self.agree(stage, micro, &outputs)?;
+        self.job.plan.boundaries.agree(stage, micro, Boundary::of(&outputs))?;
         let values = outputs.iter().map(Var::value).collect::<Result<_>>()?;
         self.keep(compute, inputs, outputs);
         self.give(compute, values);
@@ -52,7 +52,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         let input = |(k, value): (usize, Tensor<R>)| {
             let wanted = match stage {
                 0 => self.job.options.input_gradients && value.dtype().is_float(),
-                _ => self.job.plan.boundaries[stage - 1].as_ref().is_some_and(|boundary| boundary.wants(k)),
+                _ => self.job.plan.boundaries.get(stage - 1, micro).is_some_and(|boundary| boundary.wants(k)),
             };
             if recording && wanted { Var::leaf("pipeline input", value) } else { Ok(Var::new(value)) }
         };
@@ -63,18 +63,6 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         match self.job.stages.get(&stage) {
             Some(stage) => stage.forward_values(inputs),
             None => Err(Error::internal("pipeline", format!("stage {stage} is not here"))),
-        }
-    }
-
-    /// An error unless the outputs have the shapes and dtypes of the first micro-batch.
-    fn agree(&mut self, stage: usize, micro: usize, outputs: &[Var<R>]) -> Result<()> {
-        let made = Boundary::of(outputs);
-        match &mut self.job.plan.boundaries[stage] {
-            Some(agreed) => agreed.require(stage, micro, &made),
-            unknown => {
-                *unknown = Some(made);
-                Ok(())
-            }
         }
     }
 

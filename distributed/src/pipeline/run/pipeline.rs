@@ -32,8 +32,8 @@ pub struct PipelineOptions {
     pub input_gradients: bool,
     /// True if every action is measured: ranks begin each run together, and passes wait for the device.
     pub measured: bool,
-    /// True if the shapes between stages may differ from run to run: other numbers of examples, other lengths of
-    /// sequences. Ranks then agree on them in every run, which costs a header for each boundary between ranks.
+    /// True if the shapes between stages may differ from micro-batch to micro-batch: other numbers of examples, other
+    /// lengths of sequences. Ranks then agree on them for every one, which costs a header for each message forward.
     /// Otherwise they agree in the first run, and receive buffers are posted ahead from the beginning of each later
     /// one.
     pub dynamic_shapes: bool,
@@ -47,8 +47,8 @@ pub struct PipelineOptions {
 /// micro-batches' backwards have one order. Random numbers (dropout) depend on run, stage and micro-batch alone, and
 /// start from the current position in the stream of the rank's thread.
 ///
-/// Values between stages have the shapes and dtypes of the first micro-batch. The ranks at both ends agree on them in
-/// every evaluation, and once for all training runs or in each ([`PipelineOptions::dynamic_shapes`]). The
+/// The ranks at both ends of a boundary agree on the shapes and dtypes of its values. In an evaluation they do so for
+/// each micro-batch, in training once for all or for each ([`PipelineOptions::dynamic_shapes`]). The
 /// communicator's timeout must be longer than a run: some memory is posted long before it is needed.
 ///
 /// A rank that fails or panics in a run ends it on every rank. The error names the rank and its action; the
@@ -200,11 +200,7 @@ impl<R: Runtime> Pipeline<R> {
         };
         let counted = self.count(&batch);
         let plan = if evaluate { &mut self.evaluation } else { &mut self.plan };
-        if evaluate || self.options.dynamic_shapes || plan.checked.is_forward_only() {
-            plan.forget_shapes();
-        } else {
-            plan.forget_frozen();
-        }
+        plan.boundaries.begin(evaluate || self.options.dynamic_shapes || plan.checked.is_forward_only());
         // In a run of forwards alone, ranks of early stages are done before those of late ones begin.
         match plan.checked.is_forward_only() {
             true => all_ok(&comm, "Pipeline::evaluate", counted)?,

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use numcore::{DType, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::Spec};
 
-use super::boundary::Boundary;
+use super::boundary::{Boundaries, Boundary};
 use crate::{
     comm::{Collectives, Comm, Work},
     pipeline::{Action, Direction, End, Message, StagePlacement},
@@ -19,9 +19,6 @@ use crate::{
 /// The number of messages from each rank that are posted before their turn. One hides a transfer behind the pass
 /// before; more cost memory, and the deadline of a receive runs from its posting.
 const AHEAD: usize = 1;
-
-/// The known boundaries between stages: entry `s` describes the values that stage `s` makes for stage `s + 1`.
-pub(super) type Boundaries = [Option<Boundary>];
 
 /// The messages of one rank in a run.
 pub(super) struct Transfers<R: Runtime> {
@@ -77,15 +74,15 @@ impl<R: Runtime> Transfers<R> {
         Ok(())
     }
 
-    /// Posts a message whose turn it is, unless it was posted before. The first message of a boundary is preceded by
-    /// its header. Messages after it are posted ahead.
+    /// Posts a message whose turn it is, unless it was posted before. The first message of an unknown boundary is
+    /// preceded by its header. Messages after it are posted ahead.
     pub(super) fn expect(&mut self, message: Message, from: usize, known: &mut Boundaries) -> Result<()> {
         let Some(line) = self.lines.get_mut(&from) else { return Ok(()) };
         let at = line.order.iter().position(|&other| other == message).unwrap_or(0);
         if line.posted <= at {
             let boundary = boundary_of(message);
-            if known[boundary].is_none() {
-                known[boundary] = Some(receive_header(&self.comm, from)?);
+            if known.get(boundary, message.micro).is_none() {
+                known.learn(boundary, message.micro, receive_header(&self.comm, from)?);
             }
         }
         line.post_ahead(&self.comm, at + 1 + self.ahead, known)
@@ -113,7 +110,7 @@ impl<R: Runtime> ReceiveQueue<R> {
     fn post_ahead(&mut self, comm: &Comm<R>, end: usize, known: &Boundaries) -> Result<()> {
         while self.posted < end.min(self.order.len()) {
             let message = self.order[self.posted];
-            let Some(boundary) = &known[boundary_of(message)] else { return Ok(()) };
+            let Some(boundary) = known.get(boundary_of(message), message.micro) else { return Ok(()) };
             let specs = match message.direction {
                 Direction::Forward => boundary.values(),
                 Direction::Backward => boundary.gradients(),
