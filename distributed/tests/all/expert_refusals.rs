@@ -103,14 +103,6 @@ fn experts_that_cannot_be_shared_out_are_refused_with_the_numbers() {
 }
 
 #[test]
-fn capacities_of_parts_of_sequences_are_refused() {
-    let capacity = Some(Capacity { factor: 1.0, drop: DropBy::Position });
-    let case = Way::mixture(4).config(|moe| moe.capacity = capacity).over(&[(Axis::Context, 2)]);
-    let error = case.ranks(|mesh| case.mixture_on(mesh).map(drop)).unwrap_err().to_string();
-    assert!(error.contains("blocks.0.mlp") && error.contains("all tokens of a sequence"), "{error}");
-}
-
-#[test]
 fn stages_say_what_they_lack() {
     let axes = [(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Expert, 2)];
     let way = Way::mixture(4).staged(ScheduleKind::OneFOneB, 1).over(&axes);

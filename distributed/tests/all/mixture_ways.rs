@@ -24,6 +24,29 @@ fn routers_lose_and_drop_what_those_of_one_rank_do() {
     }
 }
 
+/// Tokens compete in the order of whole sequences, of which ranks have parts.
+#[test]
+fn capacities_count_parts_of_sequences() {
+    use Axis::{Context, Data, Expert, Pipe, Shard};
+    let meshes: [&[(Axis, usize)]; 5] = [
+        &[(Context, 2)],
+        &[(Context, 2), (Expert, 2)],
+        &[(Data, 2), (Context, 2), (Expert, 4)],
+        &[(Shard, 3), (Context, 2), (Expert, 2)],
+        &[(Pipe, 2), (Data, 2), (Context, 2), (Expert, 2)],
+    ];
+    for (k, mesh) in meshes.into_iter().enumerate() {
+        for exchange in [ContextExchange::AllGather, ContextExchange::Ring] {
+            for (drop, factor) in [(DropBy::Position, 0.6), (DropBy::Weight, 0.6), (DropBy::Position, 1.0)] {
+                let way = Way::mixture(4).config(|moe| moe.capacity = Some(Capacity { factor, drop }));
+                let way = Way { exchange, examples: 12, router: [0.1, 0.0], ..way };
+                let staged = if k == 4 { way.staged(ScheduleKind::OneFOneB, 1).micros(1) } else { way };
+                staged.zero(if k == 3 { ZeroStage::Parameters } else { ZeroStage::None }).over(mesh).same();
+            }
+        }
+    }
+}
+
 #[test]
 fn balance_biases_move_by_the_loads_of_all_tokens() {
     let way = || {

@@ -6,7 +6,7 @@ use numcore::{
     ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ViewOps, cat},
 };
 
-use super::{Experts, GatedMlp, MoeConfig, Router, Routing};
+use super::{Experts, GatedMlp, MoeConfig, Router, Routing, capacity::TokenPlaces};
 use crate::{Forward, Init, Linear, Module, parallel::ContextSlot};
 
 /// A mixture of experts of `x: [.., C]`: each token's output is the weighted sum of the outputs of the `k` experts that
@@ -35,7 +35,7 @@ pub struct MixtureOfExperts<R: Runtime> {
     pub shared_experts: Option<GatedMlp<R>>,
     /// The gate of the shared expert, a projection `[1, C]`.
     pub shared_expert_gate: Option<Linear<R>>,
-    /// With a capacity tokens compete, in the order of the batch.
+    /// With a capacity tokens compete, in the order of the batch and of whole sequences.
     context: Option<ContextSlot<R>>,
     #[module(skip)]
     config: MoeConfig,
@@ -65,7 +65,7 @@ impl<R: Runtime> MixtureOfExperts<R> {
             experts: Experts::new(init, &config)?,
             shared_experts: shared.transpose()?,
             shared_expert_gate: config.shared_gate.then(shared_gate).transpose()?,
-            context: config.capacity.is_some().then(ContextSlot::refuses),
+            context: config.capacity.is_some().then(ContextSlot::locates),
             config,
         })
     }
@@ -84,7 +84,7 @@ impl<R: Runtime> MixtureOfExperts<R> {
             return Err(Error::shape("MixtureOfExperts", &[shape], format!("needs [.., {width}]"))).at_caller();
         }
         let tokens = x.reshape([shape.numel() / width, width])?;
-        let routing = self.gate.route_among(&tokens, self.experts.placed())?;
+        let routing = self.gate.route_among(&tokens, self.experts.placed(), self.places(&shape)?)?;
         let mut y = self.routed(&tokens, &routing)?.reshape(shape)?;
         if let Some(shared) = &self.shared_experts {
             // Not of the tokens in one row: an adapter's dropout knows sequences by their dimension.
@@ -95,6 +95,21 @@ impl<R: Runtime> MixtureOfExperts<R> {
             y = y.add(&shared)?;
         }
         Ok(MoeOutput { y, routing })
+    }
+
+    /// The places of the tokens of a `shape` of `[.., T, C]`, if tokens compete and sequences are cut over ranks.
+    fn places(&self, shape: &numcore::Shape) -> Result<Option<TokenPlaces>> {
+        let Some(context) = self.context.as_ref().filter(|context| context.ranks() > 1) else { return Ok(None) };
+        let [.., here, _] = *shape.dims() else {
+            let why =
+                "needs [.., T, C] where sequences are cut over ranks, as tokens compete in the order of sequences";
+            return Err(Error::shape("MixtureOfExperts", &[*shape], why));
+        };
+        let ranks = context.ranks();
+        let (positions, whole) = (context.positions(here)?, here * ranks);
+        let sequences = shape.numel() / (here * self.config.width).max(1);
+        let places = (0..sequences).flat_map(|b| positions.iter().map(move |position| b * whole + position));
+        Ok(Some(TokenPlaces { ranks, places: places.collect() }))
     }
 
     /// The weighted sum of the picked experts' outputs for `x: [T, C]`, in the order in which they were picked.

@@ -86,10 +86,10 @@ impl TokenOrder {
         self
     }
 
-    /// The weights of the choices of an expert, by position.
-    pub(super) fn weights_of(&self, expert: usize, weights: &[f64]) -> Vec<f64> {
+    /// The choices of an expert, by position.
+    pub(super) fn choices_of(&self, expert: usize) -> impl Iterator<Item = usize> {
         let start: usize = self.counts[..expert].iter().sum();
-        self.choices[start..start + self.counts[expert]].iter().map(|&choice| weights[choice as usize]).collect()
+        self.choices[start..start + self.counts[expert]].iter().map(|&choice| choice as usize)
     }
 
     /// The number of rows of each expert.

@@ -9,7 +9,7 @@ use numcore::{
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ReduceOps, SortOps},
 };
 
-use super::{DropBy, MoeConfig, Routing, TokenOrder, routing::Loads};
+use super::{DropBy, MoeConfig, Routing, TokenOrder, capacity::TokenPlaces, routing::Loads};
 use crate::{Buffer, Init, Initializer, Module, Param, counted_rows, parallel::Placed};
 
 /// The score function of a router.
@@ -48,12 +48,17 @@ impl<R: Runtime> Router<R> {
     /// host. Of equal scores the lowest number is picked.
     #[track_caller]
     pub fn route(&self, x: &Var<R>) -> Result<Routing<R>> {
-        self.route_among(x, None)
+        self.route_among(x, None, None)
     }
 
     /// Routes as [`route`](Router::route) does; tokens compete with those of the ranks that `placed`, of the experts,
-    /// names.
-    pub(super) fn route_among(&self, x: &Var<R>, placed: Option<Arc<Placed<R>>>) -> Result<Routing<R>> {
+    /// names, in the order of their `places`.
+    pub(super) fn route_among(
+        &self,
+        x: &Var<R>,
+        placed: Option<Arc<Placed<R>>>,
+        places: Option<TokenPlaces>,
+    ) -> Result<Routing<R>> {
         let MoeConfig { experts: count, top_k, .. } = self.config;
         let logits = wide(x)?.linear(&wide(&self.weight.var())?, None)?;
         let scores = match self.config.scores {
@@ -71,7 +76,7 @@ impl<R: Runtime> Router<R> {
             Some(capacity) => {
                 let reads = capacity.drop == DropBy::Weight;
                 let own = if reads { weights.value()?.to_f64s()? } else { Vec::new() };
-                let limits = loads.limits(capacity, &order, &own, top_k)?;
+                let limits = loads.limits(capacity, &order, &own, top_k, places.as_ref())?;
                 order.limited_each(&limits, capacity.drop, &own)
             }
         };

@@ -8,7 +8,11 @@ use numcore::{
     ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
 };
 
-use super::{Capacity, TokenOrder, dispatch::of_all_ranks};
+use super::{
+    Capacity, TokenOrder,
+    capacity::{Competing, TokenPlaces},
+    dispatch::of_all_ranks,
+};
 use crate::parallel::{Placed, TensorGroup};
 
 /// The expert assignment of `T` tokens, with the routing weights.
@@ -139,6 +143,7 @@ impl<R: Runtime> Loads<R> {
         order: &TokenOrder,
         weights: &[f64],
         top_k: usize,
+        places: Option<&TokenPlaces>,
     ) -> Result<Vec<usize>> {
         let Some((group, of)) = self.examples() else {
             let experts = self.picked.len();
@@ -146,6 +151,6 @@ impl<R: Runtime> Loads<R> {
         };
         let picked = of_all_ranks(group, &self.picked, of)?;
         self.learn(&picked);
-        capacity.limits_among(order, weights, top_k, &picked, (group, of))
+        capacity.limits_among(order, Competing { weights, places, picked: &picked }, top_k, (group, of))
     }
 }

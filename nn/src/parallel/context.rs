@@ -77,6 +77,8 @@ enum ContextRole {
     Cuts,
     /// The module is given parts, and sees the whole sequence through the group.
     Attends,
+    /// The module is given parts, and asks for the places of its tokens in the whole sequence.
+    Locates,
     /// The module needs the whole sequence, and does not support cut ones.
     Refuses,
 }
@@ -85,8 +87,9 @@ enum ContextRole {
 ///
 /// A model whose sequences can be cut has a slot made by [`cuts`](ContextSlot::cuts), with which it takes its part of
 /// tokens, positions and targets. A layer in it that looks at other tokens has one made by
-/// [`attends`](ContextSlot::attends), or by [`refuses`](ContextSlot::refuses). All other layers work on each token by
-/// itself. [`cut_sequences`] fills all slots of a model.
+/// [`attends`](ContextSlot::attends), or by [`refuses`](ContextSlot::refuses). A layer for which the order of tokens
+/// counts has one made by [`locates`](ContextSlot::locates). All other layers work on each token by itself.
+/// [`cut_sequences`] fills all slots of a model.
 pub struct ContextSlot<R: Runtime>(Arc<SlotState<R>>);
 
 struct SlotState<R: Runtime> {
@@ -118,6 +121,12 @@ impl<R: Runtime> ContextSlot<R> {
         Self::new(ContextRole::Attends)
     }
 
+    /// Creates the slot of a layer that works on each token by itself, but asks for its place in the sequence
+    /// ([`positions`](ContextSlot::positions)).
+    pub fn locates() -> Self {
+        Self::new(ContextRole::Locates)
+    }
+
     /// Creates the slot of a layer that needs the whole sequence and computes on its input alone. The sequences of a
     /// model with such a layer cannot be cut.
     pub fn refuses() -> Self {
@@ -131,6 +140,14 @@ impl<R: Runtime> ContextSlot<R> {
     /// The number of ranks that sequences are cut over; 1 if they are not cut.
     pub fn ranks(&self) -> usize {
         self.place().map_or(1, |place| place.group.size())
+    }
+
+    /// The positions in the whole sequence of `here` tokens, which are this rank's part of it.
+    ///
+    /// # Errors
+    /// An error if other ranks would have other numbers of tokens.
+    pub fn positions(&self, here: usize) -> Result<Vec<usize>> {
+        Ok(self.part(here * self.ranks())?.ranges().iter().cloned().flatten().collect())
     }
 
     /// The part of a sequence of `tokens` tokens on this rank.

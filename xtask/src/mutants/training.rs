@@ -24,6 +24,7 @@ const PARQUET: &[&str] =
 const TIMELINES: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "recorder"];
 
 const STAGED_UNUSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_unused"];
+const CUT_TOKENS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "capacities_count_parts"];
 const CUT_WHOLE: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "whole_rules_cut"];
 
 #[rustfmt::skip]
@@ -32,6 +33,8 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "distributed/src/zero/engine.rs", from: "of_stages && options.unused == Unused::Allow", to: "false", test: STAGED_UNUSED },
     Mutant { file: "distributed/src/strategy/tied.rs", from: "lent.iter_mut().filter(|lent| !lent.is_written()).try_for_each(GradLoan::zero)?;", to: "", test: STAGED_UNUSED },
     Mutant { file: "distributed/src/zero/gradients.rs", from: "self.used.fill(sum.is_written());", to: "", test: STAGED_UNUSED },
+    Mutant { file: "nn/src/moe/capacity.rs", from: ".then(at.cmp(other))", to: ".then(at.0.cmp(&other.0))", test: CUT_TOKENS },
+    Mutant { file: "nn/src/moe/layer.rs", from: "b * whole + position", to: "b * here + position", test: CUT_TOKENS },
     Mutant { file: "optim/src/memory.rs", from: "        master.overwrite(i, &value)?;\n", to: "", test: CUT_WHOLE },
     Mutant { file: "optim/src/cut_params.rs", from: "min_by_key(|&rank| loads[rank])?", to: "min()?", test: CUT_WHOLE },
     Mutant { file: "optim/src/cut_params.rs", from: "rows.sort_by_key(|(to, _)| *to);", to: "", test: CUT_WHOLE },
