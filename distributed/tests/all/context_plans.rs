@@ -1,6 +1,6 @@
 //! Models whose sequences cannot be cut, and trainers that cannot train them: what is refused, and that the errors say why.
 
-use nn::{BatchNorm1d, BlockConfig, Lstm, MultiHeadAttention, RecurrentConfig};
+use nn::{AttentionOptions, BatchNorm1d, BlockConfig, Lstm, MultiHeadAttention, RecurrentConfig};
 
 use crate::prelude::*;
 
@@ -44,24 +44,8 @@ fn refused<M: Module<Cpu>>(make: impl Fn(&Init<Cpu>) -> Result<M> + Sync) -> Str
 
 #[test]
 fn layers_that_need_all_of_a_sequence_are_refused_by_name() {
-    let encoder = EncoderBlockConfig {
-        width: 8,
-        heads: 2,
-        hidden: 16,
-        activation: Activation::Gelu,
-        pre_norm: true,
-        qkv_bias: true,
-        eps: 1e-5,
-        dropout: 0.0,
-    };
-    let around = |inner| Around { inner, context: ContextSlot::cuts() };
-    for error in [
-        refused(|init| Ok(around_of(MultiHeadAttention::new(init, 8, 2)?))),
-        refused(|init| EncoderBlock::new(init, encoder).map(around)),
-        refused(|init| Ok(around_of(Lstm::new(init, RecurrentConfig::new(8, 8))?))),
-    ] {
-        assert!(error.contains("inner") && error.contains("all tokens of a sequence"), "{error}");
-    }
+    let error = refused(|init| Ok(around_of(Lstm::new(init, RecurrentConfig::new(8, 8))?)));
+    assert!(error.contains("inner") && error.contains("all tokens of a sequence"), "{error}");
 }
 
 fn around_of<M: Module<Cpu>>(inner: M) -> Around<Cpu, M> {
@@ -106,39 +90,17 @@ fn sequences_that_cannot_be_shared_out_are_refused() {
 }
 
 #[test]
-fn masks_and_windows_to_both_sides_are_refused() {
-    let config = GroupedQueryConfig {
-        width: 8,
-        heads: 2,
-        kv_heads: 1,
-        head_dim: 4,
-        fused: false,
-        bias: false,
-        output_bias: false,
-        head_norm: None,
-        window: None,
-    };
-    let error = |causal: bool, masked: bool| {
-        let outcome = Ranks::new(2).run(cpu, |comm| {
-            let rt = comm.runtime();
-            let model = around_of(GroupedQueryAttention::new(&Init::new(rt, 0), config)?);
-            over(&comm, Axis::Context)?.context_parallel(&model, ContextExchange::AllGather)?;
-            let x = Var::new(Tensor::zeros(rt, [1, 6, 8], DType::F32)?);
-            let [q, k, v] = model.inner.project(&x, None)?;
-            if masked {
-                let mask = Var::new(Tensor::zeros(rt, [1, 1, 6, 12], DType::Bool)?);
-                return model.inner.attend([q, k, v], Some(&mask), &x).map(drop);
-            }
-            let slot = ContextSlot::<Cpu>::attends();
-            let slot = Around { inner: slot, context: ContextSlot::cuts() };
-            over(&comm, Axis::Context)?.context_parallel(&slot, ContextExchange::AllGather)?;
-            let options = SdpaOptions { causal, window: (Some(2), Some(2)), ..SdpaOptions::default() };
-            slot.inner.attention([&q, &k, &v], options, None).map(drop)
-        });
-        outcome.unwrap_err().to_string()
-    };
-    assert!(error(true, true).contains("give segments"));
-    assert!(error(false, false).contains("sliding window"));
+fn masks_of_parts_of_sequences_are_refused() {
+    let outcome = Ranks::new(2).run(cpu, |comm| {
+        let rt = comm.runtime();
+        let model = around_of(MultiHeadAttention::new(&Init::new(rt, 0), 8, 2)?);
+        over(&comm, Axis::Context)?.context_parallel(&model, ContextExchange::AllGather)?;
+        let x = Var::new(Tensor::zeros(rt, [1, 6, 8], DType::F32)?);
+        let mask = Var::new(Tensor::zeros(rt, [1, 1, 6, 12], DType::Bool)?);
+        model.inner.attend_self(&x, AttentionOptions { mask: Some(&mask), ..Default::default() }).map(drop)
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("[1, 2, 12, 12]") && error.contains("whole sequences"), "{error}");
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod checkpoints;
 mod combinations;
 mod common;
 mod context_attention;
+mod context_encoders;
 mod context_plans;
 mod context_products;
 mod context_rules;

@@ -3,7 +3,7 @@
 use autograd::Var;
 use nn::{
     Embedding, EncoderBlock, Forward, Init, Initializer, LayerNorm, Linear, Module, ModuleExt, Param, Visitor,
-    parallel::{CutLayer, Cuts},
+    parallel::{ContextSlot, CutLayer, Cuts},
 };
 use numcore::{
     DType, Error, Result, Runtime, Within,
@@ -38,6 +38,9 @@ pub struct Bert<R: Runtime> {
     pub pooler: Option<Linear<R>>,
     /// The head, by the task.
     pub head: BertHead<R>,
+    /// The place for the ranks that sequences are cut over. Tokens, segments and masks are of whole sequences, states
+    /// and logits of tokens of this rank's part.
+    pub context: ContextSlot<R>,
     #[module(skip)]
     config: BertConfig,
 }
@@ -118,6 +121,7 @@ impl<R: Runtime> Bert<R> {
             layers: (0..config.layers).map(|_| EncoderBlock::new(init, block)).collect::<Result<_>>().at_caller()?,
             pooler: pools.then(|| Linear::new(init, width, width)).transpose()?,
             head: BertHead::new(init, &config).at_caller()?,
+            context: ContextSlot::cuts(),
             config,
         };
         // A first pass gives parameters their names, which errors then have.
@@ -144,9 +148,13 @@ impl<R: Runtime> Bert<R> {
             let why = format!("{t} tokens are more than the context of {}", self.config.context);
             return Err(Error::shape("bert", &[shape], why)).at_caller();
         }
-        let positions = self.embed_positions.weight.var().narrow(0, 0, t)?;
+        let tokens = &self.context.take_tokens(tokens)?;
+        let positions = self.context.take(&self.embed_positions.weight.var().narrow(0, 0, t)?, 0)?;
         let types = match inputs.token_types {
-            Some(types) => self.embed_types.weight.var().embedding(types).within("embed_types")?,
+            Some(types) => {
+                let types = self.context.take(types, 1)?;
+                self.embed_types.weight.var().embedding(&types).within("embed_types")?
+            }
             None => self.embed_types.weight.var().narrow(0, 0, 1)?,
         };
         let x = self.embed_tokens.forward(tokens).within("embed_tokens")?.add(&positions)?.add(&types)?;
@@ -193,12 +201,16 @@ impl<R: Runtime> Bert<R> {
     ///
     /// # Errors
     /// Fails if the model has no pooler, as for the tasks [`MaskedLm`](BertTask::MaskedLm) and
-    /// [`Tokens`](BertTask::Tokens).
+    /// [`Tokens`](BertTask::Tokens). Also if sequences are cut over ranks, of which one has the first token.
     #[track_caller]
     pub fn pooled(&self, states: &Var<R>) -> Result<Var<R>> {
         let Some(pooler) = &self.pooler else {
             return Err(Error::unsupported("bert", "a model for tokens has no pooler")).at_caller();
         };
+        if self.context.ranks() > 1 {
+            let why = "sequences are cut over ranks, of which one has the first token: classify by tokens, or leave sequences whole";
+            return Err(Error::unsupported("bert", why)).at_caller();
+        }
         pooler.forward(&states.select(1, 0)?).within("pooler")?.tanh()
     }
 }

@@ -8,7 +8,7 @@ use distributed::{
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
 };
-use models::{Decoder, DecoderInputs, Lora, LoraConfig, LoraTargets, Pretrained};
+use models::{Bert, BertInputs, Decoder, DecoderInputs, Lora, LoraConfig, LoraTargets, Pretrained};
 use nn::{Forward, Init, ModuleExt, parallel::VocabularyLoss};
 use numcore::{
     DType, Result, Tensor,
@@ -201,4 +201,47 @@ fn what_a_cut_decoder_cannot_do_it_refuses() {
         model.forward_with(tokens, DecoderInputs { cache: Some(&mut cache), ..Default::default() })
     });
     assert!(cached.contains("cut over ranks"), "{cached}");
+}
+
+/// Padding, segments of text, and the head for each token.
+#[test]
+fn encoders_of_text_give_the_logits_of_one_rank() {
+    let logits = |ranks: usize, exchange: ContextExchange| {
+        run(ranks, |comm| {
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Context, ranks)])?)?;
+            let init = Init::new(comm.runtime(), 0).dtype(DType::F64);
+            let model = Bert::from_pretrained(reference("bert_tokens"), &init)?;
+            mesh.context_parallel(&model, exchange)?;
+            let all = |of: &dyn Fn(usize) -> i64| {
+                let values: Vec<i64> = (0..2 * TOKENS).map(of).collect();
+                Tensor::from_slice(comm.runtime(), [2, TOKENS], &values).map(Var::new)
+            };
+            let tokens = all(&|i| (i * 7 % 40) as i64)?;
+            let mask = all(&|i| i64::from(i % TOKENS < 17 + i / TOKENS * 5))?;
+            let types = all(&|i| i64::from(i % TOKENS > 9))?;
+            let inputs = BertInputs { mask: Some(&mask), token_types: Some(&types) };
+            let y = model.forward_with(&tokens, &inputs)?.value()?;
+            Ok((y.dims().to_vec(), y.to_vec::<f64>()?, model.context.part(TOKENS)?))
+        })
+    };
+    let (dims, one, _) = logits(1, ContextExchange::AllGather).remove(0);
+    let whole = Tensor::from_slice(&cpu(), dims, &one).unwrap();
+    let classified = run(2, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Context, 2)])?)?;
+        let model = Bert::from_pretrained(reference("bert_classifier"), &Init::new(comm.runtime(), 0))?;
+        mesh.context_parallel(&model, ContextExchange::AllGather)?;
+        let tokens = Var::new(Tensor::zeros(comm.runtime(), [1, 8], DType::I64)?);
+        Ok(model.forward(&tokens).map(drop).unwrap_err().to_string())
+    });
+    assert!(classified.iter().all(|error| error.contains("has the first token")), "{classified:?}");
+    for exchange in [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses] {
+        // `Ulysses` shares out heads, which may be fewer than ranks.
+        for ranks in [2, 4].into_iter().filter(|ranks| exchange != ContextExchange::Ulysses || *ranks == 2) {
+            for (dims, here, part) in logits(ranks, exchange) {
+                let here = Tensor::from_slice(&cpu(), dims, &here).unwrap();
+                let due = part.take(&whole, 1).unwrap().contiguous().unwrap();
+                close(&format!("{exchange:?} {ranks}"), &here, &due, 1e-11);
+            }
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use autograd::Var;
 use numcore::{
     DType, Error, Result, Runtime, Within,
-    fused::{NnOps, SdpaOptions},
+    fused::SdpaOptions,
     ops::{Apply, MatmulOps, PointwiseOps, ViewOps},
 };
 
@@ -71,7 +71,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
         let in_proj_weight = init.weight([3 * width, width], Initializer::XavierUniform { gain: 1.0 })?;
         let in_proj_bias = Some(init.bias([3 * width], Initializer::Zeros)?);
         let out_proj = Linear::new(&init.clone().biases(Initializer::Zeros), width, width)?;
-        Ok(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj, heads, context: ContextSlot::refuses() })
+        Ok(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj, heads, context: ContextSlot::attends() })
     }
 
     /// Drops the biases.
@@ -80,7 +80,8 @@ impl<R: Runtime> MultiHeadAttention<R> {
     }
 
     /// Multi-head attention of `query: [B, T, C]` over `key` and `value`, `[B, S, C]`, giving `[B, T, C]`. The layer
-    /// projects its inputs and its output.
+    /// projects its inputs and its output. Where sequences are cut over ranks, queries and keys are of one sequence, and
+    /// masks of the whole of it.
     #[track_caller]
     pub fn attend(
         &self,
@@ -116,7 +117,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
         let AttentionOptions { causal, window, lower_right, scale, softcap, .. } = options;
         let options = SdpaOptions { mask: mask.as_ref(), causal, window, lower_right, scale, softcap };
         let [q, k, v] = [q, k, v].map(|x| split_heads(&x, self.heads));
-        let found = merge_heads(&q?.attention_with(&k?, &v?, options)?)?;
+        let found = merge_heads(&self.context.attention([&q?, &k?, &v?], options, None)?)?;
         self.out_proj.forward(&found).within("out_proj")
     }
 }

@@ -1,11 +1,7 @@
 //! The block of an encoder, in which every position attends to every other.
 
 use autograd::Var;
-use numcore::{
-    Error, Result, Runtime, Within,
-    fused::{NnOps, SdpaOptions},
-    ops::PointwiseOps,
-};
+use numcore::{Error, Result, Runtime, Within, fused::SdpaOptions, ops::PointwiseOps};
 
 use super::{
     Activation, Dropout, LayerNorm, Linear,
@@ -83,13 +79,13 @@ impl<R: Runtime> EncoderBlock<R> {
             fc2: Linear::new(init, hidden, width)?,
             norm2: norm()?,
             dropout: Dropout::new(config.dropout)?,
-            context: ContextSlot::refuses(),
+            context: ContextSlot::attends(),
             config,
         })
     }
 
     /// Computes the block's output. A `bool` mask that broadcasts to `[B, H, T, T]` is true where a position may attend
-    /// to another.
+    /// to another. Where sequences are cut over ranks, it is of whole ones.
     #[track_caller]
     pub fn forward_masked(&self, x: &Var<R>, mask: Option<&Var<R>>) -> Result<Var<R>> {
         if self.config.pre_norm {
@@ -108,7 +104,8 @@ impl<R: Runtime> EncoderBlock<R> {
         let x = &self.query.enter(x)?;
         let heads = |linear: &Linear<R>, name| split_heads(&linear.forward_entered(x).within(name)?, count);
         let (q, k, v) = (heads(&self.query, "query")?, heads(&self.key, "key")?, heads(&self.value, "value")?);
-        let found = merge_heads(&q.attention_with(&k, &v, SdpaOptions { mask, ..Default::default() })?)?;
+        let options = SdpaOptions { mask, ..Default::default() };
+        let found = merge_heads(&self.context.attention([&q, &k, &v], options, None)?)?;
         self.plus(&self.output, &found, residual).within("output")
     }
 
@@ -123,7 +120,13 @@ impl<R: Runtime> EncoderBlock<R> {
         if self.dropout.is_identity() {
             return last.forward_onto(x, residual);
         }
-        residual.add(&self.dropout.forward(&last.forward(x)?)?)
+        let h = last.forward(x)?;
+        // The mask of whole sequences, where these are cut over ranks.
+        let part = match h.dims()[..] {
+            [_, here, _] => self.context.part_of_values(here, None)?,
+            _ => None,
+        };
+        residual.add(&self.dropout.forward_part(&h, part.as_ref())?)
     }
 }
 

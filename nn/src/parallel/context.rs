@@ -11,13 +11,16 @@ use std::{
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Within,
+    Error, Result, Runtime,
     fused::{AttentionProgram, NnOps, Reduction, SdpaOptions},
     ops::{Apply, PointwiseOps, ReduceOps},
 };
 use parking_lot::RwLock;
 
-use super::{SequencePart, VocabularyLoss, segments::segments_and};
+use super::{
+    SequencePart, VocabularyLoss,
+    segments::{masked, segments_and},
+};
 use crate::{Module, ModuleEntry, Visitor, walk};
 
 /// The ranks that sequences are cut over, as one of them sees the group. All ranks have the same parameters, are given
@@ -216,11 +219,11 @@ impl<R: Runtime> ContextSlot<R> {
 
     /// Attention of queries `[B, H, T, D]` over keys and values `[B, G, T, D]`; where sequences are cut, over those of
     /// all ranks. `segments`, `[B, T]` (`i64`), gives the document of each token of the whole sequence: a token sees
-    /// only its own document.
+    /// only its own document. A mask is of whole sequences too: it broadcasts to `[B, H, S, S]`.
     ///
     /// # Errors
-    /// An error if the sequence is cut and options are not supported then, such as a mask. Also if it is not cut, and
-    /// segments do not cover all queries and keys.
+    /// An error if the sequence is cut and options are not supported then, or a mask is not of whole sequences. Also if
+    /// it is not cut, and segments do not cover all queries and keys.
     #[track_caller]
     pub fn attention(
         &self,
@@ -234,14 +237,10 @@ impl<R: Runtime> ContextSlot<R> {
             return q.attention_with(k, v, SdpaOptions { mask: Some(&mask), ..options });
         };
         let SdpaOptions { mask, causal, window, scale, softcap, .. } = options;
-        if let Some(mask) = mask {
-            let why = format!(
-                "`{}` was given a mask, which is of all tokens, and sequences are cut over {} ranks: give segments",
-                place.of,
-                place.group.size()
-            );
-            return Err(Error::shape("attention", &[q.spec().shape, k.spec().shape, mask.spec().shape], why))
-                .at_caller();
+        let is_plain = window == (None, None) || (causal && window.1.is_none());
+        if mask.is_some() || !is_plain {
+            let (program, args) = masked(&options, segments)?;
+            return self.attend(&program, [q, k, v], &args.iter().collect::<Vec<_>>());
         }
         let options = ContextAttention { causal, window, scale, softcap, segments, program: None };
         place.group.attention([q, k, v], options, &place.of)

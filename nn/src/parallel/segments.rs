@@ -1,8 +1,9 @@
-//! Documents of packed sequences as masks.
+//! Documents of packed sequences as masks, and masks as programs.
 
 use autograd::Var;
 use numcore::{
     DType, Error, Result, Runtime,
+    fused::{AttentionProgram, SdpaOptions},
     ops::{Apply, PointwiseOps, ViewOps},
 };
 
@@ -35,4 +36,39 @@ pub(super) fn segments_and<R: Runtime>(
         Some(given) if given.dtype() == DType::Bool => given.logical_and(&same),
         Some(given) => given.masked_fill(&same.logical_not()?, f64::NEG_INFINITY),
     }
+}
+
+/// Attention with a mask, `bool` or added to scores, or with a window to both sides, as a program with its arguments.
+/// So it knows positions in whole sequences, of which ranks have parts.
+pub(super) fn masked<R: Runtime>(
+    options: &SdpaOptions<'_, Var<R>>,
+    segments: Option<&Var<R>>,
+) -> Result<(AttentionProgram, Vec<Var<R>>)> {
+    let &SdpaOptions { mask, causal, window: (before, after), scale, softcap, .. } = options;
+    let is_seen = mask.is_some_and(|mask| mask.dtype() == DType::Bool);
+    let (is_added, has_segments) = (mask.is_some() && !is_seen, segments.is_some());
+    let mut args: Vec<Var<R>> = mask.into_iter().cloned().collect();
+    if let Some(segments) = segments {
+        args.extend([segments.unsqueeze(1)?.unsqueeze(-1)?, segments.unsqueeze(1)?.unsqueeze(1)?]);
+    }
+    let mut program = AttentionProgram::over(args.len());
+    if is_added || softcap.is_some() {
+        program = program.score(move |score, _, args| {
+            let score = softcap.map_or(score, |cap| (score / cap).tanh() * cap);
+            if is_added { score + args[0].cast_like(score) } else { score }
+        });
+    }
+    if is_seen || has_segments || causal || before.is_some() || after.is_some() {
+        program = program.mask(move |at, args| {
+            let all = [
+                is_seen.then(|| args[0]),
+                has_segments.then(|| args[args.len() - 2].eq(args[args.len() - 1])),
+                causal.then(|| at.key.le(at.query)),
+                before.map(|before| (at.query - at.key).le(before as i64)),
+                after.map(|after| (at.key - at.query).le(after as i64)),
+            ];
+            all.into_iter().flatten().reduce(|a, b| a & b).unwrap_or_else(|| at.key.eq(at.key))
+        });
+    }
+    Ok((scale.map_or(program.clone(), |scale| program.scale(scale)), args))
 }
