@@ -251,10 +251,6 @@ pub static COMBINATIONS: &[Refused] = {
             "ranks of one machine have experts of their own, which are neither synchronized nor saved as a whole: sum the gradients of all ranks",
         ),
         refused(
-            [Local, ZeroParameters],
-            "ranks synchronize whole weights, and the inner step shards them: take a lower stage of ZeRO",
-        ),
-        refused(
             [Local, HalfParameters],
             "each synchronization would round the weights: keep trained parameters in f32, and compute in halves by `autocast`",
         ),

@@ -83,7 +83,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     ///
     /// # Errors
     /// On every rank, unless all ranks have the same model, rule and options, and these are valid. An inner step that
-    /// shards parameters (ZeRO stage 3) or trains them in half precision is an error too.
+    /// trains parameters in half precision is an error too.
     #[track_caller]
     pub fn new(
         comm: &Comm<R>,
@@ -109,12 +109,14 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let features = inner.properties().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
         // Ranks of one inner step may have different parameters.
         abort_on_err(&inside.everyone, features.check("LocalSteps"))?;
-        if let Some((name, _)) = named.iter().find(|(_, p)| p.requires_grad() && !p.leaf().is_resident()) {
-            let why = "is not in memory, and ranks synchronize whole weights: train it unsharded";
+        let is_fetched = |p: &Param<R>| p.requires_grad() && features.has(Feature::ZeroParameters);
+        let is_absent = |p: &Param<R>| p.requires_grad() && !p.leaf().is_resident() && !is_fetched(p);
+        if let Some((name, _)) = named.iter().find(|(_, parameter)| is_absent(parameter)) {
+            let why = "is not in memory, and ranks synchronize whole weights: train it in memory, or in shards";
             return abort_on_err(&inside.everyone, Err(Error::state(name.clone(), why)));
         }
         // A frozen parameter that is read on demand, as from four bits, has the same values on all ranks.
-        for (name, parameter) in named.iter().filter(|(_, parameter)| parameter.leaf().is_resident()) {
+        for (name, parameter) in named.iter().filter(|(_, p)| p.leaf().is_resident() || is_fetched(p)) {
             let leaf = parameter.leaf();
             let value = comm.broadcast(memory(&leaf.value()?)?, 0).within(name)?;
             leaf.set(value.wait()?.freeze()?)?;

@@ -317,6 +317,46 @@ fn a_step_that_one_rank_leaves_out_weighs_nothing_and_all_meet_with_one_rate() {
     met.unwrap().iter().for_each(|met| close(met, &global, 1e-12, "a step left out"));
 }
 
+/// The weights of a run on two machines of two ranks that shard at this stage, saved in the middle and resumed by
+/// others.
+fn on_machines(stage: ZeroStage, delay: u64, keep: f64) -> Vec<f64> {
+    let scratch = Scratch::new("local-updates-sharded-machines");
+    let all = Ranks::new(4).run(cpu, |comm| {
+        let (rt, whole) = (comm.runtime(), || Error::internal("a test", "no group"));
+        let inside = comm.split(Some(comm.rank() / 2), comm.rank())?.ok_or_else(whole)?;
+        let across = comm.split(Some(comm.rank() % 2), comm.rank())?.ok_or_else(whole)?;
+        let mut last = Vec::new();
+        for part in [0..3, 3..8] {
+            // Of other weights than the other machine's: those of the first are everybody's.
+            let model = Mlp::new(&Init::new(rt, comm.rank() as u64 / 2).dtype(DType::F64))?;
+            let inner = TrainStep::builder(&inside, &model).optimizer(adamw()).zero(stage).build()?;
+            let options = LocalUpdates { delay, keep, ..every(2) };
+            let mut step = LocalSteps::new(&across, &model, inner, DiLoCo::default(), options)?.among(&comm);
+            step.load(&scratch.folder())?;
+            for k in part {
+                step.step(|_| model.loss(rt, k, &own(comm.rank(), 4)))?;
+            }
+            step.save(&scratch.folder(), &Default::default())?;
+            step.synchronize()?;
+            last = weights(&model)?;
+        }
+        Ok(last)
+    });
+    let all = all.unwrap();
+    all.iter().for_each(|rank| assert!(*rank == all[0], "{stage:?}: all ranks have met"));
+    all[0].clone()
+}
+
+#[test]
+fn machines_may_shard_parameters() {
+    for (delay, keep) in [(0, 0.0), (1, 0.0), (1, 0.4)] {
+        let plain = on_machines(ZeroStage::Optimizer, delay, keep);
+        for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+            close(&on_machines(stage, delay, keep), &plain, CLOSE, &format!("{stage:?} {delay} {keep}"));
+        }
+    }
+}
+
 #[test]
 fn machines_of_several_ranks_meet() {
     let scratch = Scratch::new("local-updates-machines");
