@@ -12,20 +12,14 @@ use crate::{
 };
 
 impl<R: Runtime> DataParallel<R> {
-    /// Sums partial gradients over the tensor axis, all in flight at once. A parameter that no rank used stays without
-    /// a gradient.
+    /// Sums partial gradients over the tensor axis. A parameter that no rank used stays without a gradient.
     pub(super) fn sum_partial_gradients(&mut self) -> Result<()> {
-        let mut works = Vec::new();
-        for leaf in self.used_along_tensor()? {
-            let Some(comm) = self.tensor.summed_over(&leaf).cloned() else { continue };
-            let own = self.lend_grad(&leaf)?.take();
-            let work = self.tensor.sum_gradient(&comm, &leaf, own)?;
-            works.push((leaf, work));
-        }
-        for (leaf, work) in works {
-            self.restore_grad(&leaf, GradLoan::new(vec![work.wait()?], 0))?;
-        }
-        Ok(())
+        let mut leaves = self.used_along_tensor()?;
+        leaves.retain(|leaf| self.tensor.is_partial(leaf));
+        let own = leaves.iter().map(|leaf| Ok((leaf.clone(), self.lend_grad(leaf)?.take())));
+        let own = own.collect::<Result<Vec<_>>>()?;
+        let sums = self.tensor.sum_gradients(own)?;
+        leaves.iter().zip(sums).try_for_each(|(leaf, sum)| self.restore_grad(leaf, GradLoan::new(vec![sum], 0)))
     }
 
     /// The parameters that this step updates: those used by any rank of the tensor axis. Zeros their gradients where

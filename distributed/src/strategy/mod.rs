@@ -7,6 +7,7 @@
 mod buffers;
 mod hyper;
 mod loan;
+mod partial_gradients;
 mod ranks;
 mod set;
 mod set_checkpoint;

@@ -10,12 +10,12 @@ use nn::{
     Buffer, Module, ModuleExt, Param,
     parallel::{Cuts, Placed, TensorStyle, context_ranks},
 };
-use numcore::{Error, Result, Runtime, Tensor, TensorMut, placement::TensorPlacement};
+use numcore::{Error, Result, Runtime, Tensor, placement::TensorPlacement};
 
 use super::{BatchShare, StepRanks};
 use crate::{
     combinations::{Feature, Features},
-    comm::{Collectives, Comm, Communicator, Label, Partial, ReduceOp, Work, all_gather_bool, memory},
+    comm::{Collectives, Comm, Communicator, Label, Partial, ReduceOp, all_gather_bool, memory},
     mesh::Mesh,
     plan::Axis,
     unused::used_anywhere,
@@ -28,11 +28,11 @@ pub(crate) struct TensorAxis<R: Runtime> {
     /// The ranks that take a training step together.
     everyone: Comm<R>,
     /// This rank's piece of each parameter, by the identity of its leaf.
-    placed: HashMap<usize, Arc<Placed<R>>>,
+    pub(super) placed: HashMap<usize, Arc<Placed<R>>>,
     /// The ranks that have the same piece, by their number, which is more than 1.
-    replicas: BTreeMap<usize, Comm<R>>,
+    pub(super) replicas: BTreeMap<usize, Comm<R>>,
     /// The label that separates this trainer's calls from those of others on the same ranks.
-    label: Label,
+    pub(super) label: Label,
     /// True if the axis is that of experts, along which ranks read different examples.
     of_experts: bool,
 }
@@ -177,24 +177,10 @@ impl<R: Runtime> TensorAxis<R> {
         self.placed.get(&leaf.id()).map_or_else(whole, |placed| placed.placement().clone())
     }
 
-    /// The ranks that each have a part of a parameter's gradient; none where the gradients of a rank are complete.
-    pub(crate) fn summed_over(&self, leaf: &Arc<Leaf<R>>) -> Option<&Comm<R>> {
-        let placed = self.placed.get(&leaf.id()).filter(|p| p.has_partial_gradient() && leaf.requires_grad())?;
-        self.replicas.get(&placed.replicas())
-    }
-
-    /// Starts to sum the partial gradient of a parameter, over the ranks that [`summed_over`](TensorAxis::summed_over)
-    /// gave.
-    pub(crate) fn sum_gradient(
-        &self,
-        comm: &Comm<R>,
-        leaf: &Arc<Leaf<R>>,
-        own: TensorMut<R>,
-    ) -> Result<Work<TensorMut<R>>> {
-        // The call has the parameter's name: ranks that freeze different parameters get an error, instead of the sum of
-        // different gradients.
-        let comm = self.label.named(comm, &format!("the partial gradient of `{}`", leaf.name()));
-        comm.all_reduce(own, ReduceOp::Sum)
+    /// Tells whether ranks along the axis each have a part of a parameter's gradient.
+    pub(crate) fn is_partial(&self, leaf: &Arc<Leaf<R>>) -> bool {
+        let placed = self.placed.get(&leaf.id()).filter(|p| p.has_partial_gradient() && leaf.requires_grad());
+        placed.is_some_and(|placed| self.replicas.contains_key(&placed.replicas()))
     }
 
     /// The sum of the partial scalars of all ranks along the axis.

@@ -198,18 +198,17 @@ impl<R: Runtime> Unit<R> {
         let Some(own) = &mut self.own else { return Ok(()) };
         let shards = self.options.stage.shards_gradients();
         let leaf = |piece: &Piece| &self.leaves[piece.parameter];
-        if !self.pieces.iter().any(|piece| tensor.summed_over(leaf(piece)).is_some()) {
+        let partial: Vec<(usize, &Piece)> =
+            self.pieces.iter().enumerate().filter(|(_, piece)| tensor.is_partial(leaf(piece))).collect();
+        if partial.is_empty() {
             return Ok(());
         }
         own.grads.write(|grads| {
-            let mut works = Vec::new();
-            for (k, piece) in self.pieces.iter().enumerate() {
-                if let Some(comm) = tensor.summed_over(leaf(piece)) {
-                    let range = if shards { k } else { piece.parameter };
-                    works.push(tensor.sum_gradient(comm, leaf(piece), grads.lend(range)?)?);
-                }
-            }
-            works.into_iter().try_for_each(|work| grads.restore(work.wait()?))
+            let lend = |(k, piece): (usize, &Piece)| {
+                Ok((leaf(piece).clone(), grads.lend(if shards { k } else { piece.parameter })?))
+            };
+            let lent = partial.into_iter().map(lend).collect::<Result<Vec<_>>>()?;
+            tensor.sum_gradients(lent)?.into_iter().try_for_each(|sum| grads.restore(sum))
         })
     }
 

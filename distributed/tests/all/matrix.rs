@@ -258,5 +258,5 @@ fn every_way_to_train_is_one_rank_or_refused_by_the_table() {
         Feature::Unused,
         Feature::WholeParameters,
     ];
-    assert!(refused > 2 && each.into_iter().all(|feature| met.has(feature)), "{refused} refused, {met:?} worked");
+    assert!(refused > 0 && each.into_iter().all(|feature| met.has(feature)), "{refused} refused, {met:?} worked");
 }
