@@ -115,9 +115,36 @@ impl<R: Runtime> CutParams<R> {
     /// Updates the cut parameters `which`, in the same order on all ranks. Their gradients have this dtype; `update`
     /// updates the whole of one.
     ///
+    /// Goes in rounds, each of as many elements as one of the largest parameters for each rank: an owner holds whole
+    /// weights, gradients and new weights of a round alone.
+    ///
     /// # Errors
     /// Errors of the exchanges and of the rule. An error of the rule leaves other ranks waiting until their deadline.
     pub(crate) fn update(
+        &self,
+        which: &[usize],
+        grads: DType,
+        with: &mut WithMemory<'_, R>,
+        update: &mut dyn FnMut(usize, &mut UpdateMemory<'_, R>) -> Result<()>,
+    ) -> Result<()> {
+        let numel = |i: usize| self.layout.range(i).numel();
+        let ranks = self.cuts(which).next().map_or(1, |(_, cut)| cut.placed.group().size());
+        let most = which.iter().map(|&i| numel(i)).max().unwrap_or(0) * ranks;
+        let mut rest = which;
+        while !rest.is_empty() {
+            let mut sum = 0;
+            let fits = |i: &&usize| {
+                sum += numel(**i);
+                sum <= most
+            };
+            let (round, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            self.update_round(round, grads, with, update)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn update_round(
         &self,
         which: &[usize],
         grads: DType,

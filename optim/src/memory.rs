@@ -163,12 +163,14 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         weight: &Tensor<R>,
         grad: &Tensor<R>,
     ) -> Result<UpdateMemory<'b, R>> {
+        row.reset();
+        row.accumulate(&Op::identity(), &[&weight.reshape([weight.shape().numel()])?])?;
         Ok(UpdateMemory {
             values: Values::Row(row, Some(weight.clone())),
             layout,
             states: self.states,
             master: None,
-            grad: grad.reshape([grad.shape().numel()])?,
+            grad: grad.reshape([grad.shape().numel()])?.to_dtype(weight.dtype())?,
             scale: self.scale,
             ranges: self.ranges.clone(),
             numbers: None,

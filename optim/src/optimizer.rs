@@ -168,6 +168,7 @@ pub trait OptimizerCore<R: Runtime>: Sealed + Send + Sync {
     /// # Errors
     /// An error if the optimizer has updated such a parameter already.
     fn update_whole(&mut self, placed: &PiecesOf<'_, R>) -> Result<Vec<usize>>;
+
     /// Allocates further gradient buffers for the optimizer's parameters, for a backward pass with hooks.
     fn alloc_gradients(&self) -> Result<FlatGradients<R>> {
         Ok(FlatGradients::new(&self.params())?.refusing(&self.frozen()))

@@ -46,8 +46,7 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
         }
         let moved = self.params.permuted(&order)?;
         let cut = self.cut.permuted(moved.layout(), &order);
-        for (new, old) in states(config, &moved, &cut)?.into_iter().zip(&mut self.states) {
-            let mut new = new;
+        for (mut new, old) in states(config, &moved, &cut)?.into_iter().zip(&mut self.states) {
             order.iter().enumerate().try_for_each(|(k, &i)| new.overwrite(k, &old.tensor(i)?))?;
             *old = new;
         }

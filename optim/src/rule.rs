@@ -56,6 +56,7 @@ pub trait UpdateRule: Config {
     fn needs_whole(&self) -> bool {
         Self::PER_PARAMETER
     }
+
     /// The tensors kept for each parameter. State of half-precision parameters is `f32`, of others the parameters'
     /// dtype.
     fn tensors(&self) -> Vec<StateSpec>;

@@ -109,17 +109,20 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let features = inner.properties().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
         // Ranks of one inner step may have different parameters.
         abort_on_err(&inside.everyone, features.check("LocalSteps"))?;
-        let is_fetched = |p: &Param<R>| p.requires_grad() && features.has(Feature::ZeroParameters);
-        let is_absent = |p: &Param<R>| p.requires_grad() && !p.leaf().is_resident() && !is_fetched(p);
+        let shards = features.has(Feature::ZeroParameters);
+        let is_absent = |p: &Param<R>| p.requires_grad() && !p.leaf().is_resident() && !shards;
         if let Some((name, _)) = named.iter().find(|(_, parameter)| is_absent(parameter)) {
             let why = "is not in memory, and ranks synchronize whole weights: train it in memory, or in shards";
             return abort_on_err(&inside.everyone, Err(Error::state(name.clone(), why)));
         }
         // A frozen parameter that is read on demand, as from four bits, has the same values on all ranks.
-        for (name, parameter) in named.iter().filter(|(_, p)| p.leaf().is_resident() || is_fetched(p)) {
+        for (name, parameter) in named.iter().filter(|(_, p)| p.leaf().is_resident() || shards) {
             let leaf = parameter.leaf();
-            let value = comm.broadcast(memory(&leaf.value()?)?, 0).within(name)?;
-            leaf.set(value.wait()?.freeze()?)?;
+            let own = leaf.value()?;
+            let first = comm.broadcast(memory(&own)?, 0).within(name)?.wait()?.freeze()?;
+            if leaf.is_resident() || first.to_bytes()? != own.to_bytes()? {
+                leaf.set(first)?;
+            }
         }
         // Only the first of the inner step's ranks that have the same parameters saves them.
         let is_first = inside.share.index == 0 && inside.losses.rank().is_multiple_of(inside.context_ranks.max(1));

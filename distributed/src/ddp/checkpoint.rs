@@ -61,16 +61,13 @@ impl<R: Runtime> DataParallel<R> {
         self.leaves.iter().map(|leaf| (leaf.name(), leaf)).collect()
     }
 
-    /// The placement of an optimizer state: its parameter's if the shapes are equal, otherwise unsharded. `None` if
-    /// another rank updates the whole parameter, and this one has nothing of the state.
-    fn placement_of_state(&self, state: &str, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> Option<TensorPlacement> {
-        if self.is_of_whole(state, leaf) {
-            return (shape.numel() > 0).then(|| TensorPlacement::whole(shape));
-        }
-        Some(match leaf.filter(|leaf| leaf.spec().shape == shape) {
+    /// The placement of an optimizer state: its parameter's if the shapes are equal, otherwise unsharded. That of a
+    /// whole parameter is on the rank that updates it; the others have no entry of it.
+    fn placement_of_state(&self, state: &str, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> TensorPlacement {
+        match leaf.filter(|leaf| leaf.spec().shape == shape && !self.is_of_whole(state, Some(*leaf))) {
             Some(leaf) => self.tensor.placement(leaf),
             None => TensorPlacement::whole(shape),
-        })
+        }
     }
 
     /// Tells whether a state is of a whole parameter of which ranks have pieces. Master copies are pieces.
@@ -80,7 +77,7 @@ impl<R: Runtime> DataParallel<R> {
 
     /// The placement of an optimizer state if this rank saves it, else none.
     fn saved_state(&self, state: &str, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> Option<TensorPlacement> {
-        let placement = self.placement_of_state(state, leaf, shape)?;
+        let placement = self.placement_of_state(state, leaf, shape);
         let counts = leaf.is_none_or(|leaf| self.tensor.counts(leaf));
         let first = if placement.is_whole() { self.tensor.rank() == 0 } else { counts };
         (first || self.is_of_whole(state, leaf)).then_some(placement)
@@ -148,8 +145,8 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         for (name, value) in self.optimizer.state_dict()? {
             if let StateDictEntry::State { state, parameter } = entry(&name)
                 && !without.contains(parameter)
-                && let Some(placement) = self.placement_of_state(state, leaves.get(parameter).copied(), *value.shape())
             {
+                let placement = self.placement_of_state(state, leaves.get(parameter).copied(), *value.shape());
                 wanted.push(Wanted::piece(names::state(state, parameter), placement, value.dtype()));
             }
         }
@@ -194,18 +191,11 @@ impl<R: Runtime> DataParallel<R> {
     ) -> Result<Vec<(String, Tensor<R>)>> {
         let number = |name: &str| numbers.get(name).copied().unwrap_or(0) as i64;
         let (rt, without, mut state) = (self.comm().runtime(), self.without_state(), Vec::new());
-        let leaves = self.by_name();
         for (name, old) in self.optimizer.state_dict()? {
             let value = match entry(&name) {
                 // A copy: the optimizer cannot write memory that has another holder.
                 StateDictEntry::State { parameter, .. } if without.contains(parameter) => old.copy()?,
-                StateDictEntry::State { state, parameter } => {
-                    let leaf = leaves.get(parameter).copied();
-                    match self.placement_of_state(state, leaf, *old.shape()) {
-                        Some(_) => take(names::state(state, parameter))?,
-                        None => old.copy()?,
-                    }
-                }
+                StateDictEntry::State { state, parameter } => take(names::state(state, parameter))?,
                 StateDictEntry::Updates { parameter } if without.contains(parameter) => old,
                 StateDictEntry::Updates { parameter } => {
                     Tensor::from_slice(rt, [], &[number(&names::updates(parameter))])?

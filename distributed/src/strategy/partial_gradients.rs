@@ -30,7 +30,9 @@ impl<R: Runtime> TensorAxis<R> {
     pub(crate) fn sum_gradients(&self, own: Vec<(Arc<Leaf<R>>, TensorMut<R>)>) -> Result<Vec<TensorMut<R>>> {
         let mut rows: Vec<(Option<RowKey>, Vec<PartialGradient<R>>)> = Vec::new();
         for (at, (leaf, memory)) in own.into_iter().enumerate() {
-            let key = (memory.shape().rank() == 1).then(|| (self.replicas_of(&leaf), memory.dtype()));
+            // A piece of a matrix is a row too, where ZeRO cuts through parameters.
+            let is_vector = leaf.spec().shape.rank() == 1 && memory.shape().rank() == 1;
+            let key = is_vector.then(|| (self.replicas_of(&leaf), memory.dtype()));
             match rows.iter_mut().find(|(other, _)| key.is_some() && *other == key) {
                 Some((_, row)) => row.push((at, leaf, memory)),
                 None => rows.push((key, vec![(at, leaf, memory)])),

@@ -16,7 +16,7 @@ use super::{
     options::ShardGroups,
     unit::{Unit, UnitParameters},
 };
-use crate::{comm::Communicator, plan::Axis, strategy::TensorAxis};
+use crate::{comm::Communicator, strategy::TensorAxis};
 
 /// Makes the units. Parameters of one unit name, dtype and trainability share a buffer. Within it they are ordered by
 /// optimizer group, so that an update is few launches.
@@ -82,12 +82,12 @@ pub(super) fn build<R: Runtime>(
 }
 
 /// An error if a rank along tensor has nothing of a parameter that its rule needs whole: it would not know of it.
+/// Frozen ones count, since they may be trained later.
 fn require_some_everywhere<R: Runtime>(leaf: &Leaf<R>, placed: &Placed<R>) -> Result<()> {
     let Some(rank) = placed.placements().iter().position(|piece| piece.local().numel() == 0) else { return Ok(()) };
     let why = format!(
-        "has no elements on rank {rank} along {}, and ZeRO updates it by a rule that needs it whole: give it an elementwise rule \
-         (`ParamGroups::others`), or leave it whole in the plan",
-        Axis::Tensor.name()
+        "has no elements on rank {rank} of those that it is cut over, and ZeRO would update it by a rule that needs it whole: give it an \
+         elementwise rule (`ParamGroups::others`), or leave it whole in the plan"
     );
     Err(Error::state(&*leaf.name(), why))
 }

@@ -43,7 +43,7 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
 
     fn swap_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         let mut engine = self.engine.lock();
-        // Replicas, of shards or along the tensor axis, have no parts.
+        // A replica, of shards or along the tensor axis, has only some of the parts of its pieces.
         if self.groups.replicas.is_some() || self.tensor.is_cut() {
             return Ok(false);
         }

@@ -329,6 +329,7 @@ fn on_machines(stage: ZeroStage, delay: u64, keep: f64) -> Vec<f64> {
         for part in [0..3, 3..8] {
             // Of other weights than the other machine's: those of the first are everybody's.
             let model = Mlp::new(&Init::new(rt, comm.rank() as u64 / 2).dtype(DType::F64))?;
+            model.freeze_where(nn::under("b"));
             let inner = TrainStep::builder(&inside, &model).optimizer(adamw()).zero(stage).build()?;
             let options = LocalUpdates { delay, keep, ..every(2) };
             let mut step = LocalSteps::new(&across, &model, inner, DiLoCo::default(), options)?.among(&comm);

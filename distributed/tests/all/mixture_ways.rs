@@ -48,6 +48,19 @@ fn capacities_count_parts_of_sequences() {
 }
 
 #[test]
+fn capacities_of_parts_of_sequences_need_a_plan() {
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let capacity = Some(Capacity { factor: 1.0, drop: DropBy::Position });
+        let way = Way::mixture(4).config(|moe| moe.capacity = capacity);
+        let model = way.whole_mixture(&Init::new(comm.runtime(), 7))?;
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Context, 2)])?)?;
+        mesh.context_parallel(&model, ContextExchange::AllGather)?;
+        model.forward_values(&[Var::new(Tensor::zeros(comm.runtime(), [1, 4], DType::I64)?)]).map(drop)
+    });
+    refused(outcomes.unwrap(), &["tokens compete for experts", "`TensorPlan::experts`"]);
+}
+
+#[test]
 fn balance_biases_move_by_the_loads_of_all_tokens() {
     let way = || {
         let scores = RouterScores::Sigmoid;

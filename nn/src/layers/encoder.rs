@@ -1,11 +1,12 @@
 //! The block of an encoder, in which every position attends to every other.
 
 use autograd::Var;
-use numcore::{Error, Result, Runtime, Within, fused::SdpaOptions, ops::PointwiseOps};
+use numcore::{Error, Result, Runtime, Within, fused::SdpaOptions};
 
 use super::{
     Activation, Dropout, LayerNorm, Linear,
     attention::{check_cut_alike, check_heads, merge_heads, split_heads},
+    transformer::add_branch,
 };
 use crate::{
     Forward, Init, Module,
@@ -117,16 +118,7 @@ impl<R: Runtime> EncoderBlock<R> {
 
     #[track_caller]
     fn plus(&self, last: &Linear<R>, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
-        if self.dropout.is_identity() {
-            return last.forward_onto(x, residual);
-        }
-        let h = last.forward(x)?;
-        // The mask of whole sequences, where these are cut over ranks.
-        let part = match h.dims()[..] {
-            [_, here, _] => self.context.part_of_values(here, None)?,
-            _ => None,
-        };
-        residual.add(&self.dropout.forward_part(&h, part.as_ref())?)
+        add_branch(residual, (last, x), &self.dropout, &self.context)
     }
 }
 

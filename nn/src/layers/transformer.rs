@@ -2,9 +2,9 @@
 
 use autograd::{Var, recomputed};
 use numcore::{
-    Result, Runtime, Within,
+    Error, Result, Runtime, Within,
     fused::SdpaOptions,
-    ops::{PointwiseOps, ViewOps},
+    ops::{Apply, PointwiseOps, ViewOps},
 };
 
 use super::{
@@ -127,17 +127,32 @@ impl<R: Runtime> Block<R> {
         Block { attention, fc1: self.fc1.without_bias(), fc2: self.fc2.without_bias(), ..self }
     }
 
-    /// Adds a residual branch to `x`: in the epilogue of the branch's last GEMM, if there is no dropout.
+    /// Adds a residual branch to `x`.
     #[track_caller]
     fn plus(&self, x: &Var<R>, last: &Linear<R>, h: &Var<R>) -> Result<Var<R>> {
-        if self.dropout.is_identity() {
-            return last.forward_onto(h, x);
-        }
-        let within = last.weight.placed().and_then(|placed| placed.sequence_part());
-        let h = last.forward(h)?;
-        let part = self.attention.context.part_of_values(h.dims()[h.dims().len() - 2], within)?;
-        x.add(&self.dropout.forward_part(&h, part.as_ref())?)
+        add_branch(x, (last, h), &self.dropout, &self.attention.context)
     }
+}
+
+/// Adds a residual branch to `x`, by the branch's last layer and its input: in the epilogue of its GEMM, if there is no
+/// dropout. Dropout has the masks of whole sequences.
+#[track_caller]
+pub(super) fn add_branch<R: Runtime>(
+    x: &Var<R>,
+    (last, h): (&Linear<R>, &Var<R>),
+    dropout: &Dropout,
+    context: &ContextSlot<R>,
+) -> Result<Var<R>> {
+    if dropout.is_identity() {
+        return last.forward_onto(h, x);
+    }
+    let within = last.weight.placed().and_then(|placed| placed.sequence_part());
+    let h = last.forward(h)?;
+    let [.., here, _] = *h.dims() else {
+        return Err(Error::shape("a block of layers", &[h.spec().shape], "needs [.., T, C]"));
+    };
+    let part = context.part_of_values(here, within)?;
+    x.add(&dropout.forward_part(&h, part.as_ref())?)
 }
 
 impl<R: Runtime> Forward<R> for Block<R> {

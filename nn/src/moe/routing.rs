@@ -146,6 +146,11 @@ impl<R: Runtime> Loads<R> {
         places: Option<&TokenPlaces>,
     ) -> Result<Vec<usize>> {
         let Some((group, of)) = self.examples() else {
+            if places.is_some() {
+                let why = "tokens compete for experts, sequences are cut over ranks, and a mixture counts the tokens of this rank: name \
+                           its experts in a plan (`TensorPlan::experts`) and give it to `Mesh::parallelize`";
+                return Err(Error::unsupported("MixtureOfExperts", why));
+            }
             let experts = self.picked.len();
             return Ok(vec![capacity.limit(self.counted, top_k, experts); experts]);
         };

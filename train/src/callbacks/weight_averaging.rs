@@ -203,7 +203,8 @@ impl<R: Runtime> WeightAveraging<R> {
             self.own = Some(own);
             return Ok(());
         }
-        if features.has(Feature::ZeroParameters) {
+        // Of local updates the parts are the global weights, and not a rank's own.
+        if features.has(Feature::ZeroParameters) && !features.has(Feature::Local) {
             self.own = Some(own);
         } else {
             // Leaves get the very values back: optimizers keep `f32` masters then, and local updates their progress.

@@ -121,6 +121,35 @@ fn averages_of_weights_leave_no_trace_in_the_training() {
     assert_eq!(losses(Some(|| WeightAveraging::new(0.7).skip_evaluations())), without);
 }
 
+/// Of two machines of two ranks, also where these shard parameters.
+#[test]
+fn averages_leave_no_trace_on_machines_of_several_ranks() {
+    for stage in [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Parameters] {
+        let losses = |averaged: bool| {
+            let memory = Memory::default();
+            on_ranks(4, |comm| {
+                let model = Mlp::new(comm.runtime(), 0.0)?;
+                let group = |color: usize| {
+                    comm.split(Some(color), comm.rank())?.ok_or_else(|| Error::internal("a test", "there is no group"))
+                };
+                let (inside, across) = (group(comm.rank() / 2)?, group(2 + comm.rank() % 2)?);
+                let inner = TrainStep::builder(&inside, &model).optimizer(adamw()).zero(stage).build()?;
+                let options = LocalUpdates { every: Some(4), ..Default::default() };
+                let step = LocalSteps::new(&across, &model, inner, SlowMo::default(), options)?.among(comm);
+                let mut trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(7));
+                if averaged {
+                    trainer = trainer.with(WeightAveraging::new(0.7));
+                }
+                let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).skip_end();
+                trainer.with(evaluate).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).map(drop)
+            })
+            .unwrap();
+            memory.of("loss")
+        };
+        assert_eq!(losses(true), losses(false), "{stage:?}");
+    }
+}
+
 #[test]
 fn a_step_that_one_rank_leaves_out_counts_on_all() {
     let run = |averaged: bool| {
