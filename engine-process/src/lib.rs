@@ -15,6 +15,9 @@ mod communicator;
 mod flight;
 mod inbox;
 mod job;
+mod join;
+#[cfg(test)]
+mod join_tests;
 mod launch;
 mod memory;
 mod message;

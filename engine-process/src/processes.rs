@@ -20,6 +20,7 @@ use super::{
     communicator::ProcessCommunicator,
     moves::Limits,
     progress::{Command, Progress},
+    tcp::JoinAddress,
     transport::Transport,
     world::World,
 };
@@ -53,6 +54,10 @@ pub struct Processes {
     timeout: Duration,
     places: Places,
     limits: Limits,
+    /// The address at which newcomers join, if there is one.
+    pub(crate) join_address: Option<JoinAddress>,
+    /// True if this process has joined a running job there.
+    pub(crate) is_newcomer: bool,
 }
 
 /// Facts about an opened transport, which its thread reports first.
@@ -88,6 +93,8 @@ impl Processes {
             timeout: Duration::from_secs(60),
             places: Places::Same,
             limits: Limits { message: MESSAGE, chunk: CHUNK },
+            join_address: None,
+            is_newcomer: false,
         })
     }
 
@@ -131,6 +138,19 @@ impl Processes {
     pub(crate) fn local(mut self, rank: usize) -> Self {
         self.local_rank = rank;
         self
+    }
+
+    /// Sets the address for newcomers, and whether this process is one.
+    pub(crate) fn joined_at(mut self, at: Option<JoinAddress>, is_newcomer: bool) -> Self {
+        (self.join_address, self.is_newcomer) = (at, is_newcomer);
+        self
+    }
+
+    /// Takes the settings of the processes that this one was among before.
+    pub(crate) fn configured_as(mut self, before: &Processes) -> Self {
+        (self.timeout, self.end_timeout, self.places) = (before.timeout, before.end_timeout, before.places);
+        (self.limits, self.local_rank) = (before.limits, before.local_rank);
+        self.joined_at(before.join_address.clone(), before.is_newcomer)
     }
 
     /// The rank of this process among all.

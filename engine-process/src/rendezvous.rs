@@ -1,21 +1,36 @@
-//! The rendezvous of processes: all of a job at first, then the survivors after each loss.
+//! The rendezvous of processes: all of a job at first, then the survivors after each loss, and newcomers with them.
+//!
+//! Survivors of a loss form a world over the connections that they have. Newcomers are met at the job's join address.
+//! All *enter* new [`Processes`] there, by an exchange that ends only once all have entered. If it fails, the ranks
+//! compare over the old connections who has entered. If all have, some may have gone on already, and the others follow.
+//! If one has not, nobody has gone on, and the old connections stay.
 
-use std::{fmt, sync::Arc, time::Instant};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use comm::{Collectives, Comm, Communicator, Membership, Quorum, Rendezvous};
 use numcore::{Error, ErrorKind, Result, Runtime};
+use parking_lot::Mutex;
 
-use super::Processes;
+use super::{Processes, tcp::Door};
 
-/// A rendezvous of the processes of a job. A process is lost when it dies or drops its [`Processes`]; no process can
-/// join a running job.
+/// A rendezvous of the processes of a job. A process is lost when it dies or drops its [`Processes`]. Over TCP others
+/// [join](crate::Tcp::from_lookup) the running job, if it has an address for that.
 pub struct ProcessRendezvous<R: Runtime> {
-    processes: Arc<Processes>,
+    pub(crate) processes: Arc<Processes>,
     rt: R,
     quorum: Quorum,
     run: Run,
     /// True if this process has been in a world already.
     has_joined: bool,
+    /// Processes with newcomers that this one has entered, while it is open whether all have.
+    entered: Option<Arc<Processes>>,
+    /// True if this process has rank 0 in the last world, which listens for newcomers.
+    listens: bool,
+    door: Mutex<Option<Door>>,
 }
 
 /// The state of the run that processes compare at a rendezvous. A process that was in one more world, in which another
@@ -29,20 +44,37 @@ struct Run {
     committed: bool,
 }
 
-impl Run {
-    fn to_bytes(self) -> [u8; 17] {
-        let mut bytes = [0; 17];
-        bytes[..8].copy_from_slice(&self.generation.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.before.to_le_bytes());
-        bytes[16] = self.committed.into();
+/// The words of a process to the others at a rendezvous.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Word {
+    run: Run,
+    has_entered: bool,
+    /// True if this process has heard newcomers.
+    calls_newcomers: bool,
+}
+
+impl Word {
+    fn to_bytes(self) -> [u8; 19] {
+        let mut bytes = [0; 19];
+        bytes[..8].copy_from_slice(&self.run.generation.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.run.before.to_le_bytes());
+        bytes[16..].copy_from_slice(&[self.run.committed, self.has_entered, self.calls_newcomers].map(u8::from));
         bytes
     }
 
-    fn from_bytes(bytes: &[u8; 17]) -> Run {
+    fn from_bytes(bytes: &[u8; 19]) -> Word {
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|k| bytes[at + k]));
-        Run { generation: number(0), before: number(8), committed: bytes[16] != 0 }
+        let [committed, has_entered, calls_newcomers] = [16, 17, 18].map(|at| bytes[at] != 0);
+        Word { run: Run { generation: number(0), before: number(8), committed }, has_entered, calls_newcomers }
     }
 
+    /// Tells all processes of a world; returns the words of each. Every process calls from here.
+    pub(crate) fn tell<R: Runtime>(self, comm: &Comm<R>) -> Result<Vec<Word>> {
+        Ok(comm.exchange_equal(self.to_bytes())?.iter().map(Word::from_bytes).collect())
+    }
+}
+
+impl Run {
     /// The combined state of two processes.
     fn and(self, other: Run) -> Run {
         Run {
@@ -58,7 +90,7 @@ impl Processes {
     /// expected to drop its `Processes`, or to end. The others wait for that at most the
     /// [`join_timeout`](Quorum::join_timeout). A process that hangs ends the run, since it could come back. A process
     /// that dies during the rendezvous is left out too: the survivors try again until the
-    /// [`join_timeout`](Quorum::join_timeout) has passed.
+    /// [`join_timeout`](Quorum::join_timeout) has passed. All ranks of the last world take newcomers in together.
     ///
     /// # Errors
     /// An error if the transport does not report deaths to the survivors, or a death ends them. Over MPI the launcher
@@ -67,7 +99,16 @@ impl Processes {
         if let Some(why) = self.no_recovery.as_ref().filter(|_| self.size() > 1) {
             return Err(Error::unsupported("Processes::rendezvous", why.clone()));
         }
-        Ok(ProcessRendezvous { processes: self.clone(), rt, quorum, run: Run::default(), has_joined: false })
+        Ok(ProcessRendezvous {
+            processes: self.clone(),
+            rt,
+            quorum,
+            run: Run::default(),
+            has_joined: false,
+            entered: None,
+            listens: false,
+            door: Mutex::default(),
+        })
     }
 }
 
@@ -75,6 +116,14 @@ impl<R: Runtime> Rendezvous<R> for ProcessRendezvous<R> {
     fn next_world(&mut self) -> Result<Membership<R>> {
         // A process that did not come, perhaps because it was stopped, may not end either.
         self.form_world().inspect_err(|_| self.processes.note_failure())
+    }
+
+    fn newcomers(&self) -> usize {
+        let mut door = self.door.lock();
+        if let Some(at) = self.processes.join_address.as_ref().filter(|_| self.listens && door.is_none()) {
+            *door = at.listen();
+        }
+        door.as_ref().map_or(0, Door::waiting)
     }
 
     fn committed(&mut self) {
@@ -85,26 +134,77 @@ impl<R: Runtime> Rendezvous<R> for ProcessRendezvous<R> {
 impl<R: Runtime> ProcessRendezvous<R> {
     fn form_world(&mut self) -> Result<Membership<R>> {
         let (begun, most) = (Instant::now(), self.quorum.join_timeout);
+        let left = || most.saturating_sub(begun.elapsed());
+        // Newcomers with whom no meeting comes about do not keep the others.
+        let mut calls = true;
         loop {
-            let comm = match self.has_joined {
+            let mut comm = match self.has_joined {
                 false => self.processes.world(&self.rt)?,
-                true => self.processes.recover_within(&self.rt, most.saturating_sub(begun.elapsed()))?,
+                true => self.processes.recover_within(&self.rt, left())?,
             };
             self.has_joined = true;
+            let calls_newcomers = calls && self.newcomers() > 0;
+            let own = Word { run: self.run, has_entered: self.entered.is_some(), calls_newcomers };
             // Either all members have entered this world, or one has died since and the survivors enter another.
-            let all = match comm.exchange_equal(self.run.to_bytes()) {
+            let mut all = match own.tell(&comm) {
                 Ok(all) => all,
-                Err(error) if is_of_another(&comm, &error) && begun.elapsed() < most => continue,
+                Err(error) if is_of_another(&comm, &error) && !left().is_zero() => continue,
                 Err(error) => return Err(error),
             };
-            let run = all.iter().map(Run::from_bytes).fold(self.run, Run::and);
+            let has_entered = all.iter().all(|word| word.has_entered);
+            if let Some(entered) = self.entered.take().filter(|_| has_entered) {
+                self.go_on_among(entered);
+                continue;
+            }
+            if all.iter().any(|word| word.calls_newcomers) {
+                calls = false;
+                match self.enter(&comm, left() / 2) {
+                    Some(entered) => (comm, all) = entered,
+                    None => continue,
+                }
+            }
+            let run = all.iter().map(|word| word.run).fold(self.run, Run::and);
+            if run.generation == 0 && self.processes.is_newcomer {
+                return Err(Quorum::refused("every rank of the running job has ended"));
+            }
+            let newcomers = all.iter().filter(|word| run.generation > 0 && word.run.generation == 0).count();
             // The quorum is missed on all survivors alike.
-            if let Some(why) = self.quorum.missing(comm.size(), comm.size(), run.before as usize) {
+            if let Some(why) = self.quorum.missing(comm.size(), comm.size() - newcomers, run.before as usize) {
                 return Err(Quorum::refused(&why));
             }
             self.run = Run { generation: run.generation + 1, before: comm.size() as u64, ..run };
-            return Ok(Membership { comm, generation: run.generation, committed: run.committed, newcomers: 0 });
+            self.listens = comm.rank() == 0;
+            // Newcomers find this process from now on.
+            self.newcomers();
+            return Ok(Membership { comm, generation: run.generation, committed: run.committed, newcomers });
         }
+    }
+
+    /// Meets newcomers with all processes of a world, within a time. Returns the world with them, and the words of its
+    /// processes; none if this process has not got so far.
+    fn enter(&mut self, comm: &Comm<R>, timeout: Duration) -> Option<(Comm<R>, Vec<Word>)> {
+        let at = self.processes.join_address.clone()?;
+        let own = (comm.rank(), comm.size());
+        let (open, door) = at.meet(own, self.door.get_mut().take(), timeout, &|| comm.poll()).ok()?;
+        *self.door.get_mut() = door;
+        let met = Arc::new(Processes::over(open).ok()?.configured_as(&self.processes));
+        let with_newcomers = met.world(&self.rt).ok()?;
+        match (Word { run: self.run, ..Word::default() }).tell(&with_newcomers) {
+            Ok(all) => {
+                self.go_on_among(met);
+                Some((with_newcomers, all))
+            }
+            Err(error) => {
+                // After a disagreement with a newcomer, nobody has entered.
+                self.entered = is_of_another(&with_newcomers, &error).then_some(met);
+                None
+            }
+        }
+    }
+
+    /// Leaves the processes so far for others, which have the ranks of the last world and newcomers.
+    fn go_on_among(&mut self, processes: Arc<Processes>) {
+        std::mem::replace(&mut self.processes, processes).finish();
     }
 }
 
@@ -133,6 +233,7 @@ mod tests {
         let (few, many) =
             (Run { generation: 2, before: 5, committed: true }, Run { generation: 3, before: 4, committed: false });
         assert_eq!(few.and(many), Run { generation: 3, before: 5, committed: true });
-        assert_eq!(Run::from_bytes(&few.to_bytes()), few);
+        let word = Word { run: few, has_entered: false, calls_newcomers: true };
+        assert_eq!(Word::from_bytes(&word.to_bytes()), word);
     }
 }

@@ -107,11 +107,11 @@ impl Transport for Reporting {
 }
 
 fn transport(at: SocketAddr, rank: usize, size: usize, fate: &Fate) -> Result<Box<dyn Transport>> {
-    let (open, _) = Tcp::from(at).launch(Launch { rank, size, local_rank: rank }).connect()?;
+    let (open, ..) = Tcp::from(at).launch(Launch { rank, size, local_rank: rank }).connect()?;
     Ok(Box::new(Reporting { inner: open()?, fate: fate.clone(), posted: BTreeMap::new() }))
 }
 
-fn free() -> SocketAddr {
+pub(crate) fn free() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
 
@@ -132,7 +132,7 @@ fn processes<T: Send>(
     })
 }
 
-const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(20);
 /// Long enough for messages of the others to arrive.
 const WHILE: Duration = Duration::from_millis(100);
 

@@ -16,6 +16,9 @@ impl Tcp {
     /// port, the next one is used. Without them, the host is the first of Slurm's job, or this machine if it has all
     /// processes. The port then comes from the name of the job.
     ///
+    /// `WEFTGRAD_JOIN_ADDRESS` is the address, `host:port` with a port of its own, at which processes join the running
+    /// job. One with `WEFTGRAD_NEWCOMER=1` does, and has its rank from the job.
+    ///
     /// # Errors
     /// An error that names the variables to set, if these do not give an address or a rank.
     pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
@@ -35,11 +38,13 @@ impl Tcp {
             (None, Some(name)) => (PORTS.0 + crc32fast::hash(name.as_bytes()) % PORTS.1) as u16,
             (None, None) => return Err(unknown("address", ADDRESS)),
         };
+        let join_address = get("WEFTGRAD_JOIN_ADDRESS");
+        let is_newcomer = join_address.is_some() && get("WEFTGRAD_NEWCOMER").is_some_and(|value| value == "1");
         let host = get("MASTER_ADDR").or_else(|| host(&get)).ok_or_else(|| unknown("address", ADDRESS))?;
         // An address of IPv6 has colons of its own.
         let is_v6 = host.contains(':') && !host.starts_with('[');
         let address = if is_v6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        Ok(Tcp { job: name, ..Tcp::at(address).launch(launch) })
+        Ok(Tcp { job: name, join_address, is_newcomer, ..Tcp::at(address).launch(launch) })
     }
 }
 

@@ -12,7 +12,7 @@ use comm::Collectives;
 use numcore::{Error, ErrorKind, NullRuntime, Result};
 
 use super::{
-    Tcp,
+    Tcp, resolve,
     secret::{ConnectionEnd, Secret},
     socket::{read, write},
     table::Hello,
@@ -191,8 +191,8 @@ fn a_host_that_has_no_address_yet_is_looked_up_again() {
         times.set(times.get() + 1);
         if times.get() < 3 { Err(io::Error::other("no such host")) } else { Ok(vec![at]) }
     };
-    assert_eq!(Tcp::at("node-0:9").resolve(Instant::now() + LONG, look_up).unwrap(), [at]);
-    let never = Tcp::at("node-0:9").resolve(Instant::now(), |_| Err(io::Error::other("no such host")));
+    assert_eq!(resolve("node-0:9", Instant::now() + LONG, look_up).unwrap(), [at]);
+    let never = resolve("node-0:9", Instant::now(), |_| Err(io::Error::other("no such host")));
     assert!(never.unwrap_err().to_string().contains("no such host"));
 }
 

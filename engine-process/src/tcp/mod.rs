@@ -1,7 +1,9 @@
 //! Processes that TCP joins: each has a connection to every other.
 
+mod door;
 mod environment;
 mod frame;
+mod joined;
 mod link;
 #[cfg(test)]
 mod meeting_tests;
@@ -24,16 +26,16 @@ use std::{
 
 use numcore::{Error, Result};
 
+pub(crate) use self::door::{Door, JoinAddress};
 use self::{
     rendezvous::Meeting,
     secret::{LONGEST_JOB, Secret},
-    transport::TcpTransport,
 };
-use crate::{Launch, Processes, Transport};
+use crate::{Launch, Transport};
 
 const OP: &str = "Tcp::join";
 /// The most bytes in one message: those of a call go in turn over one connection.
-const MESSAGE: usize = 16 << 20;
+pub(crate) const MESSAGE: usize = 16 << 20;
 /// A time that no process waits for, in place of one that no clock reaches.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// The pause before the address of a host is looked up again.
@@ -88,6 +90,10 @@ pub struct Tcp {
     bind: Option<IpAddr>,
     join_timeout: Duration,
     silence: Duration,
+    /// The address at which processes join the running job.
+    join_address: Option<String>,
+    /// True if this process joins there.
+    pub(crate) is_newcomer: bool,
 }
 
 impl Tcp {
@@ -101,6 +107,8 @@ impl Tcp {
             bind: None,
             join_timeout: Duration::from_secs(300),
             silence: Duration::from_secs(10),
+            join_address: None,
+            is_newcomer: false,
         }
     }
 
@@ -161,30 +169,25 @@ impl Tcp {
         self
     }
 
-    /// Blocks until all processes have come and are connected.
-    ///
-    /// # Errors
-    /// An error if the rank of this process is unknown, the address cannot be used, or a secret is missing or wrong.
-    /// Also if two processes have one rank, or some do not come in time: the error names the missing ranks.
-    pub fn join(self) -> Result<Processes> {
-        let (open, local_rank) = self.connect()?;
-        Ok(Processes::over(open)?.message_limit(MESSAGE).local(local_rank))
-    }
-
-    /// Meets the others. Returns the function that opens the transport, and the local rank.
-    pub(crate) fn connect(self) -> Result<(OpenTransport, usize)> {
+    /// Meets the others. Returns the function that opens the transport, the local rank, and the address for newcomers.
+    pub(crate) fn connect(&self) -> Result<(OpenTransport, usize, Option<JoinAddress>)> {
         let env = |name: &str| std::env::var(name).ok();
         let now = Instant::now();
         let until = now.checked_add(self.join_timeout).unwrap_or(now + YEAR);
-        let addresses = self.resolve(until, |address| Ok(address.to_socket_addrs()?.collect()))?;
+        let look_up = |address: &str| resolve(address, until, |address| Ok(address.to_socket_addrs()?.collect()));
+        let joins = self.join_address.as_deref().map(look_up).transpose()?;
+        let addresses = match &joins {
+            Some(joins) if self.is_newcomer => joins.clone(),
+            _ => look_up(&self.address)?,
+        };
         let secret = self.secret_or(&env)?;
-        let is_local =
-            addresses.iter().chain(&self.bind.map(|ip| SocketAddr::new(ip, 0))).all(|at| at.ip().is_loopback());
+        let bound = self.bind.map(|ip| SocketAddr::new(ip, 0));
+        let is_local = addresses.iter().chain(joins.iter().flatten()).chain(&bound).all(|at| at.ip().is_loopback());
         if secret.is_none() && !is_local {
             let why = format!(
                 "{} is not a loopback address, and everybody who reaches it could join: give all processes one secret, by \
                  `export WEFTGRAD_SECRET=$(openssl rand -hex 32)`, or a file of it by WEFTGRAD_SECRET_FILE",
-                self.bind.map_or(self.address, |ip| ip.to_string())
+                self.bind.map_or(self.address.clone(), |ip| ip.to_string())
             );
             return Err(Error::config(OP, "secret", why));
         }
@@ -199,56 +202,24 @@ impl Tcp {
         if let Some(rank) = rank.filter(|&rank| rank >= size) {
             return Err(Error::range(OP, "rank", rank, format!("in 0..{size}")));
         }
-        let job = self.job.or_else(|| environment::job(&env)).unwrap_or_else(|| "job".into());
+        let job = self.job.clone().or_else(|| environment::job(&env)).unwrap_or_else(|| "job".into());
         if job.len() > LONGEST_JOB {
             return Err(Error::range(OP, "bytes of the job's name", job.len(), format!("at most {LONGEST_JOB}")));
         }
-        let meeting = Meeting {
-            addresses,
-            job,
-            secret: secret.unwrap_or_default(),
-            bind: self.bind,
-            rank,
-            size,
-            until,
-            timeout: self.join_timeout,
-        };
+        let (secret, bind, silence) = (secret.unwrap_or_default(), self.bind, self.silence);
+        let at = joins.map(|addresses| {
+            let (job, secret) = (job.clone(), secret.clone());
+            JoinAddress { addresses, job, secret, bind, silence }
+        });
+        let (is_open, timeout) = (self.is_newcomer, self.join_timeout);
+        let rank = rank.filter(|_| !is_open);
+        let meeting = Meeting { addresses, job, secret, bind, rank, size, is_open, until, timeout };
         let joined = meeting.join().map_err(|error| match rank {
             Some(rank) => error.on_rank(rank),
             None => error,
         })?;
         let local_rank = local_rank.unwrap_or(joined.local_rank);
-        let silence = self.silence;
-        let open = move || -> Result<Box<dyn Transport>> {
-            let transport = TcpTransport::new(joined.rank, joined.connections, silence);
-            Ok(Box::new(transport.await_others(meeting.timeout)))
-        };
-        Ok((Box::new(open), local_rank))
-    }
-
-    /// The addresses of the host. One without an address is asked for again until a time: the name of a machine may
-    /// become known only when it starts.
-    fn resolve(
-        &self,
-        until: Instant,
-        look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>>,
-    ) -> Result<Vec<SocketAddr>> {
-        let unusable = |why: String| Error::config(OP, "address", format!("`{}` is no host:port: {why}", self.address));
-        loop {
-            let why = match look_up(&self.address) {
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(unusable(error.to_string())),
-                Ok(addresses) if addresses.iter().any(|at| at.port() == 0) => {
-                    return Err(unusable("port 0 is no port that others can find".into()));
-                }
-                Ok(addresses) if !addresses.is_empty() => return Ok(addresses),
-                Ok(_) => "the host has no address".into(),
-                Err(error) => error.to_string(),
-            };
-            if Instant::now() >= until {
-                return Err(unusable(why));
-            }
-            thread::sleep(LOOK_UP);
-        }
+        Ok((joined.opened(silence, timeout), local_rank, at))
     }
 
     fn secret_or(&self, env: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
@@ -263,6 +234,31 @@ impl Tcp {
         };
         let secret = |bytes: Vec<u8>| Secret::new(&bytes).map_err(|why| Error::config(OP, "secret", why));
         given.map(secret).transpose()
+    }
+}
+
+/// The addresses of the host. One without an address is asked for again until a time: the name of a machine may
+/// become known only when it starts.
+fn resolve(
+    address: &str,
+    until: Instant,
+    look_up: impl Fn(&str) -> io::Result<Vec<SocketAddr>>,
+) -> Result<Vec<SocketAddr>> {
+    let unusable = |why: String| Error::config(OP, "address", format!("`{address}` is no host:port: {why}"));
+    loop {
+        let why = match look_up(address) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(unusable(error.to_string())),
+            Ok(addresses) if addresses.iter().any(|at| at.port() == 0) => {
+                return Err(unusable("port 0 is no port that others can find".into()));
+            }
+            Ok(addresses) if !addresses.is_empty() => return Ok(addresses),
+            Ok(_) => "the host has no address".into(),
+            Err(error) => error.to_string(),
+        };
+        if Instant::now() >= until {
+            return Err(unusable(why));
+        }
+        thread::sleep(LOOK_UP);
     }
 }
 

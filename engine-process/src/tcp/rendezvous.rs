@@ -5,6 +5,9 @@
 //! 2. Once all have come, rank 0 answers each with its rank, the addresses of all, and a random number of this meeting.
 //! 3. Each process connects to those of lower ranks, with that number, and accepts those of higher ranks.
 //!
+//! Ranks of a running job meet newcomers in the same way, at the job's [join address](super::door). Their meeting is
+//! *open*: its size is known once all of these ranks have come.
+//!
 //! Both ends prove the secret and name their job first. A connection that proves nothing, or is of another meeting, is
 //! closed, and keeps nobody waiting.
 
@@ -12,6 +15,7 @@ use std::{
     fmt::Display,
     io::{self, ErrorKind as Io},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    ops::Range,
     thread,
     time::{Duration, Instant},
 };
@@ -21,14 +25,15 @@ use numcore::{Error, ErrorKind, Result};
 
 use super::{
     OP,
+    joined::{JoinedProcesses, failed},
     secret::{ConnectionEnd, Secret},
-    socket::{PATIENCE, PAUSE, TimedStream, connect, has_ended, is_closed, read, write},
+    socket::{PATIENCE, PAUSE, TimedStream, connect, has_ended, is_closed, is_silent, read, write},
     table::{Hello, ProcessTable},
     visitors::{Visit, Visitors},
 };
 
-/// The time between two looks for the end of rank 0.
-const TURN: Duration = Duration::from_millis(100);
+/// The time between two looks for the end of rank 0, or of a rank of the running job.
+pub(super) const TURN: Duration = Duration::from_millis(100);
 /// The first byte of rank 0's answer.
 const WELCOME: u8 = 0;
 const REFUSED: u8 = 1;
@@ -42,22 +47,23 @@ pub(super) struct Meeting {
     pub(super) secret: Secret,
     pub(super) bind: Option<IpAddr>,
     pub(super) rank: Option<usize>,
+    /// The number of ranks that are awaited.
     pub(super) size: usize,
+    /// True if processes without a rank may come beyond those.
+    pub(super) is_open: bool,
     pub(super) until: Instant,
     /// The whole time for the meeting, which errors state.
     pub(super) timeout: Duration,
 }
 
-/// The connections to all others, by rank.
-pub(super) struct JoinedProcesses {
-    pub(super) rank: usize,
-    pub(super) local_rank: usize,
-    pub(super) connections: Vec<Option<TcpStream>>,
-}
+/// The reason to give a meeting up: a rank of the running job has failed meanwhile.
+pub(super) type Check<'a> = &'a dyn Fn() -> Result<()>;
 
 /// A failed attempt: to be tried again, or final.
 enum JoinFailure {
     Again(String),
+    /// The process that listens had proved the secret, and did not answer since.
+    Unanswered(String),
     Final(Error),
 }
 
@@ -78,21 +84,20 @@ impl From<Error> for JoinFailure {
 
 impl Meeting {
     pub(super) fn join(&self) -> Result<JoinedProcesses> {
-        let until = self.until;
-        if self.size == 1 {
-            return Ok(JoinedProcesses { rank: 0, local_rank: 0, connections: vec![None] });
-        }
+        let check: Check<'_> = &|| Ok(());
         match self.rank {
-            Some(0) => self.gather(&self.listen(until)?, until),
-            Some(_) => self.meet(until),
+            _ if self.is_open => self.meet(check),
+            _ if self.size == 1 => Ok(JoinedProcesses { rank: 0, local_rank: 0, connections: vec![None] }),
+            Some(0) => self.gather(&self.listen()?, Vec::new(), check),
+            Some(_) => self.meet(check),
             None => match self.try_listen() {
-                Ok(listener) => self.gather(&listener, until),
-                Err(_) => self.meet(until),
+                Ok(listener) => self.gather(&listener, Vec::new(), check),
+                Err(_) => self.meet(check),
             },
         }
     }
 
-    fn try_listen(&self) -> io::Result<TcpListener> {
+    pub(super) fn try_listen(&self) -> io::Result<TcpListener> {
         let at = |own: Option<IpAddr>| {
             self.addresses.iter().map(move |at| SocketAddr::new(own.unwrap_or(at.ip()), at.port()))
         };
@@ -102,7 +107,8 @@ impl Meeting {
     }
 
     /// Listens at the address of the job, once another job that meets there has gone.
-    fn listen(&self, until: Instant) -> Result<TcpListener> {
+    fn listen(&self) -> Result<TcpListener> {
+        let until = self.until;
         loop {
             match self.try_listen() {
                 Ok(listener) => return Ok(listener),
@@ -121,25 +127,37 @@ impl Meeting {
         }
     }
 
-    /// Waits, as rank 0, for all others, and answers them.
-    fn gather(&self, listener: &TcpListener, until: Instant) -> Result<JoinedProcesses> {
+    /// Waits, as rank 0, for all others, and answers them; those that `wait` have come already.
+    pub(super) fn gather(&self, listener: &TcpListener, wait: Vec<Visit>, check: Check<'_>) -> Result<JoinedProcesses> {
+        let (until, mut wait) = (self.until, wait.into_iter());
         let mut come: Vec<(Hello, TcpStream)> = Vec::new();
         let mut refused = String::new();
         let mut visitors = Visitors::of(listener, &self.secret, &self.job);
-        while come.len() + 1 < self.size {
-            let Some(visit) = visitors.next(until) else {
+        while !self.is_complete(&come) {
+            let Some(visit) = wait.next().or_else(|| visitors.next(until.min(Instant::now() + TURN))) else {
+                if Instant::now() < until {
+                    check()?;
+                    continue;
+                }
                 let missing = self.missing(&come);
                 let words = format!("ranks {missing:?} did not come to {} in {:?}", self.addresses[0], self.timeout);
-                come.iter_mut().for_each(|(_, stream)| answer(stream, REFUSED, words.as_bytes()));
+                // Newcomers wait for the next open meeting.
+                if !self.is_open {
+                    come.iter_mut().for_each(|(_, stream)| answer(stream, REFUSED, words.as_bytes()));
+                }
                 return Err(self.late(missing, &visitors.take_refused().unwrap_or(refused)));
             };
             if let Err(why) = self.admit(visit, &mut come) {
                 refused = why;
             }
             // One that has died since is waited for again.
-            if come.len() + 1 == self.size {
+            if self.is_complete(&come) {
                 come.retain(|(_, stream)| !is_closed(stream));
             }
+        }
+        if self.is_open {
+            wait.for_each(|visit| drop(self.admit(visit, &mut come)));
+            come.retain(|(hello, stream)| hello.rank.is_some() || !is_closed(stream));
         }
         self.number(&mut come);
         let mut meeting = [0; 16];
@@ -173,7 +191,7 @@ impl Meeting {
         let hello = Hello::from_bytes(&bytes).map_err(|error| unheard(&error))?;
         let (at, size) = (self.addresses[0], self.size);
         let refusal = match hello.rank {
-            _ if hello.size != size => Some(format!(
+            _ if hello.size != self.told_size() => Some(format!(
                 "the process is one of {}, and rank 0 at {at} one of {size}: start all with one number",
                 hello.size
             )),
@@ -202,7 +220,7 @@ impl Meeting {
 
     /// Puts those that have come in the order of their ranks; those that want none take the free ones.
     fn number(&self, come: &mut [(Hello, TcpStream)]) {
-        let mut free = self.free(come).into_iter();
+        let mut free = unasked(1..come.len() + 1, come).into_iter();
         for (hello, _) in come.iter_mut().filter(|(hello, _)| hello.rank.is_none()) {
             hello.rank = free.next();
         }
@@ -211,30 +229,47 @@ impl Meeting {
 
     /// Ranks that nobody has asked for.
     fn free(&self, come: &[(Hello, TcpStream)]) -> Vec<usize> {
-        (1..self.size).filter(|&rank| come.iter().all(|(hello, _)| hello.rank != Some(rank))).collect()
+        unasked(1..self.size, come)
+    }
+
+    /// Tells whether all have come that are awaited.
+    fn is_complete(&self, come: &[(Hello, TcpStream)]) -> bool {
+        if self.is_open { self.free(come).is_empty() } else { come.len() + 1 == self.size }
+    }
+
+    /// The number of processes that this one names to rank 0; an open meeting has none.
+    fn told_size(&self) -> usize {
+        if self.is_open { 0 } else { self.size }
     }
 
     /// Ranks that nobody has, where those that want none get the first ones.
     fn missing(&self, come: &[(Hello, TcpStream)]) -> Vec<usize> {
-        let any = come.iter().filter(|(hello, _)| hello.rank.is_none()).count();
+        let any = come.iter().filter(|(hello, _)| hello.rank.is_none() && !self.is_open).count();
         self.free(come).split_off(any)
     }
 
-    /// Joins through rank 0: connects to it until it answers, and then to the others.
-    fn meet(&self, until: Instant) -> Result<JoinedProcesses> {
-        let mut last = String::from("nobody listens there");
+    /// Joins through rank 0: connects to it until it answers, and then to the others. A newcomer waits for as long as
+    /// a process of the job keeps proving that it is there.
+    pub(super) fn meet(&self, check: Check<'_>) -> Result<JoinedProcesses> {
+        let (mut last, mut until) = (String::from("nobody listens there"), self.until);
+        let is_newcomer = self.is_open && self.rank.is_none();
         while Instant::now() < until {
-            match self.attend(until) {
-                Ok((table, first, listener)) => return self.mesh(&table, first, &listener, until),
-                Err(JoinFailure::Final(error)) => return Err(error),
-                Err(JoinFailure::Again(why)) => last = why,
+            let failure = self.attend(until, check);
+            if is_newcomer && matches!(failure, Ok(_) | Err(JoinFailure::Unanswered(_))) {
+                until = Instant::now() + self.timeout;
             }
+            match failure {
+                Ok((table, first, listener)) => return self.mesh(&table, first, &listener, (until, check)),
+                Err(JoinFailure::Final(error)) => return Err(error),
+                Err(JoinFailure::Again(why) | JoinFailure::Unanswered(why)) => last = why,
+            }
+            check()?;
             thread::sleep(PAUSE);
         }
         Err(self.late(vec![0], &last))
     }
 
-    fn attend(&self, until: Instant) -> Result<(ProcessTable, TcpStream, TcpListener), JoinFailure> {
+    fn attend(&self, until: Instant, check: Check<'_>) -> Result<(ProcessTable, TcpStream, TcpListener), JoinFailure> {
         let mut stream = connect(&self.addresses, until)?;
         let own = stream.local_addr()?.ip();
         let listener = TcpListener::bind((self.bind.unwrap_or(own), 0))?;
@@ -243,12 +278,16 @@ impl Meeting {
         let listens = SocketAddr::new(ip, listener.local_addr()?.port());
         let mut timed = TimedStream { stream: &mut stream, until };
         let job = self.secret.prove(&mut timed, ConnectionEnd::Dialer, &self.job)?;
-        let hello = Hello { size: self.size, rank: self.rank, listens };
+        let hello = Hello { size: self.told_size(), rank: self.rank, listens };
         write(&mut timed, &hello.to_bytes())?;
-        let answer = read(&mut timed)?;
+        while is_silent(timed.stream) && Instant::now() < until {
+            check()?;
+            thread::sleep(PAUSE);
+        }
+        let answer = read(&mut timed).map_err(|error| JoinFailure::Unanswered(error.to_string()))?;
         let words = |words: &[u8]| String::from_utf8_lossy(words).into_owned();
         match answer.split_first() {
-            Some((&WELCOME, table)) => Ok((ProcessTable::from_bytes(table, self.size)?, stream, listener)),
+            Some((&WELCOME, table)) => Ok((ProcessTable::from_bytes(table, self.told_size())?, stream, listener)),
             Some((&REFUSED, why)) => Err(failed(words(why)).into()),
             Some((&OTHER_JOB, _)) => Err(JoinFailure::Again(format!("the job `{job}` meets there"))),
             _ => Err(failed("rank 0 has answered with something else".into()).into()),
@@ -261,10 +300,11 @@ impl Meeting {
         table: &ProcessTable,
         first: TcpStream,
         listener: &TcpListener,
-        until: Instant,
+        (until, check): (Instant, Check<'_>),
     ) -> Result<JoinedProcesses> {
         let ProcessTable { rank, meeting, addresses } = table;
-        let mut connections: Vec<Option<TcpStream>> = (0..self.size).map(|_| None).collect();
+        let size = addresses.len();
+        let mut connections: Vec<Option<TcpStream>> = (0..size).map(|_| None).collect();
         connections[0] = Some(first);
         let mut w = Writer::default();
         w.u64(meeting[0]).u64(meeting[1]).usize(*rank);
@@ -277,13 +317,13 @@ impl Meeting {
                         return Err(failed(format!("rank {lower}, at {}: {error}", addresses[lower])));
                     }
                     Err(error) if Instant::now() >= until => return Err(self.late(vec![lower], &error.to_string())),
-                    Err(_) => check_running(&connections)?,
+                    Err(_) => check_running(&connections).and_then(|()| check())?,
                 }
                 thread::sleep(PAUSE);
             });
         }
         let is_missing = |connections: &[Option<TcpStream>]| {
-            (rank + 1..self.size).filter(|&rank| connections[rank].is_none()).collect::<Vec<_>>()
+            (rank + 1..size).filter(|&rank| connections[rank].is_none()).collect::<Vec<_>>()
         };
         let mut refused = String::new();
         let mut visitors = Visitors::of(listener, &self.secret, &self.job);
@@ -293,13 +333,13 @@ impl Meeting {
                 if Instant::now() >= until {
                     return Err(self.late(is_missing(&connections), &visitors.take_refused().unwrap_or(refused)));
                 }
-                check_running(&connections)?;
+                check_running(&connections).and_then(|()| check())?;
                 continue;
             };
             let of = |(job, bytes): (String, Vec<u8>)| {
                 let mut r = WireReader::new(&bytes);
                 let ours = [r.u64().ok()?, r.u64().ok()?] == *meeting && job == self.job;
-                r.usize().ok().filter(|from| ours && *from > *rank && *from < self.size)
+                r.usize().ok().filter(|from| ours && *from > *rank && *from < size)
             };
             match said.map(of) {
                 Ok(Some(from)) if connections[from].is_none() => connections[from] = Some(stream),
@@ -329,15 +369,9 @@ impl Meeting {
     }
 }
 
-impl JoinedProcesses {
-    /// Makes the connections those of a transport, which never waits for one.
-    fn ready(self) -> Result<Self> {
-        for stream in self.connections.iter().flatten() {
-            let set = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
-            set.map_err(|error| failed(error.to_string()))?;
-        }
-        Ok(self)
-    }
+/// Ranks of a range that nobody has asked for.
+fn unasked(ranks: Range<usize>, come: &[(Hello, TcpStream)]) -> Vec<usize> {
+    ranks.filter(|&rank| come.iter().all(|(hello, _)| hello.rank != Some(rank))).collect()
 }
 
 /// An error if rank 0 has ended, for which nobody else will be waited.
@@ -354,8 +388,4 @@ fn answer(stream: &mut TcpStream, kind: u8, words: &[u8]) {
     let mut timed = TimedStream { stream, until: Instant::now() + PATIENCE };
     // One that has gone needs no answer.
     let _ = write(&mut timed, &[&[kind], words].concat());
-}
-
-fn failed(why: String) -> Error {
-    Error::argument(OP, why)
 }

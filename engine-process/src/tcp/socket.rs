@@ -66,7 +66,12 @@ pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<Tc
 
 /// Tells whether the process at the other end has closed a connection on which it has nothing to say.
 pub(super) fn is_closed(stream: &TcpStream) -> bool {
-    !peeked(stream).is_err_and(|error| error.kind() == Io::WouldBlock)
+    !is_silent(stream)
+}
+
+/// Tells whether a connection is open, and nothing of it waits to be read.
+pub(super) fn is_silent(stream: &TcpStream) -> bool {
+    peeked(stream).is_err_and(|error| error.kind() == Io::WouldBlock)
 }
 
 /// Tells whether the process at the other end has closed a connection, and all that it has sent was read.

@@ -50,14 +50,14 @@ impl ProcessTable {
         w.finish()
     }
 
-    /// Reads the table of `size` processes.
+    /// Reads the table of `size` processes; of any number, if that is 0.
     pub(super) fn from_bytes(bytes: &[u8], size: usize) -> Result<ProcessTable> {
         let mut r = WireReader::new(bytes);
         let (rank, meeting, count) = (r.usize()?, [r.u64()?, r.u64()?], r.usize()?);
-        if count != size || rank >= size {
+        if (size > 0 && count != size) || rank >= count || count > bytes.len() {
             return Err(Error::format("table", format!("rank {rank} of {count} is none of {size} processes")));
         }
-        let addresses = (0..size).map(|_| address(r.text()?)).collect::<Result<_>>()?;
+        let addresses = (0..count).map(|_| address(r.text()?)).collect::<Result<_>>()?;
         r.finish().map(|()| ProcessTable { rank, meeting, addresses })
     }
 }

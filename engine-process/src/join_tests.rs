@@ -1,0 +1,190 @@
+//! Tests of newcomers to a running job, with threads as processes.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Barrier},
+    thread,
+    time::{Duration, Instant},
+};
+
+use comm::{Collectives, Communicator, Membership, Quorum, Rendezvous};
+use numcore::{NullRuntime, Result};
+
+use crate::{
+    Tcp,
+    rendezvous::{ProcessRendezvous, Word},
+    tests::{LONG, free},
+};
+
+/// The time that ranks of a job wait for each other.
+const WHILE: Duration = Duration::from_secs(4);
+
+/// The two addresses of a job.
+#[derive(Clone, Copy)]
+struct Job([SocketAddr; 2]);
+
+type Worlds = ProcessRendezvous<NullRuntime>;
+
+impl Job {
+    fn new() -> Job {
+        Job([free(), free()])
+    }
+
+    /// A process of the job with a rank, or a newcomer.
+    fn process(self, rank: Option<usize>, size: usize) -> Result<Worlds> {
+        self.process_within(rank, size, LONG)
+    }
+
+    fn process_within(self, rank: Option<usize>, size: usize, most: Duration) -> Result<Worlds> {
+        let Job([at, join]) = self;
+        let get = |name: &str| match name {
+            "MASTER_ADDR" => Some(at.ip().to_string()),
+            "MASTER_PORT" => Some(at.port().to_string()),
+            "WEFTGRAD_JOIN_ADDRESS" => Some(join.to_string()),
+            "WEFTGRAD_NEWCOMER" => rank.is_none().then(|| "1".into()),
+            "RANK" | "LOCAL_RANK" => Some(rank.unwrap_or(0).to_string()),
+            "WORLD_SIZE" => Some(size.to_string()),
+            _ => None,
+        };
+        let processes = Tcp::from_lookup(get)?.join_timeout(most).join()?;
+        let quorum = Quorum { join_timeout: WHILE, ..Quorum::default() };
+        Arc::new(processes).rendezvous(NullRuntime::new(), quorum)
+    }
+}
+
+/// Exchanges until a newcomer waits, as commits do.
+fn until_one_waits(worlds: &Worlds, world: &Membership<NullRuntime>) -> Result<()> {
+    let begun = Instant::now();
+    while begun.elapsed() < LONG {
+        let all = world.comm.exchange_equal([u8::from(worlds.newcomers() > 0)])?;
+        if all.iter().any(|[waits]| *waits != 0) {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    panic!("nobody came");
+}
+
+/// The rank of a process in a world, the world's size, its number, and the number of its newcomers.
+fn place(world: &Membership<NullRuntime>) -> Result<[usize; 4]> {
+    world.comm.barrier()?;
+    Ok([world.comm.rank(), world.comm.size(), world.generation as usize, world.newcomers])
+}
+
+#[test]
+fn newcomers_are_in_the_next_world_behind_the_ranks_of_the_last() {
+    for ranks in 1..4 {
+        let (job, both) = (Job::new(), &Barrier::new(2 + ranks));
+        let run = |rank| {
+            let mut worlds = job.process(rank, ranks)?;
+            let mut world = worlds.next_world()?;
+            let mut places = Vec::new();
+            if rank.is_some() {
+                places.push(place(&world)?);
+                worlds.committed();
+                until_one_waits(&worlds, &world)?;
+                world = worlds.next_world()?;
+            }
+            // The second one may be of the next world.
+            while world.comm.size() < ranks + 2 {
+                places.push(place(&world)?);
+                until_one_waits(&worlds, &world)?;
+                world = worlds.next_world()?;
+            }
+            assert!(world.committed);
+            places.push(place(&world)?);
+            both.wait();
+            Ok(places)
+        };
+        let all: Vec<Result<Vec<[usize; 4]>>> = thread::scope(|scope| {
+            let seats = (0..ranks).map(Some).chain([None, None]);
+            let threads: Vec<_> = seats.map(|rank| scope.spawn(move || run(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut last: Vec<usize> = Vec::new();
+        for (seat, places) in all.into_iter().enumerate() {
+            let places = places.unwrap_or_else(|error| panic!("{seat}: {error}"));
+            let [rank, size, generation, newcomers] = *places.last().unwrap();
+            assert!(size == ranks + 2 && generation + newcomers == 3, "{places:?}");
+            assert!(seat >= ranks || places.iter().all(|place| place[0] == seat), "{places:?}");
+            assert!(seat >= ranks || places[0] == [seat, ranks, 0, 0], "{places:?}");
+            last.push(rank);
+        }
+        last.sort_unstable();
+        assert_eq!(last, (0..ranks + 2).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn ranks_and_newcomers_are_lost_and_the_rest_go_on() {
+    let (job, ends) = (Job::new(), &Barrier::new(2));
+    let all: Vec<Result<[usize; 4]>> = thread::scope(|scope| {
+        let rank = |rank: usize| {
+            let mut worlds = job.process(Some(rank), 3)?;
+            let world = worlds.next_world()?;
+            until_one_waits(&worlds, &world)?;
+            let world = worlds.next_world()?;
+            assert_eq!(place(&world)?, [rank, 4, 1, 1]);
+            // Rank 0 listens for newcomers: another does after it.
+            if rank == 0 {
+                return Ok([0; 4]);
+            }
+            world.comm.barrier().unwrap_err();
+            let world = worlds.next_world()?;
+            assert_eq!(place(&world)?, [rank - 1, 2, 2, 0]);
+            until_one_waits(&worlds, &world)?;
+            let world = worlds.next_world()?;
+            let place = place(&world)?;
+            ends.wait();
+            Ok(place)
+        };
+        let mut threads: Vec<_> = (0..3).map(|of| scope.spawn(move || rank(of))).collect();
+        threads.push(scope.spawn(|| {
+            let mut worlds = job.process(None, 3)?;
+            let place = place(&worlds.next_world()?)?;
+            drop(worlds);
+            let mut worlds = job.process(None, 3)?;
+            assert_eq!(self::place(&worlds.next_world()?)?, [2, 3, 3, 1]);
+            Ok(place)
+        }));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let all: Vec<[usize; 4]> = all.into_iter().map(|place| place.unwrap()).collect();
+    assert_eq!(all, [[0; 4], [0, 3, 3, 1], [1, 3, 3, 1], [3, 4, 1, 1]]);
+}
+
+#[test]
+fn one_that_does_not_come_to_a_meeting_is_left_out_of_it() {
+    let job = Job::new();
+    let all: Vec<Result<[usize; 4]>> = thread::scope(|scope| {
+        let rank = |rank: usize| {
+            let mut worlds = job.process(Some(rank), 3)?;
+            let world = worlds.next_world()?;
+            until_one_waits(&worlds, &world)?;
+            if rank == 2 {
+                // The others are in their meeting by then, or about to be.
+                let _ = Word::default().tell(&worlds.processes.recover_within(&NullRuntime::new(), LONG)?);
+                return Ok([0; 4]);
+            }
+            let world = worlds.next_world()?;
+            if world.newcomers == 0 {
+                assert_eq!(place(&world)?, [rank, 2, 1, 0]);
+                until_one_waits(&worlds, &world)?;
+                return place(&worlds.next_world()?);
+            }
+            place(&world)
+        };
+        let mut threads: Vec<_> = (0..3).map(|of| scope.spawn(move || rank(of))).collect();
+        threads.push(scope.spawn(|| place(&job.process(None, 3)?.next_world()?)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let all: Vec<[usize; 4]> = all.into_iter().map(|place| place.unwrap()).collect();
+    assert_eq!(all, [[0, 3, 2, 1], [1, 3, 2, 1], [0; 4], [2, 3, 2, 1]]);
+}
+
+#[test]
+fn a_newcomer_to_nobody_gives_up() {
+    let job = Job::new();
+    let error = job.process_within(None, 2, Duration::from_millis(100)).unwrap_err().to_string();
+    assert!(error.contains(&job.0[1].to_string()), "{error}");
+}

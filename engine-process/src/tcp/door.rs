@@ -1,0 +1,125 @@
+//! The join address of a running job: newcomers wait there until its ranks take them in.
+//!
+//! The first rank of the job listens. Newcomers prove the secret, and wait. In an open meeting the ranks of the job
+//! come with their ranks, and newcomers get those after them. Each process then has a connection to every other. The
+//! connections that the ranks had before stay: if the meeting fails, the job goes on over those.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use numcore::{Error, Result};
+use parking_lot::Mutex;
+
+use super::{
+    OpenTransport,
+    rendezvous::{Check, Meeting, TURN},
+    secret::Secret,
+    socket::is_closed,
+    table::Hello,
+    visitors::{Visit, Visitors},
+};
+
+/// The address at which processes join a running job.
+#[derive(Clone)]
+pub(crate) struct JoinAddress {
+    pub(super) addresses: Vec<SocketAddr>,
+    pub(super) job: String,
+    pub(super) secret: Secret,
+    pub(super) bind: Option<IpAddr>,
+    pub(super) silence: Duration,
+}
+
+impl JoinAddress {
+    /// Listens for newcomers; none while another process listens.
+    pub(crate) fn listen(&self) -> Option<Door> {
+        let listener = self.meeting(None, 0, Duration::ZERO).try_listen().ok()?;
+        Door::new(listener, self.clone()).ok()
+    }
+
+    /// Meets the `size` ranks of the job and the newcomers that wait, as rank `rank`. Rank 0 passes its door. Ends with
+    /// an error once `check` does. Returns the function that opens the transport, and the door.
+    pub(crate) fn meet(
+        &self,
+        (rank, size): (usize, usize),
+        door: Option<Door>,
+        timeout: Duration,
+        check: Check<'_>,
+    ) -> Result<(OpenTransport, Option<Door>)> {
+        let meeting = self.meeting(Some(rank), size, timeout);
+        let (joined, door) = match door.filter(|_| rank == 0) {
+            Some(door) => {
+                let (listener, wait) = door.close()?;
+                let joined = meeting.gather(&listener, wait, check)?;
+                (joined, Door::new(listener, self.clone()).ok())
+            }
+            None => (meeting.meet(check)?, None),
+        };
+        Ok((joined.opened(self.silence, timeout), door))
+    }
+
+    fn meeting(&self, rank: Option<usize>, size: usize, timeout: Duration) -> Meeting {
+        let JoinAddress { addresses, job, secret, bind, .. } = self.clone();
+        Meeting { addresses, job, secret, bind, rank, size, is_open: true, until: Instant::now() + timeout, timeout }
+    }
+}
+
+/// A listener at the join address, and the connections that have proved the secret there. Dropping it closes them.
+pub(crate) struct Door {
+    thread: Option<JoinHandle<TcpListener>>,
+    is_closing: Arc<AtomicBool>,
+    visits: Arc<Mutex<Vec<Visit>>>,
+}
+
+impl Door {
+    fn new(listener: TcpListener, at: JoinAddress) -> Result<Self> {
+        let (is_closing, visits) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<Visit>>>::default());
+        let (closing, heard) = (is_closing.clone(), visits.clone());
+        let listen = move || {
+            let mut visitors = Visitors::of(&listener, &at.secret, &at.job);
+            while !closing.load(Ordering::Relaxed) {
+                let visit = visitors.next(Instant::now() + TURN).filter(|visit| visit.said.is_ok());
+                heard.lock().extend(visit);
+            }
+            drop(visitors);
+            listener
+        };
+        let thread = thread::Builder::new().name("door".into()).spawn(listen);
+        let thread = Some(thread.map_err(|error| Error::io("thread door", error))?);
+        Ok(Door { thread, is_closing, visits })
+    }
+
+    /// The number of newcomers that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        let mut visits = self.visits.lock();
+        visits.retain(|visit| !is_closed(&visit.stream));
+        let is_newcomer = |visit: &&Visit| {
+            let hello = visit.said.as_ref().ok().and_then(|(_, bytes)| Hello::from_bytes(bytes).ok());
+            hello.is_some_and(|hello| hello.rank.is_none())
+        };
+        visits.iter().filter(is_newcomer).count()
+    }
+
+    /// Takes the listener and those that wait.
+    fn close(mut self) -> Result<(TcpListener, Vec<Visit>)> {
+        self.is_closing.store(true, Ordering::Relaxed);
+        let lost = || Error::internal("Processes::rendezvous", "the thread that listens for newcomers has ended");
+        let listener = self.thread.take().and_then(|thread| thread.join().ok()).ok_or_else(lost)?;
+        let visits = std::mem::take(&mut *self.visits.lock());
+        Ok((listener, visits))
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.is_closing.store(true, Ordering::Relaxed);
+        // The port is free once the thread has ended, within a turn.
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
