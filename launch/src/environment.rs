@@ -13,13 +13,18 @@ pub(crate) const LAUNCHER: &str = "WEFTGRAD_LAUNCHER";
 /// The variable of a rank that is a child of the launcher.
 pub(crate) const IS_CHILD: &str = "WEFTGRAD_IS_CHILD";
 /// Variables of launchers above this one, which would contradict its own.
-pub(crate) const REMOVED: [&str; 5] = [
+pub(crate) const REMOVED: [&str; 7] = [
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "PMIX_RANK",
     "TORCHELASTIC_USE_AGENT_STORE",
+    JOIN_ADDRESS,
+    NEWCOMER,
 ];
+/// The variable with the address at which processes join the running job, and that of one that does.
+const JOIN_ADDRESS: &str = "WEFTGRAD_JOIN_ADDRESS";
+const NEWCOMER: &str = "WEFTGRAD_NEWCOMER";
 /// The first of the ports for jobs of one node, and their number. The system gives these ports to no connection.
 const PORTS: (u16, u16) = (10_000, 20_000);
 
@@ -28,6 +33,8 @@ const PORTS: (u16, u16) = (10_000, 20_000);
 pub(crate) struct Meeting {
     host: String,
     port: u16,
+    /// The port at which processes join the running job, if they may.
+    join_port: Option<u16>,
     /// The name of the job.
     name: String,
     /// The secret of the job, if this launcher starts all ranks. Otherwise the environment has it.
@@ -50,14 +57,20 @@ impl Meeting {
             name => format!("{}-{}", name.as_deref().unwrap_or("run"), hex::<8>()?),
         };
         let secret = if is_alone { Some(hex::<32>()?) } else { None };
-        Ok(Meeting { host, port, name, secret })
+        let join_port = job.max_ranks.map(|_| free_port()).transpose()?;
+        Ok(Meeting { host, port, join_port, name, secret })
     }
 
-    /// The variables of a rank of this node, in the `start`-th start of the job.
-    pub(crate) fn variables(&self, job: &Job, local_rank: usize, start: usize) -> Vec<(&'static str, String)> {
+    /// The variables of a rank of this node, in the `start`-th start of the job. A newcomer joins the running ranks.
+    pub(crate) fn variables(
+        &self,
+        job: &Job,
+        local_rank: usize,
+        (start, is_newcomer): (usize, bool),
+    ) -> Vec<(&'static str, String)> {
         let mut all = vec![
             ("RANK", (job.node_rank * job.ranks + local_rank).to_string()),
-            ("WORLD_SIZE", job.world_size().to_string()),
+            ("WORLD_SIZE", job.world_size().max(local_rank + 1).to_string()),
             ("LOCAL_RANK", local_rank.to_string()),
             ("LOCAL_WORLD_SIZE", job.ranks.to_string()),
             ("GROUP_RANK", job.node_rank.to_string()),
@@ -69,6 +82,8 @@ impl Meeting {
             ("TORCHELASTIC_RUN_ID", self.name.clone()),
             (LAUNCHER, std::process::id().to_string()),
         ];
+        all.extend(self.join_port.map(|port| (JOIN_ADDRESS, format!("{}:{port}", Ipv4Addr::LOCALHOST))));
+        all.extend(is_newcomer.then(|| (NEWCOMER, "1".to_string())));
         all.extend(self.secret.iter().map(|secret| (SECRET, secret.clone())));
         all.extend(job.through.is_none().then(|| (IS_CHILD, "1".to_string())));
         all
@@ -110,7 +125,7 @@ mod tests {
     fn ranks_of_a_node_follow_those_of_the_nodes_before() {
         let job = Job::new("true", 4).nodes(3, 2, "[::1]:29500");
         let meeting = Meeting::new(&job).unwrap();
-        let all = meeting.variables(&job, 1, 5);
+        let all = meeting.variables(&job, 1, (5, false));
         let value = |name: &str| all.iter().find(|(of, _)| *of == name).map(|(_, value)| value.as_str());
         assert_eq!((value("RANK"), value("WORLD_SIZE"), value("LOCAL_RANK")), (Some("9"), Some("12"), Some("1")));
         assert_eq!((value("MASTER_ADDR"), value("MASTER_PORT")), (Some("[::1]"), Some("29500")));

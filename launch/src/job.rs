@@ -39,6 +39,8 @@ pub struct Job {
     pub(crate) max_restarts: usize,
     /// The fewest ranks of this node that go on without those that have failed; all, if none.
     pub(crate) min_ranks: Option<usize>,
+    /// The most ranks that run at once, if processes may join.
+    pub(crate) max_ranks: Option<usize>,
     pub(crate) log_dir: Option<PathBuf>,
     /// The program that [becomes a rank](crate::become_rank).
     pub(crate) through: Option<PathBuf>,
@@ -57,6 +59,7 @@ impl Job {
             name: None,
             max_restarts: 0,
             min_ranks: None,
+            max_ranks: None,
             log_dir: None,
             through: None,
         }
@@ -105,6 +108,16 @@ impl Job {
         self
     }
 
+    /// Lets processes join the running ranks of this node, of which there are `min` to `max` then. A rank that has
+    /// failed is started as a newcomer, which the others take in between two steps, at most
+    /// [`max_restarts`](Job::max_restarts) times in all. Each SIGUSR1 to the launcher starts one more, up to `max`.
+    /// Once fewer than `min` run, the job ends. The program must be an elastic run. A rank that is stopped for 15
+    /// seconds is killed.
+    pub fn elastic(mut self, min: usize, max: usize) -> Self {
+        (self.min_ranks, self.max_ranks) = (Some(min), Some(max));
+        self
+    }
+
     /// Writes the lines of each rank to a file `rank-R.log` in a folder too.
     pub fn log_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.log_dir = Some(folder.into());
@@ -137,6 +150,12 @@ impl Job {
         }
         if let Some(fewest) = self.min_ranks.filter(|fewest| !(1..=ranks).contains(fewest)) {
             return wrong(format!("{fewest} ranks cannot be left of {ranks}: give 1 to {ranks}"));
+        }
+        if let Some(most) = self.max_ranks.filter(|most| *most < ranks || *most > MOST_RANKS) {
+            return wrong(format!("{ranks} ranks cannot begin where at most {most} run: give {ranks} to {MOST_RANKS}"));
+        }
+        if self.max_ranks.is_some() && nodes > 1 {
+            return wrong("processes join jobs of one node alone: give `--min-ranks` on several nodes".into());
         }
         if node_rank >= nodes {
             return wrong(format!("node {node_rank} is none of {nodes}: nodes count from 0"));
@@ -185,6 +204,8 @@ mod tests {
             (of(usize::MAX, 2, 0, "a:1"), "too many"),
             (Job::new("true", 5000), "at most 4096"),
             (Job::new("true", 2).min_ranks(3), "give 1 to 2"),
+            (Job::new("true", 3).elastic(1, 2), "give 3 to 4096"),
+            (of(2, 2, 0, "a:1").elastic(1, 2), "of one node alone"),
             (of(1, 2, 2, "a:1"), "nodes count from 0"),
             (of(1, 2, 0, "a"), "is no host:port"),
             (of(1, 2, 0, "a:x"), "is no host:port"),

@@ -35,6 +35,10 @@ struct Args {
     /// Ranks of this node that may go on when others fail, in a program that can, such as an elastic run [default: all]
     #[arg(long, value_name = "M")]
     min_ranks: Option<usize>,
+    /// Fewest and most ranks of an elastic run, which others join. A rank that has failed is started to join, at most
+    /// `--max-restarts` times; SIGUSR1 starts one more. The job ends once fewer than MIN run
+    #[arg(long, value_name = "MIN:MAX", value_parser = range, conflicts_with = "min_ranks")]
+    elastic: Option<(usize, usize)>,
     /// Folder for a file of lines of each rank, beside the terminal.
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
@@ -71,8 +75,16 @@ fn run(args: Args) -> io::Result<u8> {
     if let Some(fewest) = args.min_ranks {
         job = job.min_ranks(fewest);
     }
+    if let Some((min, max)) = args.elastic {
+        job = job.elastic(min, max);
+    }
     if let Some(folder) = args.log_dir {
         job = job.log_dir(folder);
     }
     job.through(std::env::current_exe()?).run()
+}
+
+fn range(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once(':').and_then(|(min, max)| Some((min.parse().ok()?, max.parse().ok()?)));
+    parts.ok_or_else(|| format!("`{text}` is no MIN:MAX: give two numbers of ranks, such as 2:4"))
 }

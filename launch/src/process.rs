@@ -46,18 +46,18 @@ pub(crate) struct RankProcess {
     child: Child,
     group: Pid,
     status: Option<ExitStatus>,
-    /// Stop of the process by a signal, until it goes on.
-    pub(crate) is_stopped: bool,
+    /// The time at which the process was stopped by a signal, until it goes on.
+    pub(crate) stopped: Option<Instant>,
     /// Closed once the last line has been passed on.
     closed: Receiver<()>,
 }
 
 impl RankProcess {
-    /// Starts a rank of this node. `events` gets its end.
+    /// Starts a rank of this node, in a start of the job or as a newcomer. `events` gets its end.
     pub(crate) fn start(
         job: &Job,
         meeting: &Meeting,
-        (local_rank, start): (usize, usize),
+        (local_rank, start): (usize, (usize, bool)),
         lines: &Arc<RankLines>,
         events: &Sender<Event>,
     ) -> io::Result<Self> {
@@ -69,16 +69,16 @@ impl RankProcess {
                 command
             }
         };
-        command.args(&job.args).envs(meeting.variables(job, local_rank, start)).process_group(0);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         for name in REMOVED {
             command.env_remove(name);
         }
+        command.args(&job.args).envs(meeting.variables(job, local_rank, start)).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| not_started(&job.program, error))?;
         let (out, error) = (child.stdout.take(), child.stderr.take());
         let group = Pid::from_raw(child.id().cast_signed());
         let (open, closed) = mpsc::channel::<()>();
-        let rank = RankProcess { child, group, status: None, is_stopped: false, closed };
+        let rank = RankProcess { child, group, status: None, stopped: None, closed };
         let pass_on = |from: Box<dyn Read + Send>, stream| {
             let (lines, open) = (lines.clone(), open.clone());
             spawn(move || {
@@ -122,6 +122,10 @@ impl RankProcess {
     pub(crate) fn drain(&self, until: Instant) {
         // Nothing is sent: the channel is closed with the last stream.
         let _ = self.closed.recv_timeout(until.saturating_duration_since(Instant::now()));
+    }
+
+    pub(crate) fn has_succeeded(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
     }
 
     pub(crate) fn has_ended(&self) -> bool {

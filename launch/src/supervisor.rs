@@ -15,7 +15,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1},
     iterator::{Handle, Signals},
 };
 
@@ -30,6 +30,8 @@ use crate::{
 const GRACE: Duration = Duration::from_millis(1500);
 /// The time for which a stopped rank is waited for that all others have left behind.
 const STOPPED: Duration = Duration::from_secs(5);
+/// The time after which a stopped rank of a job that newcomers may join is killed, to make place for one.
+const HUNG: Duration = Duration::from_secs(15);
 /// The time for the last lines of ranks that have ended: a process that has left its group may keep a stream open.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
@@ -39,14 +41,15 @@ type RankFailure = (usize, ExitStatus);
 /// Runs a job, and returns the exit status for the launcher.
 pub(crate) fn run(job: &Job) -> io::Result<u8> {
     let lines = |rank| RankLines::new(job.node_rank * job.ranks + rank, job.log_dir.as_deref()).map(Arc::new);
-    let lines = (0..job.ranks).map(lines).collect::<io::Result<Vec<_>>>()?;
+    let most = job.max_ranks.unwrap_or(job.ranks);
+    let lines = (0..most).map(lines).collect::<io::Result<Vec<_>>>()?;
     let (sender, events) = mpsc::channel();
-    let _signals = SignalForwarder::start(sender.clone())?;
-    let mut supervisor = Supervisor { job, lines, sender, events, signals: 0 };
+    let _signals = SignalForwarder::start(sender.clone(), job.max_ranks.is_some())?;
+    let mut supervisor = Supervisor { job, lines, sender, events, signals: 0, newcomers: 0 };
     for start in 0.. {
         let Some((rank, status)) = supervisor.started(start)? else { return Ok(0) };
         supervisor.report((rank, status));
-        if supervisor.signals > 0 || start >= job.max_restarts {
+        if supervisor.signals > 0 || start >= job.max_restarts || job.max_ranks.is_some() {
             return Ok(code(status));
         }
         report(format!("all ranks are started again, {} of {} times\n", start + 1, job.max_restarts).as_bytes());
@@ -61,6 +64,8 @@ struct Supervisor<'a> {
     events: Receiver<Event>,
     /// The number of signals so far.
     signals: usize,
+    /// The number of newcomers so far.
+    newcomers: usize,
 }
 
 impl Supervisor<'_> {
@@ -68,26 +73,31 @@ impl Supervisor<'_> {
     fn started(&mut self, start: usize) -> io::Result<Option<RankFailure>> {
         let meeting = Meeting::new(self.job)?;
         self.lines.iter().for_each(|lines| lines.forget());
-        let begin =
-            |rank: usize| RankProcess::start(self.job, &meeting, (rank, start), &self.lines[rank], &self.sender);
+        let begin = |rank| self.begin(&meeting, rank, (start, false));
         let mut ranks = (0..self.job.ranks).map(begin).collect::<io::Result<Vec<_>>>()?;
-        let failure = self.supervise(&mut ranks)?;
+        let failure = self.supervise(&mut ranks, &meeting)?;
         let until = Instant::now() + LAST_LINES;
         ranks.iter().for_each(|rank| rank.drain(until));
         Ok(failure)
     }
 
-    fn supervise(&mut self, ranks: &mut [RankProcess]) -> io::Result<Option<RankFailure>> {
+    fn begin(&self, meeting: &Meeting, rank: usize, start: (usize, bool)) -> io::Result<RankProcess> {
+        RankProcess::start(self.job, meeting, (rank, start), &self.lines[rank], &self.sender)
+    }
+
+    fn supervise(&mut self, ranks: &mut Vec<RankProcess>, meeting: &Meeting) -> io::Result<Option<RankFailure>> {
         let (mut failure, mut deadline): (Option<RankFailure>, _) = (None, None);
         let (mut left, mut has_killed, mut stuck) = (ranks.len(), false, None);
+        let (fewest, mut restarts) = (self.job.min_ranks.unwrap_or(left), 0);
         let end = |ranks: &[RankProcess]| {
             ranks.iter().for_each(|rank| rank.signal(Signal::SIGTERM));
             Some(Instant::now() + GRACE)
         };
         while !ranks.iter().all(RankProcess::has_ended) {
             stuck = if self.is_stuck(ranks) { stuck.or_else(|| Some(Instant::now() + STOPPED)) } else { None };
-            match self.next(deadline.or(stuck)) {
-                Some(Event::Stopped(rank, is_stopped)) => ranks[rank].is_stopped = is_stopped,
+            let (due, hung) = (deadline.or(stuck), self.next_hung(ranks));
+            match self.next(due.into_iter().chain(hung).min()) {
+                Some(Event::Stopped(rank, is_stopped)) => ranks[rank].stopped = is_stopped.then(Instant::now),
                 Some(Event::Ended(rank)) => {
                     let status = ranks[rank].reap()?;
                     if status.success() {
@@ -101,15 +111,32 @@ impl Supervisor<'_> {
                         continue;
                     }
                     left -= 1;
-                    if left >= self.job.min_ranks.unwrap_or(ranks.len()) {
+                    if left >= fewest {
                         ranks[rank].drain(Instant::now() + LAST_LINES);
                         self.report((rank, status));
+                        if self.takes_newcomers(ranks) && restarts < self.job.max_restarts {
+                            (restarts, left) = (restarts + 1, left + 1);
+                            self.join(ranks, rank, meeting)?;
+                        }
                         continue;
+                    }
+                    if self.job.max_ranks.is_some() {
+                        report(
+                            format!("{left} ranks are left, and at least {fewest} must run: the job ends\n").as_bytes(),
+                        );
                     }
                     failure = Some((rank, status));
                     // Ranks that were asked to end may save first.
                     if self.signals == 0 {
                         deadline = deadline.or_else(|| end(ranks));
+                    }
+                }
+                Some(Event::Signaled(SIGUSR1)) => {
+                    let running = ranks.iter().filter(|rank| !rank.has_ended()).count();
+                    if self.takes_newcomers(ranks) && self.job.max_ranks.is_some_and(|most| running < most) {
+                        let place = ranks.iter().position(RankProcess::has_ended).unwrap_or(ranks.len());
+                        left += 1;
+                        self.join(ranks, place, meeting)?;
                     }
                 }
                 Some(Event::Signaled(number)) => {
@@ -119,6 +146,13 @@ impl Supervisor<'_> {
                     // Whoever asks a second time does not want to wait.
                     if self.signals > 1 {
                         deadline = deadline.or_else(|| end(ranks));
+                    }
+                }
+                None if due.is_none_or(|due| Instant::now() < due) => {
+                    let is_hung = |rank: &&mut RankProcess| rank.stopped.is_some_and(|since| since.elapsed() >= HUNG);
+                    for rank in ranks.iter_mut().filter(is_hung) {
+                        rank.signal(Signal::SIGKILL);
+                        rank.stopped = None;
                     }
                 }
                 None => {
@@ -133,7 +167,33 @@ impl Supervisor<'_> {
     /// Tells whether only stopped ranks are left of a job that goes on without some.
     fn is_stuck(&self, ranks: &[RankProcess]) -> bool {
         let mut left = ranks.iter().filter(|rank| !rank.has_ended());
-        self.job.min_ranks.is_some() && ranks.iter().any(RankProcess::has_ended) && left.all(|rank| rank.is_stopped)
+        self.job.min_ranks.is_some()
+            && ranks.iter().any(RankProcess::has_ended)
+            && left.all(|rank| rank.stopped.is_some())
+    }
+
+    /// The time at which the next stopped rank is killed, in a job that newcomers may join.
+    fn next_hung(&self, ranks: &[RankProcess]) -> Option<Instant> {
+        let stopped = ranks.iter().filter(|rank| !rank.has_ended()).filter_map(|rank| rank.stopped);
+        self.job.max_ranks.and(stopped.min()).map(|since| since + HUNG)
+    }
+
+    /// Tells whether newcomers may join: not once the run has ended on a rank, or is to end.
+    fn takes_newcomers(&self, ranks: &[RankProcess]) -> bool {
+        self.job.max_ranks.is_some() && self.signals == 0 && !ranks.iter().any(RankProcess::has_succeeded)
+    }
+
+    /// Starts a newcomer in the place of a rank that has ended, or behind all.
+    fn join(&mut self, ranks: &mut Vec<RankProcess>, rank: usize, meeting: &Meeting) -> io::Result<()> {
+        self.lines[rank].forget();
+        self.newcomers += 1;
+        report(format!("rank {rank} is started to join the others\n").as_bytes());
+        let newcomer = self.begin(meeting, rank, (self.newcomers, true))?;
+        match ranks.get_mut(rank) {
+            Some(place) => *place = newcomer,
+            None => ranks.push(newcomer),
+        }
+        Ok(())
     }
 
     /// Prints the end of a rank, and its last lines.
@@ -154,9 +214,9 @@ impl Supervisor<'_> {
 struct SignalForwarder(Handle);
 
 impl SignalForwarder {
-    fn start(events: Sender<Event>) -> io::Result<Self> {
-        let hangup = (!ignores_hangup()).then_some(SIGHUP);
-        let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
+    fn start(events: Sender<Event>, takes_newcomers: bool) -> io::Result<Self> {
+        let others = [(!ignores_hangup()).then_some(SIGHUP), takes_newcomers.then_some(SIGUSR1)];
+        let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(others.into_iter().flatten()))?;
         let handle = signals.handle();
         let forward = move || signals.forever().for_each(|signal| drop(events.send(Event::Signaled(signal))));
         thread::Builder::new().name("signals".into()).spawn(forward)?;

@@ -289,6 +289,29 @@ fn rank() {
         drop(worlds);
         process::exit(0);
     }
+    if role == "joins" || role == "grows" {
+        let mut worlds = Arc::new(processes).rendezvous(NullRuntime::new(), Quorum::default()).unwrap();
+        loop {
+            let world = worlds.next_world().unwrap();
+            // The end of a barrier may be lost with one that is killed.
+            let _ = world.comm.barrier();
+            if world.newcomers > 0 {
+                println!("\njoined {} of {}", world.comm.rank(), world.comm.size());
+                drop(worlds);
+                process::exit(0);
+            }
+            match &*role {
+                "joins" if is_first && is_last => signal("KILL", process::id()),
+                "grows" if is_last => signal("USR1", number("WEFTGRAD_LAUNCHER") as u32),
+                _ => {}
+            }
+            while let Ok(all) = world.comm.exchange_equal([u8::from(worlds.newcomers() > 0)])
+                && all.iter().all(|[waits]| *waits == 0)
+            {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
     let gathered = processes.run(
         |_| Ok(NullRuntime::new()),
         |comm| {
@@ -339,6 +362,53 @@ fn those_that_can_go_on_without_a_rank_do() {
     // One more than may be lost.
     let (status, ..) = shells("-n 3 --min-ranks 2", "if [ $RANK = 0 ]; then exec sleep 1000; fi; exit 4");
     assert_eq!(status, Some(4));
+}
+
+#[test]
+fn a_rank_that_was_lost_joins_those_that_are_left_and_another_when_asked() {
+    let joins = job(&["-n", "3", "--elastic", "2:3", "--max-restarts", "1"], "joins", None);
+    let grows = job(&["-n", "2", "--elastic", "1:3"], "grows", None);
+    for (running, due) in [(joins, "rank 2 was killed by signal 9"), (grows, "rank 2 is started to join")] {
+        let (status, out, errors) = ended(running);
+        assert!(status == Some(0) && errors.contains(due), "{status:?} {errors}");
+        for rank in 0..3 {
+            assert!(lines_of(&out, rank).contains(&&*format!("joined {rank} of 3")), "{out} {errors}");
+        }
+    }
+}
+
+#[test]
+fn ranks_are_started_to_join_so_often_and_the_job_ends_below_its_fewest() {
+    let scratch = Scratch::new("newcomers");
+    let script = "if [ $RANK = 0 ]; then until [ -e $DIR/done ]; do sleep 0.01; done; exit 0; fi; \
+                  echo $TORCHELASTIC_RESTART_COUNT ${WEFTGRAD_NEWCOMER:-0} $WEFTGRAD_JOIN_ADDRESS; \
+                  if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then touch $DIR/done; fi; exit 4";
+    let mut command = launcher(&["-n", "2", "--elastic", "1:2", "--max-restarts", "2", "sh", "-c", script]);
+    command.env("DIR", scratch.path()).env("WEFTGRAD_NEWCOMER", "1");
+    let (status, out, errors) = ended(command.spawn().unwrap());
+    assert_eq!(status, Some(0), "{errors}");
+    let lines: Vec<Vec<&str>> = lines_of(&out, 1).iter().map(|line| line.split(' ').collect()).collect();
+    let starts: Vec<&[&str]> = lines.iter().map(|words| &words[..2]).collect();
+    assert_eq!(starts, [["0", "0"], ["1", "1"], ["2", "1"]]);
+    assert!(lines.iter().all(|words| words[2] == lines[0][2] && words[2].starts_with("127.0.0.1:")), "{out}");
+
+    let script = "if [ $RANK = 0 ]; then exec sleep 1000; fi; exit 4";
+    let (status, _, errors) = shells("-n 2 --elastic 2:2 --max-restarts 3", script);
+    let due = "1 ranks are left, and at least 2 must run: the job ends";
+    assert!(status == Some(4) && errors.contains(due) && !errors.contains("started"), "{status:?} {errors}");
+    let (status, _, errors) = shells("-n 2 --elastic 2", "true");
+    assert!(status == Some(2) && errors.contains("such as 2:4"), "{errors}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_rank_that_stays_stopped_makes_place_for_one_that_joins() {
+    let scratch = Scratch::new("hung");
+    let script = "if [ $RANK = 0 ]; then until [ -e $DIR/done ]; do sleep 0.01; done; exit 0; fi; \
+                  if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then touch $DIR/done; exit 0; fi; kill -STOP $$";
+    let mut command = launcher(&["-n", "2", "--elastic", "1:2", "--max-restarts", "1", "sh", "-c", script]);
+    let (status, _, errors) = ended(command.env("DIR", scratch.path()).spawn().unwrap());
+    assert!(status == Some(0) && errors.contains("rank 1 was killed by signal 9 (SIGKILL)"), "{status:?} {errors}");
 }
 
 #[test]
