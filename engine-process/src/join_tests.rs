@@ -13,7 +13,7 @@ use numcore::{NullRuntime, Result};
 use crate::{
     Tcp,
     rendezvous::{ProcessRendezvous, Word},
-    tests::{LONG, free},
+    tests::{LONG, free, within},
 };
 
 /// The time that ranks of a job wait for each other.
@@ -163,7 +163,7 @@ fn one_that_does_not_come_to_a_meeting_is_left_out_of_it() {
             until_one_waits(&worlds, &world)?;
             if rank == 2 {
                 // The others are in their meeting by then, or about to be.
-                let _ = Word::default().tell(&worlds.processes.recover_within(&NullRuntime::new(), LONG)?);
+                let _ = Word::default().tell(&worlds.processes.recover_within(&NullRuntime::new(), within(LONG))?);
                 return Ok([0; 4]);
             }
             let world = worlds.next_world()?;

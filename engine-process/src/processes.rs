@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::{
     communicator::ProcessCommunicator,
     moves::Limits,
-    progress::{Command, Progress},
+    progress::{Command, Patience, Progress},
     tcp::JoinAddress,
     transport::Transport,
     world::World,
@@ -213,14 +213,14 @@ impl Processes {
     /// messages. All survivors call it; it blocks until they know of the same losses. Over MPI it needs Open MPI 5 and
     /// `mpirun --with-ft ulfm`; otherwise the launcher ends all processes when one dies.
     pub fn recover<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
-        self.recover_within(rt, self.timeout)
+        self.recover_within(rt, Patience { timeout: self.timeout, leaves_out: false })
     }
 
-    /// Recovers as [`recover`](Processes::recover) does, with its own timeout.
-    pub(crate) fn recover_within<R: Runtime>(&self, rt: &R, timeout: Duration) -> Result<Comm<R>> {
+    /// Recovers as [`recover`](Processes::recover) does, with its own patience.
+    pub(crate) fn recover_within<R: Runtime>(&self, rt: &R, patience: Patience) -> Result<Comm<R>> {
         let (outcome, end) = mpsc::sync_channel(1);
         let made = self.worlds.load(Ordering::SeqCst);
-        self.command("Processes::recover", Command::Recover { made, timeout, outcome })?;
+        self.command("Processes::recover", Command::Recover { made, patience, outcome })?;
         let (number, left) = end.recv().map_err(|_| ended("Processes::recover"))??;
         self.worlds.store(number, Ordering::SeqCst);
         let own = self.world_of(&left, rt)?;

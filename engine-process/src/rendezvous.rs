@@ -15,7 +15,7 @@ use comm::{Collectives, Comm, Communicator, Membership, Quorum, Rendezvous};
 use numcore::{Error, ErrorKind, Result, Runtime};
 use parking_lot::Mutex;
 
-use super::{Processes, tcp::Door};
+use super::{Processes, progress::Patience, tcp::Door};
 
 /// A rendezvous of the processes of a job. A process is lost when it dies or drops its [`Processes`]. Over TCP others
 /// [join](crate::Tcp::from_lookup) the running job, if it has an address for that.
@@ -88,9 +88,10 @@ impl Run {
 impl Processes {
     /// Makes this process's side of a rendezvous of all processes; every process makes one. A failed process is
     /// expected to drop its `Processes`, or to end. The others wait for that at most the
-    /// [`join_timeout`](Quorum::join_timeout). A process that hangs ends the run, since it could come back. A process
-    /// that dies during the rendezvous is left out too: the survivors try again until the
-    /// [`join_timeout`](Quorum::join_timeout) has passed. All ranks of the last world take newcomers in together.
+    /// [`join_timeout`](Quorum::join_timeout). With [`majority`](Quorum::majority), a process that hangs is left out
+    /// then. Otherwise it ends the run, since it could come back. A process that dies during the rendezvous is left out
+    /// too: the survivors try again until the [`join_timeout`](Quorum::join_timeout) has passed. All ranks of the last
+    /// world take newcomers in together.
     ///
     /// # Errors
     /// An error if the transport does not report deaths to the survivors, or a death ends them. Over MPI the launcher
@@ -140,7 +141,11 @@ impl<R: Runtime> ProcessRendezvous<R> {
         loop {
             let mut comm = match self.has_joined {
                 false => self.processes.world(&self.rt)?,
-                true => self.processes.recover_within(&self.rt, left())?,
+                true => {
+                    // Of ranks that cannot reach each other, no more than half may leave the others out.
+                    let leaves_out = self.quorum.majority && self.run.before > 0;
+                    self.processes.recover_within(&self.rt, Patience { timeout: left(), leaves_out })?
+                }
             };
             self.has_joined = true;
             let calls_newcomers = calls && self.newcomers() > 0;

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::{
     Channel, Launch, Processes, Request, Tcp, Test, Transport,
-    progress::{Command, Progress},
+    progress::{Command, Patience, Progress},
     world::World,
 };
 
@@ -132,6 +132,10 @@ fn processes<T: Send>(
     })
 }
 
+pub(crate) fn within(timeout: Duration) -> Patience {
+    Patience { timeout, leaves_out: false }
+}
+
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 /// Long enough for messages of the others to arrive.
 const WHILE: Duration = Duration::from_millis(100);
@@ -164,7 +168,7 @@ fn those_that_recover_do_not_wait_for_one_that_comes_to_its_end_meanwhile() {
             thread::sleep(WHILE);
             return Ok(Vec::new());
         }
-        let world: Comm<NullRuntime> = processes.recover_within(&NullRuntime::new(), LONG / 4)?;
+        let world: Comm<NullRuntime> = processes.recover_within(&NullRuntime::new(), within(LONG / 4))?;
         world.barrier()?;
         Ok(world.members().to_vec())
     });
@@ -190,20 +194,46 @@ fn what_was_said_in_one_recovery_is_not_heard_in_the_next() {
             if rank == 3 {
                 let _ = death.lock().recv();
             }
-            let world = processes.recover_within(&rt, LONG)?;
+            let world = processes.recover_within(&rt, within(LONG))?;
             world.barrier()?;
             if rank != 0 {
                 thread::sleep(4 * WHILE);
                 return Ok(Vec::new());
             }
             // No other process begins the next recovery.
-            match processes.recover_within(&rt, WHILE).map(|_| ()).unwrap_err().kind() {
+            match processes.recover_within(&rt, within(WHILE)).map(|_| ()).unwrap_err().kind() {
                 ErrorKind::Timeout { missing, .. } => Ok(missing.clone()),
                 other => panic!("{other:?}"),
             }
         }
     });
     assert_eq!(all_well(outcomes)[0], [1, 3]);
+}
+
+#[test]
+fn a_process_that_hangs_is_left_out_by_a_majority_and_learns_of_it() {
+    let (ends, heard) = mpsc::sync_channel::<()>(0);
+    let heard = Mutex::new(heard);
+    let outcomes = processes(3, &Fate::default(), |processes| {
+        let quorum = Quorum { majority: true, join_timeout: 5 * WHILE, ..Quorum::default() };
+        let mut worlds = processes.rendezvous(NullRuntime::new(), quorum)?;
+        let first = worlds.next_world()?;
+        if processes.rank() == 2 {
+            // It computes until the others have gone on.
+            let _ = heard.lock().recv();
+            let error = worlds.next_world().map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("the others go on without it"), "{error}");
+            return Ok(Vec::new());
+        }
+        first.comm.abort("a step failed");
+        let world = worlds.next_world()?;
+        world.comm.barrier()?;
+        if processes.rank() == 0 {
+            let _ = ends.send(());
+        }
+        Ok(world.comm.members().to_vec())
+    });
+    assert_eq!(all_well(outcomes), [vec![0, 1], vec![0, 1], vec![]]);
 }
 
 #[test]

@@ -18,6 +18,7 @@ use std::{
 use comm::engine::FailureReason;
 use numcore::Result;
 
+pub(crate) use self::recover::Patience;
 use crate::{
     flight::{Flight, Matching},
     inbox::Inbox,
@@ -44,7 +45,7 @@ pub(crate) enum Command {
     /// Asks for the end of all queued sends; the thread then drops the sender.
     Flush(SyncSender<()>),
     /// Begins a recovery: the number of worlds made so far, and the channel of the outcome.
-    Recover { made: u64, timeout: Duration, outcome: SyncSender<Result<(u64, Vec<usize>)>> },
+    Recover { made: u64, patience: Patience, outcome: SyncSender<Result<(u64, Vec<usize>)>> },
     /// Ends the thread; nothing more will be started. The duration is the longest wait for the other processes.
     Finish(Duration),
 }
@@ -145,7 +146,7 @@ impl Progress {
             }
             Command::Wake => self.last_move = Instant::now(),
             Command::Flush(done) => self.flushing.push(done),
-            Command::Recover { made, timeout, outcome } => self.begin_recovery(made, timeout, outcome),
+            Command::Recover { made, patience, outcome } => self.begin_recovery(made, patience, outcome),
             Command::Finish(_) => {}
         }
     }

@@ -28,8 +28,16 @@ struct OwnRecovery {
     /// The list of lost processes that was announced last.
     announced: Option<Vec<usize>>,
     since: Instant,
-    timeout: Duration,
+    patience: Patience,
     outcome: SyncSender<Result<(u64, Vec<usize>)>>,
+}
+
+/// The time that a recovery waits for survivors, and its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    pub(crate) timeout: Duration,
+    /// True if those that have said nothing by then are left out. Otherwise the recovery fails.
+    pub(crate) leaves_out: bool,
 }
 
 impl Recovery {
@@ -43,6 +51,11 @@ impl Recovery {
 
     fn store(&mut self, from: usize, made: u64, lost: Vec<usize>) {
         self.announced[from].push_back((made, lost));
+    }
+
+    /// Tells whether another process goes on without process `me`.
+    fn is_left_out(&self, me: usize) -> bool {
+        self.announced.iter().flatten().any(|(_, lost)| lost.contains(&me))
     }
 
     /// The number of the next world, if all survivors have announced the same losses as process `me`, which has made
@@ -73,10 +86,10 @@ impl Progress {
     pub(crate) fn begin_recovery(
         &mut self,
         made: u64,
-        timeout: Duration,
+        patience: Patience,
         outcome: SyncSender<Result<(u64, Vec<usize>)>>,
     ) {
-        self.recovery.own = Some(OwnRecovery { made, announced: None, since: Instant::now(), timeout, outcome });
+        self.recovery.own = Some(OwnRecovery { made, announced: None, since: Instant::now(), patience, outcome });
         self.announce_recovery();
     }
 
@@ -107,17 +120,34 @@ impl Progress {
         (0..self.dead.len()).filter(|&rank| self.dead[rank] || self.gone[rank]).collect()
     }
 
+    /// Counts silent processes among the lost, and tells the others, which have the whole time for it.
+    fn leave_out(&mut self, silent: &[usize]) {
+        silent.iter().for_each(|&rank| self.gone[rank] = true);
+        if let Some(own) = &mut self.recovery.own {
+            own.since = Instant::now();
+        }
+        self.announce_recovery();
+    }
+
     /// Ends the recovery once all survivors have announced the same losses; they are the new world.
     pub(crate) fn advance_recovery(&mut self) {
         let (me, lost) = (self.transport.rank(), self.known_lost());
         let Some(own) = &self.recovery.own else { return };
-        let (made, waited, is_late) = (own.made, own.since.elapsed(), own.since.elapsed() > own.timeout);
+        let (made, waited, is_late) = (own.made, own.since.elapsed(), own.since.elapsed() > own.patience.timeout);
+        let leaves_out = own.patience.leaves_out;
         let outcome = match self.recovery.agree(me, made, &lost) {
+            _ if self.recovery.is_left_out(me) => {
+                let why = "this process was silent for too long, and the others go on without it: start it again";
+                Err(Error::argument("recover", why).on_rank(me))
+            }
             Ok(number) => Ok((number, (0..self.dead.len()).filter(|rank| !lost.contains(rank)).collect())),
             Err(absent) if is_late => {
                 // A process that has announced anything is alive, but did not know of the same losses yet.
                 let is_silent = |rank: &&usize| self.recovery.announced[**rank].is_empty();
                 let silent: Vec<usize> = absent.iter().filter(is_silent).copied().collect();
+                if leaves_out && !silent.is_empty() {
+                    return self.leave_out(&silent);
+                }
                 let missing = if silent.is_empty() { absent } else { silent };
                 // Other survivors give up too, so their announcements of this recovery are dropped.
                 self.recovery.announced.iter_mut().for_each(VecDeque::clear);
