@@ -7,12 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use comm::{Collectives, Communicator, Membership, Quorum, Rendezvous};
+use comm::{Collectives, Comm, Communicator, Membership, Quorum, Rendezvous};
 use numcore::{NullRuntime, Result};
 
 use crate::{
-    Tcp,
+    Processes, Tcp,
     rendezvous::{ProcessRendezvous, Word},
+    tcp::OpenTransport,
     tests::{LONG, free, within},
 };
 
@@ -65,9 +66,14 @@ fn until_one_waits(worlds: &Worlds, world: &Membership<NullRuntime>) -> Result<(
     panic!("nobody came");
 }
 
+/// Every process calls from here.
+fn barrier(comm: &Comm<NullRuntime>) -> Result<()> {
+    comm.barrier()
+}
+
 /// The rank of a process in a world, the world's size, its number, and the number of its newcomers.
 fn place(world: &Membership<NullRuntime>) -> Result<[usize; 4]> {
-    world.comm.barrier()?;
+    barrier(&world.comm)?;
     Ok([world.comm.rank(), world.comm.size(), world.generation as usize, world.newcomers])
 }
 
@@ -180,6 +186,87 @@ fn one_that_does_not_come_to_a_meeting_is_left_out_of_it() {
     });
     let all: Vec<[usize; 4]> = all.into_iter().map(|place| place.unwrap()).collect();
     assert_eq!(all, [[0, 3, 2, 1], [1, 3, 2, 1], [0; 4], [2, 3, 2, 1]]);
+}
+
+/// Meets newcomers as rank 2 of three, once all have heard of them.
+fn meet_by_hand(worlds: &Worlds) -> Result<OpenTransport> {
+    let met = worlds.processes.recover_within(&NullRuntime::new(), within(LONG))?;
+    Word::of(worlds.run).tell(&met)?;
+    let at = worlds.processes.join_address.clone().expect("an address");
+    Ok(at.meet((2, 3), None, LONG, &|| Ok(()))?.0)
+}
+
+/// Runs three ranks of a job, the last of which does `last` once a newcomer waits, and a newcomer.
+fn with_a_newcomer<T: Send>(
+    last: impl Fn(Worlds) -> Result<T> + Sync,
+    others: impl Fn(Worlds) -> Result<T> + Sync,
+    newcomer: impl Fn(Worlds) -> Result<T> + Sync,
+) -> Vec<T> {
+    let (job, last, others, newcomer) = (Job::new(), &last, &others, &newcomer);
+    let rank = |rank: Option<usize>| {
+        let mut worlds = job.process(rank, 3)?;
+        if rank.is_none() {
+            return newcomer(worlds);
+        }
+        let world = worlds.next_world()?;
+        until_one_waits(&worlds, &world)?;
+        if rank == Some(2) { last(worlds) } else { others(worlds) }
+    };
+    let all: Vec<Result<T>> = thread::scope(|scope| {
+        let seats = [Some(0), Some(1), Some(2), None];
+        let threads = seats.map(|seat| scope.spawn(move || rank(seat)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    all.into_iter().map(|outcome| outcome.unwrap_or_else(|error| panic!("{error}"))).collect()
+}
+
+#[test]
+fn nobody_goes_on_with_newcomers_if_one_has_not_entered() {
+    let stays = |mut worlds: Worlds| {
+        let world = worlds.next_world()?;
+        assert_eq!(place(&world)?[1..], [3, 1, 0]);
+        place(&world)
+    };
+    let all = with_a_newcomer(
+        |worlds| {
+            drop(meet_by_hand(&worlds)?);
+            stays(worlds)
+        },
+        stays,
+        // It is refused, as all others have left it.
+        |mut worlds| {
+            assert!(worlds.next_world().unwrap_err().to_string().contains("has ended"));
+            Ok([0; 4])
+        },
+    );
+    assert_eq!(all, [[0, 3, 1, 0], [1, 3, 1, 0], [2, 3, 1, 0], [0; 4]]);
+}
+
+#[test]
+fn one_that_does_not_know_whether_all_have_entered_follows_those_that_do() {
+    let again = |mut worlds: Worlds| {
+        let world = worlds.next_world()?;
+        assert_eq!(place(&world)?[1..], [4, 1, 1]);
+        world.comm.barrier().unwrap_err();
+        place(&worlds.next_world()?)
+    };
+    let all = with_a_newcomer(
+        |mut worlds| {
+            let met = Processes::over(meet_by_hand(&worlds)?)?.configured_as(&worlds.processes);
+            let met = Arc::new(met);
+            let world = met.world(&NullRuntime::new())?;
+            Word::of(worlds.run).tell(&world)?;
+            barrier(&world)?;
+            // The others may not have seen its end.
+            thread::sleep(Duration::from_millis(200));
+            world.abort("a rank has died");
+            worlds.entered = Some(met);
+            place(&worlds.next_world()?)
+        },
+        again,
+        again,
+    );
+    assert_eq!(all, [[0, 4, 2, 0], [1, 4, 2, 0], [2, 4, 2, 0], [3, 4, 2, 0]]);
 }
 
 #[test]

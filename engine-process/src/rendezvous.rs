@@ -23,11 +23,11 @@ pub struct ProcessRendezvous<R: Runtime> {
     pub(crate) processes: Arc<Processes>,
     rt: R,
     quorum: Quorum,
-    run: Run,
+    pub(crate) run: Run,
     /// True if this process has been in a world already.
     has_joined: bool,
     /// Processes with newcomers that this one has entered, while it is open whether all have.
-    entered: Option<Arc<Processes>>,
+    pub(crate) entered: Option<Arc<Processes>>,
     /// True if this process has rank 0 in the last world, which listens for newcomers.
     listens: bool,
     door: Mutex<Option<Door>>,
@@ -36,7 +36,7 @@ pub struct ProcessRendezvous<R: Runtime> {
 /// The state of the run that processes compare at a rendezvous. A process that was in one more world, in which another
 /// died, has the more recent state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Run {
+pub(crate) struct Run {
     /// The number of the next world.
     generation: u64,
     /// The number of ranks of the last world.
@@ -54,6 +54,10 @@ pub(crate) struct Word {
 }
 
 impl Word {
+    pub(crate) fn of(run: Run) -> Word {
+        Word { run, ..Word::default() }
+    }
+
     fn to_bytes(self) -> [u8; 19] {
         let mut bytes = [0; 19];
         bytes[..8].copy_from_slice(&self.run.generation.to_le_bytes());
@@ -194,14 +198,14 @@ impl<R: Runtime> ProcessRendezvous<R> {
         *self.door.get_mut() = door;
         let met = Arc::new(Processes::over(open).ok()?.configured_as(&self.processes));
         let with_newcomers = met.world(&self.rt).ok()?;
-        match (Word { run: self.run, ..Word::default() }).tell(&with_newcomers) {
+        match Word::of(self.run).tell(&with_newcomers) {
             Ok(all) => {
                 self.go_on_among(met);
                 Some((with_newcomers, all))
             }
-            Err(error) => {
-                // After a disagreement with a newcomer, nobody has entered.
-                self.entered = is_of_another(&with_newcomers, &error).then_some(met);
+            // Whatever the error is: others may have gone on, and failed in a later call.
+            Err(_) => {
+                self.entered = Some(met);
                 None
             }
         }
