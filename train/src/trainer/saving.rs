@@ -64,8 +64,8 @@ where
     /// save that another failure cut short. An error of it is recorded as the text `checkpoint/failure`, and changes
     /// nothing: the last checkpoint stays.
     pub(super) fn rescue(&mut self) {
-        // The other ranks go on without this one, from the last commit.
-        if self.elastic.is_some() {
+        // The other ranks go on without this one, from the last commit, if there are any.
+        if self.elastic.is_some() && self.engine.step.ranks().everyone.size() > 1 {
             let _ = self.flush_sinks();
             return;
         }

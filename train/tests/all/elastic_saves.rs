@@ -44,3 +44,25 @@ fn an_owed_save_goes_where_it_was_due() {
         assert_eq!(seldom.steps().unwrap(), if all { vec![2, 3, 4] } else { vec![3, 4] });
     }
 }
+
+#[test]
+fn the_last_rank_saves_the_state_before_the_step_that_failed() {
+    let scratch = Scratch::new("elastic-last");
+    let folder = Folder::new(scratch.0.join("checkpoints"));
+    let outcomes = elastic(2, 1, |world| {
+        let comm = world.comm()?;
+        let (size, rank) = (comm.size(), comm.rank());
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let step = AtomicU64::new(0);
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()).workers(0))
+            .until(Length::Steps(8))
+            .with(Checkpoints::at(folder.clone()).every(Interval::Steps(100)).ignore_signals())
+            .elastic(world, Interval::Steps(100));
+        trainer.run(|model, batch| match (step.fetch_add(1, Ordering::SeqCst), size, rank) {
+            (2, 2, 1) | (5, 1, _) => Err(Error::argument("the machine", "is gone")),
+            _ => loss(model, batch),
+        })
+    });
+    assert!(outcomes.iter().all(Result::is_err));
+    assert_eq!(folder.steps().unwrap(), [5]);
+}
