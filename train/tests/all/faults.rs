@@ -15,7 +15,8 @@ use engine_process::Tcp;
 
 use crate::{
     common::*,
-    faults_plans::{Fault, FaultPlan, LENGTH, Link, SILENCE},
+    faults_joins::{AwaitedRendezvous, perhaps_lost},
+    faults_plans::{Fault, FaultPlan, LENGTH, Link, SILENCE, Second},
     kills::{Lines, told},
     prelude::*,
 };
@@ -25,6 +26,8 @@ const SEED: &str = "WEFTGRAD_TEST_FAULTS_SEED";
 /// How many seeds are tried, where that is asked for, and the first of them.
 const SEEDS: &str = "WEFTGRAD_TEST_FAULTS_SEEDS";
 const FIRST: &str = "WEFTGRAD_TEST_FAULTS_FIRST";
+/// Set if newcomers join the run.
+const JOINS: &str = "WEFTGRAD_TEST_FAULTS_JOINS";
 /// Longer than any run here may take, on a busy machine too.
 const LONG: Duration = Duration::from_secs(120);
 
@@ -36,7 +39,8 @@ fn number(name: &str) -> Option<u64> {
 }
 
 fn plan() -> Option<(PathBuf, FaultPlan)> {
-    Some((std::env::var_os(FOLDER)?.into(), FaultPlan::of(number(SEED)?)))
+    let of = if number(JOINS) == Some(1) { FaultPlan::with_newcomers } else { FaultPlan::of };
+    Some((std::env::var_os(FOLDER)?.into(), of(number(SEED)?)))
 }
 
 /// Not a test of its own: the launcher of a job, which the test below starts.
@@ -46,7 +50,11 @@ fn launcher() {
     let job = launch::Job::new(std::env::current_exe().unwrap(), plan.ranks);
     let job = job.args(["--exact", "faults::rank", "--nocapture"]).max_restarts(1);
     // As many as the quorum of the run.
-    let job = if plan.is_elastic { job.min_ranks(plan.ranks / 2 + 1) } else { job };
+    let job = match (plan.joins, plan.is_elastic) {
+        (true, _) => job.elastic(2, plan.ranks).max_restarts(4),
+        (false, true) => job.min_ranks(plan.ranks / 2 + 1),
+        (false, false) => job,
+    };
     process::exit(job.run().unwrap().into());
 }
 
@@ -64,7 +72,8 @@ fn rank() {
     }
     let port = link.as_ref().map(|(_, port)| port.to_string());
     let variable = |name: &str| port.clone().filter(|_| name == "MASTER_PORT").or_else(|| std::env::var(name).ok());
-    let tcp = Tcp::from_lookup(variable).unwrap().silence(SILENCE);
+    let tcp = Tcp::from_lookup(variable).unwrap().silence(SILENCE).join_timeout(LONG / 8);
+    perhaps_lost(&plan, start);
     let processes = tcp.join().unwrap().timeout(LONG);
     let (link, rt) = (link.map(|(link, _)| link), Cpu::with_threads(1));
     let fault = RankFault { plan: is_victim.then_some(plan), link };
@@ -72,7 +81,14 @@ fn rank() {
         let quorum = Quorum { majority: true, join_timeout: 2 * SILENCE, ..Quorum::default() };
         let processes = Arc::new(processes);
         let worlds = processes.rendezvous(rt, quorum).unwrap();
-        let outcome = Elastic::new(worlds).run(|world| {
+        let second = start == 0 && plan.second == Some(Second::Rank(rank as usize));
+        let elastic = match plan.joins {
+            true => Elastic::new(AwaitedRendezvous::new(worlds, plan, second)),
+            false => Elastic::new(worlds),
+        };
+        // Newcomers are in the worlds of the first start.
+        let start = if plan.joins { 0 } else { start };
+        let outcome = elastic.run(|world| {
             let (comm, generation) = (world.comm()?, world.generation());
             fault.train(&folder, &plan, &comm, &format!("{start}.{generation}"), Some(world))
         });
@@ -225,13 +241,15 @@ fn is_running(id: &str) -> bool {
     Command::new("kill").args(["-s", "0", id]).stderr(Stdio::null()).status().unwrap().success()
 }
 
-fn goes_on(seed: u64) {
-    let (plan, scratch) = (FaultPlan::of(seed), Scratch::new("faults"));
+fn goes_on(seed: u64, joins: bool) {
+    let plan = if joins { FaultPlan::with_newcomers(seed) } else { FaultPlan::of(seed) };
+    let scratch = Scratch::new("faults");
     let folder = scratch.0.join("run");
     fs::create_dir_all(&folder).unwrap();
     let output = fs::File::create(folder.join("output")).unwrap();
     let mut launcher = Command::new(std::env::current_exe().unwrap());
     launcher.args(["--exact", "faults::launcher", "--nocapture"]).env(FOLDER, &folder).env(SEED, seed.to_string());
+    launcher.env(JOINS, u8::from(joins).to_string());
     launcher.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
     let (mut launcher, begun) = (launcher.spawn().unwrap(), Instant::now());
     let said = || format!("seed {seed}, {plan:?}:\n{}", fs::read_to_string(folder.join("output")).unwrap());
@@ -268,15 +286,25 @@ fn goes_on(seed: u64) {
     assert_eq!(all.into_iter().collect::<Vec<_>>(), (1..=LENGTH).collect::<Vec<_>>(), "{}", said());
     assert_eq!(worlds.len() == 1, plan.is_harmless(), "{}", said());
     assert_eq!(Folder::new(folder.join("checkpoints")).latest().unwrap(), Some(LENGTH), "{}", said());
+    assert!(!joins || last.ranks == plan.ranks, "{}", said());
     let names: Vec<String> = worlds.iter().map(|world| format!("{} from {}", world.name, world.begun)).collect();
     println!("seed {seed}, {plan:?}: {names:?}");
 }
 
-#[test]
-fn whatever_happens_to_a_process_the_run_goes_on_to_the_bit() {
+fn all_go_on(joins: bool) {
     if number("RANK").is_some() {
         return;
     }
     let first = number(FIRST).unwrap_or(0);
-    (first..first + number(SEEDS).unwrap_or(3)).for_each(goes_on);
+    (first..first + number(SEEDS).unwrap_or(3)).for_each(|seed| goes_on(seed, joins));
+}
+
+#[test]
+fn whatever_happens_to_a_process_the_run_goes_on_to_the_bit() {
+    all_go_on(false);
+}
+
+#[test]
+fn newcomers_in_the_place_of_lost_processes_go_on_to_the_bit() {
+    all_go_on(true);
 }

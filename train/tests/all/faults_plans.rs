@@ -28,6 +28,15 @@ pub enum Fault {
     Mute,
 }
 
+/// A second process that is lost, while newcomers join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Second {
+    /// A rank of the run.
+    Rank(usize),
+    /// The first newcomer.
+    Newcomer,
+}
+
 /// One run and its fault.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultPlan {
@@ -41,6 +50,9 @@ pub struct FaultPlan {
     pub how: u64,
     /// True if those that are left may go on from a commit.
     pub is_elastic: bool,
+    /// True if the launcher starts newcomers in the place of lost ranks.
+    pub joins: bool,
+    pub second: Option<Second>,
     /// The steps between two checkpoints, and between two commits.
     pub save: u64,
     pub commit: u64,
@@ -68,9 +80,34 @@ impl FaultPlan {
             later: Duration::from_micros(below(4000)),
             how: below(3),
             is_elastic: below(2) == 0,
+            joins: false,
+            second: None,
             save: 2 + below(6),
             commit: 1 + below(4),
         }
+    }
+
+    /// A run that newcomers join.
+    pub fn with_newcomers(seed: u64) -> Self {
+        let (plan, mut random) = (FaultPlan::of(seed), Philox::new(seed, 1));
+        let mut below = |n: u64| random.below(n);
+        let ranks = 3 + below(2) as usize;
+        let victim = below(ranks as u64) as usize;
+        let fault = match seed % 5 {
+            2 => Fault::Stop(None),
+            4 => Fault::Stop(Some(SILENCE + Duration::from_millis(800))),
+            _ => Fault::Kill,
+        };
+        let second = match seed % 3 {
+            0 => Some(Second::Rank((victim + 1 + below(ranks as u64 - 1) as usize) % ranks)),
+            1 => Some(Second::Newcomer),
+            _ => None,
+        };
+        // Two of three may be lost in turn, but are no majority at once.
+        let ranks = if matches!(second, Some(Second::Rank(_))) { 4 } else { ranks };
+        let (at, most) = (below(LENGTH / 2), 1 << below(18));
+        let later = Duration::from_micros(below(most));
+        FaultPlan { ranks, fault, victim, at, later, is_elastic: true, joins: true, second, ..plan }
     }
 
     /// True if nobody is lost: the pause is shorter than the others wait.
@@ -98,7 +135,7 @@ impl FaultPlan {
     }
 }
 
-fn signal(name: &str) {
+pub fn signal(name: &str) {
     let own = std::process::id().to_string();
     assert!(Command::new("kill").args(["-s", name, &own]).status().unwrap().success());
 }

@@ -16,6 +16,7 @@ mod evaluation;
 mod experts;
 mod failures;
 mod faults;
+mod faults_joins;
 mod faults_plans;
 mod intervals;
 mod kills;
