@@ -1,0 +1,30 @@
+//! The changes of the launcher, and of processes that join a running job, that a test must notice.
+
+use super::Mutant;
+
+const LAUNCHED: &[&str] = &["test", "-p", "weftgrad-launch"];
+const JOINED: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib"];
+const LAST: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "elastic_saves"];
+
+#[rustfmt::skip]
+pub(super) const OF_JOBS: &[Mutant] = &[
+    Mutant { file: "launch/src/supervisor.rs", from: "(restarts, left) = (restarts + 1, left + 1);", to: "(restarts, left) = (restarts, left + 1);", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "(restarts, left) = (restarts + 1, left + 1);", to: "(restarts, left) = (restarts + 1, left);", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "if left >= fewest {", to: "if left > fewest {", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: " || start >= job.max_restarts || job.max_ranks.is_some()", to: " || start >= job.max_restarts", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "is_some_and(|most| running < most)", to: "is_some_and(|most| running > most)", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "if self.signals == 0 {\n                        deadline", to: "if self.signals > 0 {\n                        deadline", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "rank.stopped = None;", to: "continue;", test: LAUNCHED },
+    Mutant { file: "launch/src/environment.rs", from: "all.extend(is_newcomer.then(", to: "all.extend(false.then(", test: LAUNCHED },
+    Mutant { file: "launch/src/environment.rs", from: "    JOIN_ADDRESS,\n    NEWCOMER,\n", to: "    JOIN_ADDRESS,\n    JOIN_ADDRESS,\n", test: LAUNCHED },
+    Mutant { file: "launch/src/process.rs", from: "self.signal(Signal::SIGKILL);\n        let status", to: "let status", test: LAUNCHED },
+    Mutant { file: "engine-process/src/progress/recover.rs", from: "silent.iter().for_each(|&rank| self.gone[rank] = true);", to: "", test: JOINED },
+    Mutant { file: "engine-process/src/progress/recover.rs", from: "_ if self.recovery.is_left_out(me) => {", to: "_ if false => {", test: JOINED },
+    Mutant { file: "engine-process/src/rendezvous.rs", from: "                calls = false;\n", to: "", test: JOINED },
+    Mutant { file: "engine-process/src/rendezvous.rs", from: "self.listens = comm.rank() == 0;", to: "self.listens = false;", test: JOINED },
+    Mutant { file: "engine-process/src/rendezvous.rs", from: "let has_entered = all.iter().all(", to: "let has_entered = all.iter().any(", test: JOINED },
+    Mutant { file: "engine-process/src/rendezvous.rs", from: "self.entered.take().filter(|_| has_entered)", to: "self.entered.take().filter(|_| false)", test: JOINED },
+    Mutant { file: "engine-process/src/tcp/rendezvous.rs", from: "if !self.is_open {\n", to: "if true {\n", test: JOINED },
+    Mutant { file: "engine-process/src/tcp/rendezvous.rs", from: "come.retain(|(hello, stream)| hello.rank.is_some() || !is_closed(stream));", to: "", test: JOINED },
+    Mutant { file: "train/src/trainer/saving.rs", from: " && self.engine.step.ranks().everyone.size() > 1 {", to: " {", test: LAST },
+];
