@@ -25,6 +25,7 @@ mod array;
 mod collate;
 mod dataset;
 mod files;
+pub mod gguf;
 mod loader;
 pub mod order;
 pub mod pack;

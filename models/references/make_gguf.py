@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the GGUF files of the folder `gguf` by llama.cpp's own writer, from the models that `make.py` made.
 
-    python3 -m venv V && V/bin/pip install gguf==0.19.0
+    python3 -m venv V && V/bin/pip install gguf==0.19.0 sentencepiece
     V/bin/python models/references/make_gguf.py
 """
 
@@ -148,9 +148,66 @@ def blocks(out):
     packed.tofile(os.path.join(out, "blocks.q8_0"))
 
 
+def types(out):
+    """Two rows of each quantised type with random bits and finite scales, and what gguf dequantises them to, in the order of the file."""
+    rng = np.random.default_rng(7)
+    writer = gguf.GGUFWriter(os.path.join(out, "types.gguf"), "llama")
+    writer.add_custom_alignment(64)
+    writer.add_array("odd.empty_texts", [])
+    due = []
+    # The bytes of each block that hold f16.
+    for name, halves in {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}.items():
+        kind = gguf.GGMLQuantizationType[name]
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        packed = rng.integers(0, 256, (2 * 256 // elements, size), dtype=np.uint8)
+        for at in halves:
+            packed[:, at:at + 2] = rng.normal(size=(len(packed), 1)).astype(np.float16).view(np.uint8)
+        packed = packed.reshape(2, -1)
+        writer.add_tensor(name.lower(), packed, raw_dtype=kind)
+        due.append(gguf.quants.dequantize(packed, kind))
+    finish(writer)
+    np.concatenate(due).astype(np.float32).tofile(os.path.join(out, "types.f32"))
+
+
+TEXTS = ["", "hello", " the  cat sat", "The quick brown fox\njumps over 12 dogs.", "na\u00efve caf\u00e9 \u4f60\u597d \U0001f600", "tab\there", "the the the", "  two leading"]
+
+
+def pieces(out):
+    """A vocabulary of SentencePiece as llama.cpp's converter writes it, and the tokens of some texts by sentencepiece itself."""
+    import sentencepiece as spm
+
+    words = "the cat sat on the mat and the quick brown fox jumps over lazy dogs while hello world greets naive people there".split()
+    rng = np.random.default_rng(3)
+    lines = [" ".join(rng.choice(words, 8)) for _ in range(400)]
+    model = os.path.join(out, "pieces")
+    spm.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_prefix=model, vocab_size=330, model_type="bpe", byte_fallback=True,
+                                   normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)
+    sp = spm.SentencePieceProcessor(model_file=model + ".model")
+    os.remove(model + ".model")
+    os.remove(model + ".vocab")
+    count = sp.get_piece_size()
+    kind = lambda i: 2 if sp.is_unknown(i) else 3 if sp.is_control(i) else 6 if sp.is_byte(i) else 5 if sp.is_unused(i) else 1
+    writer = gguf.GGUFWriter(model + ".gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([sp.id_to_piece(i) for i in range(count)])
+    writer.add_token_scores([sp.get_score(i) for i in range(count)])
+    writer.add_token_types([kind(i) for i in range(count)])
+    writer.add_bos_token_id(sp.bos_id())
+    writer.add_eos_token_id(sp.eos_id())
+    writer.add_unk_token_id(sp.unk_id())
+    finish(writer)
+    rows = [{"text": text, "tokens": sp.encode(text), "decoded": sp.decode(sp.encode(text))} for text in TEXTS]
+    with open(model + ".json", "w") as file:
+        json.dump({"bos": sp.bos_id(), "texts": rows}, file, indent=1)
+        file.write("\n")
+
+
 if __name__ == "__main__":
     out = os.path.join(HERE, "gguf")
     os.makedirs(out, exist_ok=True)
     llama(out)
     tokenizer(out)
     blocks(out)
+    types(out)
+    pieces(out)

@@ -36,7 +36,7 @@ mod source;
 pub use chat::{ChatDate, ChatTemplate, Conversation};
 pub use chat::{ChatExample, pack_examples};
 pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, Family, RopeConfig, RopeScaling};
-pub use convert::{Change, ConversionRule, ConversionTable, Converted, StackNames, StackPlace, StackRule};
+pub use convert::{Change, ConversionRule, ConversionTable, Converted, GGUF_TABLE, StackNames, StackPlace, StackRule};
 pub use decoder::{Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
 pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
 pub use files::{JsonObject, SaveOptions};

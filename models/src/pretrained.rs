@@ -1,4 +1,4 @@
-//! Models from Hugging Face's folders, and back.
+//! Models from Hugging Face's folders and GGUF files, and back to folders.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -23,7 +23,7 @@ use crate::{
 /// The stem of the names of weights' files.
 const WEIGHTS: &str = "model";
 
-/// A model that Hugging Face's folders hold: `config.json` and safetensors.
+/// A model that files hold: a folder of Hugging Face, with `config.json` and safetensors, or a GGUF file.
 pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Builds a model as `config.json` describes it, with parameters that `init` draws.
     ///
@@ -56,7 +56,7 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// The fields of a `config.json` from which this model can be built again.
     fn fields(&self) -> Map<String, Value>;
 
-    /// Loads the model in a folder, with parameters of the element type in `init`.
+    /// Loads the model in a folder or a GGUF file, with parameters of the element type in `init`.
     ///
     /// Names and shapes are compared before any memory is allocated; then one weight at a time is read. With
     /// [`Init::lazily`] only weights in four bits are read at once. A trainer that shards reads its rank's part of each
@@ -66,23 +66,23 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Fails if the folder holds no such model. One error lists all weights that are missing, unexpected or of another
     /// shape, by their names in the file and in the model.
     #[track_caller]
-    fn from_pretrained(folder: impl AsRef<Path>, init: &Init<R>) -> Result<Self> {
-        let (model, report) = Self::from_pretrained_partly(folder, init)?;
+    fn from_pretrained(path: impl AsRef<Path>, init: &Init<R>) -> Result<Self> {
+        let (model, report) = Self::from_pretrained_partly(path, init)?;
         report.strict().at_caller()?;
         Ok(model)
     }
 
-    /// Loads the model in a folder where weights may be missing: a new head on a pretrained model. Parameters without a
+    /// Loads the model in a folder or a GGUF file where weights may be missing: a new head on a pretrained model. Parameters without a
     /// weight keep the values that `init` draws. The report lists missing and left-over weights.
     ///
     /// # Errors
     /// Fails if a weight has another shape, or a file is missing or malformed.
     #[track_caller]
-    fn from_pretrained_partly(folder: impl AsRef<Path>, init: &Init<R>) -> Result<(Self, PretrainedReport)> {
-        let folder = folder.as_ref();
-        let fields = ConfigFields::open(folder)?;
+    fn from_pretrained_partly(path: impl AsRef<Path>, init: &Init<R>) -> Result<(Self, PretrainedReport)> {
+        let path = path.as_ref();
+        let fields = ConfigFields::open(path).at_caller()?;
         let model = Self::from_fields(&init.clone().lazily(), &fields).at_caller()?;
-        let weights = Arc::new(Weights::open(folder, WEIGHTS).at_caller()?);
+        let weights = Arc::new(Weights::open(path, WEIGHTS).at_caller()?);
         let plan = Plan::of(&model, &weights).at_caller()?;
         plan.report.check_shapes().at_caller()?;
         if quantize::quantization(&fields).at_caller()? && plan.quantised.is_empty() {
@@ -236,7 +236,8 @@ struct Plan<R: Runtime> {
 
 impl<R: Runtime> Plan<R> {
     fn of(model: &impl Pretrained<R>, weights: &Arc<Weights>) -> Result<Self> {
-        let (table, mut report, mut sources) = (model.table(), PretrainedReport::default(), Vec::new());
+        let table = weights.table().unwrap_or_else(|| model.table());
+        let (mut report, mut sources) = (PretrainedReport::default(), Vec::new());
         // Names in files by the model's names: files may leave the prefix out.
         let (mut given, mut stacks) = (BTreeMap::new(), GivenStacks::default());
         for theirs in weights.names() {

@@ -1,14 +1,17 @@
-//! Tokenizers of `tokenizer.json` files (feature `text`).
+//! Tokenizers of `tokenizer.json` and GGUF files (feature `text`).
 
 use std::{fmt, ops::Range, path::Path};
 
 use numcore::{Error, Result, Within};
 use tokenizers::models::{ModelWrapper, bpe::BPE};
 
-use crate::files::without_mark;
+use crate::{
+    files::without_mark,
+    gguf::{GgufFile, tokenizer_json},
+};
 
-/// A tokenizer from a `tokenizer.json`: BPE, Unigram or WordPiece, with its normalizers. Nothing is fetched from
-/// anywhere.
+/// A tokenizer from a `tokenizer.json`: BPE, Unigram or WordPiece, with its normalizers; or from a GGUF file: byte-level
+/// BPE, or SentencePiece's. Nothing is fetched from anywhere.
 ///
 /// Only that file is read. A `tokenizer_config.json` beside it, with rules for special tokens or spaces in decoded
 /// texts, is ignored.
@@ -23,14 +26,18 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`.
+    /// Reads a `tokenizer.json`, or the tokenizer of a GGUF file.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, describes no tokenizer, or one that draws at random (BPE `dropout`).
+    /// Fails if the file cannot be read, describes no tokenizer, or one that draws at random (BPE `dropout`). Of GGUF,
+    /// fails too if the kind of the tokenizer or of its pre-tokenizer is not known.
     #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes = std::fs::read(path).map_err(|e| Error::io(path, e)).at_caller()?;
+        let bytes = match GgufFile::is_at(path) {
+            true => tokenizer_json(&GgufFile::open(path).at_caller()?).at_caller()?.to_string().into_bytes(),
+            false => std::fs::read(path).map_err(|e| Error::io(path, e)).at_caller()?,
+        };
         let bytes = without_mark(&bytes);
         let wrong = |why| Error::format(path.display().to_string(), format!("it describes no tokenizer: {why}"));
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes)

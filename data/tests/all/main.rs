@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod formats;
+mod gguf;
 mod loader;
 mod pack;
 mod sources;

@@ -1,21 +1,19 @@
 //! Encoding of elements in GGUF files.
 
+use data::gguf::GgufType;
 use half::{bf16, f16};
 use numcore::{Error, Result};
 
 use super::GgufWeights;
 
-/// The number of elements in a block of `Q8_0`.
-pub(super) const BLOCK: usize = 32;
-
 impl GgufWeights {
-    /// The number of the type in GGUF files.
-    pub(super) fn id(self) -> u32 {
+    /// The element type in GGUF files.
+    pub(super) fn kind(self) -> GgufType {
         match self {
-            GgufWeights::F32 => 0,
-            GgufWeights::F16 => 1,
-            GgufWeights::Q8_0 => 8,
-            GgufWeights::BF16 => 30,
+            GgufWeights::F32 => GgufType::F32,
+            GgufWeights::F16 => GgufType::F16,
+            GgufWeights::BF16 => GgufType::BF16,
+            GgufWeights::Q8_0 => GgufType::Q8_0,
         }
     }
 
@@ -29,21 +27,12 @@ impl GgufWeights {
         }
     }
 
-    /// The size in bytes of `elements` elements, a multiple of a block's.
-    pub(super) fn bytes(self, elements: usize) -> usize {
-        match self {
-            GgufWeights::F32 => 4 * elements,
-            GgufWeights::F16 | GgufWeights::BF16 => 2 * elements,
-            GgufWeights::Q8_0 => elements / BLOCK * (2 + BLOCK),
-        }
-    }
-
     /// Encodes elements as bytes.
     ///
     /// # Errors
     /// Fails if a finite value is too large for the type, or `Q8_0` is given one that is not finite.
     pub(super) fn encode(self, name: &str, values: &[f32]) -> Result<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(self.bytes(values.len()));
+        let mut bytes = Vec::with_capacity(self.kind().bytes(values.len()));
         match self {
             GgufWeights::F32 => values.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
             GgufWeights::BF16 => values.iter().for_each(|&x| bytes.extend(bf16::from_f32(x).to_le_bytes())),
@@ -53,7 +42,7 @@ impl GgufWeights {
                 }
             }
             GgufWeights::Q8_0 => {
-                for block in values.chunks_exact(BLOCK) {
+                for block in values.chunks_exact(self.kind().block()) {
                     quantize(name, block, &mut bytes)?;
                 }
             }
@@ -88,13 +77,15 @@ fn fitting(name: &str, x: f32) -> Result<f16> {
 mod tests {
     use super::*;
 
+    const BLOCK: usize = 32;
+
     /// Values with a scale of 1, and ties, whose block is known by hand.
     #[test]
     fn a_block_of_q8_0() {
         let mut block = [0f32; BLOCK];
         (block[0], block[1], block[2], block[3], block[31]) = (127.0, -0.5, 0.5, -126.4, 2.5);
         let bytes = GgufWeights::Q8_0.encode("w", &block).unwrap();
-        assert_eq!(bytes.len(), GgufWeights::Q8_0.bytes(BLOCK));
+        assert_eq!(bytes.len(), GgufType::Q8_0.bytes(BLOCK));
         assert_eq!(bytes[..2], f16::ONE.to_le_bytes());
         let due: Vec<u8> = [127i8, -1, 1, -126].map(i8::cast_unsigned).to_vec();
         assert_eq!(bytes[2..6], due);

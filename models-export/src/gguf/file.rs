@@ -1,31 +1,11 @@
-//! The GGUF format, version 3: typed metadata, a list of tensors, and their data, each aligned to 32 bytes.
+//! Writing of GGUF files: metadata, a list of tensors, and their data.
 
 use std::path::Path;
 
+use data::gguf::{ALIGNMENT, GgufValue, MAGIC, VERSION, put_text};
 use numcore::{Error, Result, safetensors::Replacement};
 
 use super::GgufWeights;
-
-const VERSION: u32 = 3;
-/// The alignment of data unless metadata sets another, in bytes.
-const ALIGNMENT: u64 = 32;
-
-/// A value of metadata.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum GgufValue {
-    /// An unsigned integer of 32 bits.
-    U32(u32),
-    /// A floating-point number of 32 bits.
-    F32(f32),
-    /// A boolean, one byte.
-    Bool(bool),
-    /// A string.
-    Text(String),
-    /// Signed integers of 32 bits.
-    I32s(Vec<i32>),
-    /// Strings.
-    Texts(Vec<String>),
-}
 
 /// A tensor that is to be written, and the source of its values.
 pub(super) struct GgufTensor<'a> {
@@ -40,17 +20,17 @@ pub(super) struct GgufTensor<'a> {
 }
 
 /// The content of a GGUF file, in its order.
-pub(super) struct GgufFile<'a> {
+pub(super) struct GgufWriter<'a> {
     /// The keys and values.
     pub metadata: Vec<(String, GgufValue)>,
     /// The tensors.
     pub tensors: Vec<GgufTensor<'a>>,
 }
 
-impl GgufFile<'_> {
+impl GgufWriter<'_> {
     /// A file without tensors.
     pub(super) fn new(metadata: Vec<(String, GgufValue)>) -> Self {
-        GgufFile { metadata, tensors: Vec::new() }
+        GgufWriter { metadata, tensors: Vec::new() }
     }
 
     /// Writes the file, all or nothing, one tensor at a time.
@@ -59,7 +39,7 @@ impl GgufFile<'_> {
     /// Fails if a value cannot be computed or does not fit its type, or the file cannot be written.
     pub(super) fn write(&self, path: &Path) -> Result<()> {
         let mut header = Vec::new();
-        header.extend(*b"GGUF");
+        header.extend(MAGIC);
         header.extend(VERSION.to_le_bytes());
         header.extend((self.tensors.len() as u64).to_le_bytes());
         header.extend((self.metadata.len() as u64).to_le_bytes());
@@ -92,45 +72,13 @@ impl GgufFile<'_> {
     }
 }
 
-impl GgufValue {
-    /// The number of the value's type in GGUF files.
-    fn id(&self) -> u32 {
-        match self {
-            GgufValue::U32(_) => 4,
-            GgufValue::F32(_) => 6,
-            GgufValue::Bool(_) => 7,
-            GgufValue::Text(_) => 8,
-            GgufValue::I32s(_) | GgufValue::Texts(_) => 9,
-        }
-    }
-
-    /// Appends the number of the type and the value. A list has the type and number of its elements before them.
-    fn put(&self, to: &mut Vec<u8>) {
-        to.extend(self.id().to_le_bytes());
-        match self {
-            GgufValue::U32(x) => to.extend(x.to_le_bytes()),
-            GgufValue::F32(x) => to.extend(x.to_le_bytes()),
-            GgufValue::Bool(x) => to.push(u8::from(*x)),
-            GgufValue::Text(x) => put_text(to, x),
-            GgufValue::I32s(list) => {
-                put_list(to, 5, list.len());
-                list.iter().for_each(|x| to.extend(x.to_le_bytes()));
-            }
-            GgufValue::Texts(list) => {
-                put_list(to, 8, list.len());
-                list.iter().for_each(|x| put_text(to, x));
-            }
-        }
-    }
-}
-
 impl GgufTensor<'_> {
     fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
     fn size(&self) -> u64 {
-        self.weights.bytes(self.elements()) as u64
+        self.weights.kind().bytes(self.elements()) as u64
     }
 
     /// Appends the tensor's entry: name, sizes (innermost first), type and offset of the data.
@@ -138,7 +86,7 @@ impl GgufTensor<'_> {
         put_text(to, &self.name);
         to.extend((self.shape.len() as u32).to_le_bytes());
         self.shape.iter().rev().for_each(|&n| to.extend((n as u64).to_le_bytes()));
-        to.extend(self.weights.id().to_le_bytes());
+        to.extend(self.weights.kind().id().to_le_bytes());
         to.extend(offset.to_le_bytes());
     }
 
@@ -150,16 +98,6 @@ impl GgufTensor<'_> {
         }
         self.weights.encode(&self.name, &values)
     }
-}
-
-fn put_text(to: &mut Vec<u8>, text: &str) {
-    to.extend((text.len() as u64).to_le_bytes());
-    to.extend(text.as_bytes());
-}
-
-fn put_list(to: &mut Vec<u8>, id: u32, len: usize) {
-    to.extend(id.to_le_bytes());
-    to.extend((len as u64).to_le_bytes());
 }
 
 fn pad(bytes: &mut Vec<u8>) {

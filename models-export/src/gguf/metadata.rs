@@ -1,13 +1,11 @@
 //! Sizes and options by llama.cpp's names, and checks that it would compute the same.
 
+use data::gguf::GgufValue;
 use models::{DecoderConfig, Family, RopeConfig, RopeScaling};
 use nn::{Activation, Rotary};
 use numcore::{Error, Result};
 
-use super::{
-    GgufOptions, GgufWeights,
-    file::{GgufTensor, GgufValue},
-};
+use super::{GgufOptions, GgufWeights, file::GgufTensor};
 
 /// The version of the formats of quantised blocks.
 const QUANTIZATION_VERSION: u32 = 2;

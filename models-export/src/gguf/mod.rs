@@ -6,20 +6,18 @@
 mod blocks;
 mod file;
 mod metadata;
-mod table;
 mod tokenizer;
 
 use std::path::{Path, PathBuf};
 
-use file::{GgufFile, GgufTensor};
+use file::{GgufTensor, GgufWriter};
 use metadata::metadata;
-use models::{Decoder, DecoderConfig, Family, require_no_adapters};
+use models::{Decoder, DecoderConfig, Family, GGUF_TABLE, require_no_adapters};
 use nn::{ModuleExt, Param};
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
     ops::{PointwiseOps, ViewOps},
 };
-use table::GGUF;
 
 /// The element type of the matrices in a GGUF file. Norms, biases and learned positions are always `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +65,7 @@ impl Default for GgufOptions {
 pub fn save_gguf<R: Runtime>(model: &Decoder<R>, path: impl AsRef<Path>, options: &GgufOptions) -> Result<()> {
     require_no_adapters(model)?;
     let config = model.config();
-    let mut file = GgufFile::new(metadata(config, options)?);
+    let mut file = GgufWriter::new(metadata(config, options)?);
     if let Some(folder) = &options.tokenizer {
         file.metadata.extend(tokenizer::tables(folder, config.vocab)?);
     }
@@ -85,13 +83,13 @@ fn tensor<'a, R: Runtime>(
     name: &str,
     parameter: Param<R>,
 ) -> Result<GgufTensor<'a>> {
-    let theirs = GGUF.theirs(name).ok_or_else(|| Error::state(name, "has no name in GGUF files"))?.name;
+    let theirs = GGUF_TABLE.theirs(name).ok_or_else(|| Error::state(name, "has no name in GGUF files"))?.name;
     let shape = parameter.shape();
     let is_matrix = shape.rank() == 2 && name != "embed_positions.weight";
     let columns = shape.last().copied().unwrap_or(1);
     let weights = match options.weights {
         _ if !is_matrix => GgufWeights::F32,
-        GgufWeights::Q8_0 if !columns.is_multiple_of(blocks::BLOCK) => GgufWeights::F16,
+        weights if !columns.is_multiple_of(weights.kind().block()) => GgufWeights::F16,
         weights => weights,
     };
     let heads = pairs(config, name);

@@ -2,29 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use data::gguf::{GgufValue, pre_tokenizer_name, token_kind};
 use models::JsonObject;
 use numcore::{Error, Result};
 use serde_json::Value;
-
-use super::file::GgufValue;
-
-/// The pre-tokenizers: llama.cpp's name, and the pattern in `tokenizer.json`. GPT-2's is a type of its own there.
-const SPLITS: [(&str, &str); 2] = [
-    (
-        "llama-bpe",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-    (
-        "qwen2",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-];
-
-/// The kinds of tokens in `tokenizer.ggml.token_type`.
-const NORMAL: i32 = 1;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
 
 /// The metadata of the tokenizer in a folder. The vocabulary has as many tokens as the model has rows; tokens that the
 /// tokenizer lacks are marked unused.
@@ -79,7 +60,7 @@ struct Tokens {
 impl Tokens {
     fn read(file: &JsonObject, model: &JsonObject, vocab: usize) -> Result<Self> {
         let mut texts: Vec<String> = (0..vocab).map(|id| format!("[PAD{id}]")).collect();
-        let (mut kinds, mut ids) = (vec![UNUSED; vocab], BTreeMap::new());
+        let (mut kinds, mut ids) = (vec![token_kind::UNUSED; vocab], BTreeMap::new());
         let mut put = |text: &str, id: Option<usize>, kind: i32| {
             let Some(id) = id.filter(|id| *id < vocab) else {
                 return Err(
@@ -92,13 +73,17 @@ impl Tokens {
         };
         let number = |value: &Value| value.as_u64().and_then(|id| usize::try_from(id).ok());
         for (text, id) in model.need("vocab", model.object("vocab")?)?.fields() {
-            put(text, number(id), NORMAL)?;
+            put(text, number(id), token_kind::NORMAL)?;
         }
         for token in file.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {
             let text = token.get("content").and_then(Value::as_str);
             let text = text.ok_or_else(|| file.wrong("added_tokens", "has a token without `content`"))?;
             let is_special = token.get("special").and_then(Value::as_bool).unwrap_or(false);
-            put(text, token.get("id").and_then(number), if is_special { CONTROL } else { USER_DEFINED })?;
+            put(
+                text,
+                token.get("id").and_then(number),
+                if is_special { token_kind::CONTROL } else { token_kind::USER_DEFINED },
+            )?;
         }
         Ok(Tokens { texts, kinds, ids })
     }
@@ -126,22 +111,12 @@ fn split(file: &JsonObject, model: &JsonObject) -> Result<&'static str> {
     if kind != "BPE" || byte_fallback || !normalizer.as_ref().is_none_or(is_known) {
         return Err(unknown(file));
     }
-    let part = file.need("pre_tokenizer", file.object("pre_tokenizer")?)?;
-    if part.text("type")? == Some("ByteLevel") {
-        let adds_space = part.flag("add_prefix_space")?.unwrap_or(true);
-        let splits = part.flag("use_regex")?.unwrap_or(true);
-        return if splits && !adds_space { Ok("gpt-2") } else { Err(unknown(file)) };
-    }
-    let parts = part.get("pretokenizers").and_then(Value::as_array);
-    let patterns =
-        parts.into_iter().flatten().filter_map(|part| part.pointer("/pattern/Regex").and_then(Value::as_str));
-    let patterns: Vec<&str> = patterns.collect();
-    let found = SPLITS.iter().find(|(_, pattern)| patterns == [*pattern]);
-    found.map(|(name, _)| *name).ok_or_else(|| unknown(file))
+    file.get("pre_tokenizer").and_then(pre_tokenizer_name).ok_or_else(|| unknown(file))
 }
 
 fn unknown(file: &JsonObject) -> Error {
-    let why = "is not the byte-level BPE of GPT-2, Llama 3 or Qwen: write the file without `GgufOptions::tokenizer`";
+    let why =
+        "is not the byte-level BPE of GPT-2, Llama 3, Qwen or SmolLM: write the file without `GgufOptions::tokenizer`";
     file.wrong("pre_tokenizer", why)
 }
 

@@ -2,6 +2,8 @@
 
 mod example;
 #[cfg(feature = "text")]
+mod gguf;
+#[cfg(feature = "text")]
 mod mask;
 #[cfg(feature = "text")]
 mod python;

@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, fs, path::Path, time::SystemTime};
 
+use data::gguf::GgufFile;
 use minijinja::{Environment, Value, context, escape_formatter, syntax::SyntaxConfig, value::ValueKind};
 use numcore::{Error, Result, Within};
 
-use super::{python, source::adapted};
+use super::{gguf::tokenizer_fields, python, source::adapted};
 use crate::files::JsonObject;
 
 /// The most instructions of a template; the longest real ones take some thousands a message.
@@ -125,16 +126,19 @@ const DEFAULT: &str = "default";
 const WITH_TOOLS: &str = "tool_use";
 
 impl ChatTemplate {
-    /// Reads the template in a folder, and the special tokens that it names. Templates are `chat_template.jinja` and
-    /// those in `additional_chat_templates`, or else those in `tokenizer_config.json`. Of several, `default` is used,
-    /// and `tool_use` for conversations with tools, as in transformers.
+    /// Reads the template in a folder or a GGUF file, and the special tokens that it names. Templates of a folder are
+    /// `chat_template.jinja` and those in `additional_chat_templates`, or else those in `tokenizer_config.json`. Of
+    /// several, `default` is used, and `tool_use` for conversations with tools, as in transformers.
     ///
     /// # Errors
     /// Fails if there is none, or a file is malformed.
     #[track_caller]
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
-        let config = JsonObject::open(&folder.join("tokenizer_config.json"))?;
+        let config = match GgufFile::is_at(folder) {
+            true => tokenizer_fields(&GgufFile::open(folder).at_caller()?).at_caller()?,
+            false => JsonObject::open(&folder.join("tokenizer_config.json"))?,
+        };
         let older = folder.join("special_tokens_map.json");
         // Older folders have this file; a configuration that lists all tokens names special ones too.
         let older = (older.is_file() && config.get("added_tokens_decoder").is_none()).then(|| JsonObject::open(&older));

@@ -2,11 +2,12 @@
 
 use std::{cell::RefCell, collections::BTreeSet, fs, ops::Deref, path::Path};
 
+use data::gguf::GgufFile;
 use nn::Activation;
 use numcore::{Error, Result, Within};
 use serde_json::Value;
 
-use super::is_generation_field;
+use super::{gguf::config_fields, is_generation_field};
 use crate::files::{JsonObject, is_empty};
 
 /// Fields of transformers' configurations that do not change what a model computes. They are names, tokens, training,
@@ -129,19 +130,23 @@ impl Deref for ConfigFields {
 }
 
 impl ConfigFields {
-    /// Reads the `config.json` in a folder.
+    /// Reads the `config.json` in a folder, or the fields that it would have of a GGUF file's model.
     ///
     /// # Errors
-    /// Fails if there is none, or it is longer than 64 MiB or holds no JSON object.
+    /// Fails if there is none, or it is longer than 64 MiB or holds no JSON object. Of GGUF, fails if the architecture
+    /// is not known, or a key is missing, malformed, or unknown.
     #[track_caller]
     pub fn open(folder: &Path) -> Result<Self> {
+        if GgufFile::is_at(folder) {
+            return config_fields(&GgufFile::open(folder).at_caller()?).map(Self::of).at_caller();
+        }
         let path = folder.join("config.json");
         if folder.is_dir() && !path.is_file() {
             let is_gguf = |entry: std::io::Result<fs::DirEntry>| {
                 entry.is_ok_and(|entry| entry.path().extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")))
             };
             let why = match fs::read_dir(folder).is_ok_and(|mut entries| entries.any(is_gguf)) {
-                true => "there is no config.json, and GGUF is not read: use the folder of safetensors it was made of",
+                true => "there is no config.json, but a GGUF file: give its path",
                 false => "there is no config.json: it is no model's folder",
             };
             return Err(Error::format(folder.display().to_string(), why)).at_caller();

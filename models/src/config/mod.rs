@@ -4,6 +4,7 @@ mod decoder;
 mod family;
 mod fields;
 mod generation_fields;
+mod gguf;
 mod mixtures;
 mod rope;
 

@@ -1,10 +1,12 @@
 //! Conversion tables between weights of files and parameters of models. A table is data, and is read in both
 //! directions.
 
+mod gguf;
 mod pattern;
 mod stack;
 mod tables;
 
+pub use gguf::GGUF_TABLE;
 use pattern::renamed;
 pub use stack::{StackNames, StackPlace, StackRule};
 pub(crate) use tables::{BERT, GPT2, LLAMA, MIXTRAL, VIT};

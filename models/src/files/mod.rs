@@ -1,7 +1,9 @@
 //! Files of a model's folder.
 
+mod gguf;
 mod json;
 mod staged;
+mod tensors;
 mod weights;
 mod writer;
 

@@ -1,4 +1,4 @@
-//! The weights in a folder: one safetensors file, or several and their index.
+//! The weights of a model: one file of tensors, or several and their index.
 
 use std::{
     collections::{BTreeMap, btree_map},
@@ -6,41 +6,57 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use numcore::{
-    DType, Error, Result, Runtime, Shape, Tensor, TensorMut, placement::TensorPlacement, safetensors::Reader,
-};
+use data::gguf::GgufFile;
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, placement::TensorPlacement};
 use serde_json::Value;
 
-use super::JsonObject;
+use super::{JsonObject, tensors::TensorFile};
+use crate::convert::ConversionTable;
 
-/// The tensors of a folder by name, read one at a time. A file is opened when one of its tensors is first read.
+/// The tensors of a model by name, read one at a time. A file is opened when one of its tensors is first read.
 pub(crate) struct Weights {
     folder: PathBuf,
     /// The file of each tensor.
     places: BTreeMap<String, String>,
-    open: Mutex<BTreeMap<String, Arc<Reader>>>,
+    open: Mutex<BTreeMap<String, Arc<TensorFile>>>,
+    /// The table of names, if the files have their own.
+    table: Option<ConversionTable>,
 }
 
 impl Weights {
-    /// Opens the weights `NAME.safetensors`, or those that `NAME.safetensors.index.json` lists. The single file goes
-    /// first, as in transformers.
+    /// Opens a GGUF file. Of a folder, opens the weights `NAME.safetensors`, or those that `NAME.safetensors.index.json`
+    /// lists. The single file goes first, as in transformers.
     ///
     /// # Errors
-    /// Fails if neither is there, or the index is malformed.
-    pub(crate) fn open(folder: &Path, name: &str) -> Result<Self> {
+    /// Fails if none is there, or a file is malformed.
+    pub(crate) fn open(path: &Path, name: &str) -> Result<Self> {
+        let folder = path;
+        if let (true, Some(parent), Some(file)) = (GgufFile::is_at(path), path.parent(), path.file_name()) {
+            return Self::single(parent, &file.to_string_lossy(), path);
+        }
         let single = format!("{name}.safetensors");
         let (path, index) = (folder.join(&single), folder.join(format!("{single}.index.json")));
         if path.is_file() {
-            let reader = Reader::open(&path)?;
-            let places = reader.names().map(|tensor| (tensor.to_owned(), single.clone())).collect();
-            let open = Mutex::new(BTreeMap::from([(single, Arc::new(reader))]));
-            return Ok(Weights { folder: folder.into(), places, open });
+            return Self::single(folder, &single, &path);
         }
         if index.is_file() {
             let places = indexed(&JsonObject::open(&index)?)?;
-            return Ok(Weights { folder: folder.into(), places, open: Mutex::default() });
+            return Ok(Weights { folder: folder.into(), places, open: Mutex::default(), table: None });
         }
         Err(missing(folder, &single))
+    }
+
+    fn single(folder: &Path, name: &str, path: &Path) -> Result<Self> {
+        let file = TensorFile::open(path)?;
+        let places = file.names().into_iter().map(|tensor| (tensor, name.to_owned())).collect();
+        let table = file.table();
+        let open = Mutex::new(BTreeMap::from([(name.to_owned(), Arc::new(file))]));
+        Ok(Weights { folder: folder.into(), places, open, table })
+    }
+
+    /// The conversion table of names, if the files have others than the family's.
+    pub(crate) fn table(&self) -> Option<ConversionTable> {
+        self.table
     }
 
     /// The names of all tensors, sorted.
@@ -58,7 +74,7 @@ impl Weights {
     /// # Errors
     /// Fails if it is not there, its file is malformed, or its element type is not supported.
     pub(crate) fn spec(&self, name: &str) -> Result<(DType, Shape)> {
-        self.reader(name)?.tensor(name).map(|(dtype, shape)| (dtype, *shape))
+        self.reader(name)?.tensor(name)
     }
 
     /// Reads a tensor as the file holds it, and nothing else of the file.
@@ -77,16 +93,16 @@ impl Weights {
     /// read.
     pub(crate) fn piece<R: Runtime>(&self, rt: &R, name: &str, piece: &TensorPlacement) -> Result<Tensor<R>> {
         let reader = self.reader(name)?;
-        let (dtype, &shape) = reader.tensor(name)?;
+        let (dtype, shape) = reader.tensor(name)?;
         if shape != piece.logical() {
             let why = format!("a piece of the second shape is asked for of `{name}`, which has the first");
             return Err(Error::shape("weights", &[shape, piece.logical()], why));
         }
         let (local, size) = (piece.local(), dtype.size());
         let read = |bytes: &mut [u8]| {
-            piece.runs(0..local.numel()).try_for_each(|run| {
-                reader.read_range(name, run.logical * size, &mut bytes[run.local * size..][..run.len * size])
-            })
+            piece
+                .runs(0..local.numel())
+                .try_for_each(|run| reader.read(name, run.logical, &mut bytes[run.local * size..][..run.len * size]))
         };
         // Host memory is read into directly.
         let mut memory = TensorMut::alloc(rt, local, dtype)?;
@@ -104,7 +120,11 @@ impl Weights {
     /// # Errors
     /// Fails if it is not there, or cannot be read.
     pub(crate) fn bytes(&self, name: &str) -> Result<Vec<u8>> {
-        self.reader(name)?.bytes(name)
+        let reader = self.reader(name)?;
+        let (dtype, shape) = reader.tensor(name)?;
+        let mut bytes = vec![0; shape.numel() * dtype.size()];
+        reader.read(name, 0, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// Tells whether two tensors have equal element types, shapes and bits.
@@ -119,14 +139,16 @@ impl Weights {
     }
 
     /// The file that holds a tensor.
-    fn reader(&self, name: &str) -> Result<Arc<Reader>> {
+    fn reader(&self, name: &str) -> Result<Arc<TensorFile>> {
         let Some(file) = self.places.get(name) else {
             return Err(Error::state(name, format!("is not among the weights in {}", self.folder.display())));
         };
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(match open.entry(file.clone()) {
             btree_map::Entry::Occupied(reader) => reader.get().clone(),
-            btree_map::Entry::Vacant(place) => place.insert(Arc::new(Reader::open(self.folder.join(file))?)).clone(),
+            btree_map::Entry::Vacant(place) => {
+                place.insert(Arc::new(TensorFile::open(&self.folder.join(file))?)).clone()
+            }
         })
     }
 }

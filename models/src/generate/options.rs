@@ -6,7 +6,7 @@ use numcore::{Error, Result, Within};
 use serde_json::Value;
 
 use crate::{
-    config::{UNSUPPORTED, is_generation_field},
+    config::{ConfigFields, UNSUPPORTED, is_generation_field},
     files::JsonObject,
 };
 
@@ -63,7 +63,8 @@ impl Default for Sampling {
 }
 
 impl GenerationOptions {
-    /// Reads `generation_config.json` in a model's folder; without that file, the generation fields of `config.json`.
+    /// Reads `generation_config.json` in a model's folder; without that file, the generation fields of `config.json`. Of a
+    /// GGUF file, which has no options of generation, only the tokens that end a text are read.
     ///
     /// Absent fields have the defaults of transformers: no sampling, 20 new tokens, and `top_k` 50 if `do_sample` is
     /// true. The seed is 0. Without `max_new_tokens`, `max_length` limits prompt and new tokens together.
@@ -78,7 +79,8 @@ impl GenerationOptions {
         if path.is_file() {
             return Self::of_file(&JsonObject::open(&path)?).at_caller();
         }
-        Self::read(&JsonObject::open(&folder.as_ref().join("config.json"))?).at_caller()
+        let fields = ConfigFields::open(folder.as_ref()).at_caller()?;
+        Self::read(&fields).at_caller()
     }
 
     /// Reads a file of generation alone, in which every other field is an error.

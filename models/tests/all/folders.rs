@@ -27,7 +27,7 @@ fn what_is_no_folder_of_a_model() {
     expect(&Scratch::new(), &["no config.json: it is no model's folder"]);
     let gguf = Scratch::new();
     fs::write(gguf.0.join("model-Q8_0.gguf"), "GGUF").unwrap();
-    expect(&gguf, &["no config.json", "GGUF is not read"]);
+    expect(&gguf, &["no config.json", "but a GGUF file: give its path"]);
     let folder = Scratch::copy_of("llama");
     fs::remove_file(folder.0.join("model.safetensors")).unwrap();
     expect(&folder, &["neither model.safetensors nor model.safetensors.index.json", "config.json"]);

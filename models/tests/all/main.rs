@@ -10,6 +10,7 @@ mod encoders;
 mod experts;
 mod folders;
 mod generation;
+mod gguf;
 mod quantized;
 mod ranks;
 mod saving;

@@ -218,7 +218,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/lora/mod.rs", from: "names.tied.contains(&&*saved.ours)", to: "names.tied.is_empty()", test: MODELS },
     Mutant { file: "models/src/lora/files.rs", from: "vec![name, before]", to: "vec![name]", test: MODELS },
     Mutant { file: "models/src/lora/config.rs", from: "|| **value == Value::Bool(false) && is_in(OFF)", to: "|| **value == Value::Bool(false)", test: MODELS },
-    Mutant { file: "models/src/generate/options.rs", from: "Self::read(&JsonObject::open(&folder.as_ref().join(\"config.json\"))?)", to: "Ok(GenerationOptions::default())", test: MODELS },
+    Mutant { file: "models/src/generate/options.rs", from: "Self::read(&fields)", to: "Ok(GenerationOptions::default())", test: MODELS },
     Mutant { file: "models/src/config/fields.rs", from: " && !is_generation_field(name)", to: "", test: MODELS },
     Mutant { file: "models/src/decoder/mod.rs", from: "if let Some(row) = config.padding {", to: "if let Some(row) = config.padding.filter(|_| false) {", test: MODELS },
     Mutant { file: "models/src/decoder/mod.rs", from: "t * parts.unwrap_or(1) * context.ranks()", to: "t * parts.unwrap_or(1)", test: STAGES },

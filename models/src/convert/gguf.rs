@@ -1,9 +1,9 @@
 //! The names of a decoder's parts in GGUF files.
 
-use models::{ConversionRule as Rule, ConversionTable};
+use super::{ConversionRule as Rule, ConversionTable};
 
 /// The conversion table of decoders to llama.cpp's names, all families in one. Weights are `[O, I]` in both.
-pub(super) const GGUF: ConversionTable = ConversionTable {
+pub const GGUF_TABLE: ConversionTable = ConversionTable {
     rules: &[
         Rule::keep("token_embd", "embed_tokens"),
         Rule::keep("position_embd", "embed_positions"),
@@ -25,7 +25,8 @@ pub(super) const GGUF: ConversionTable = ConversionTable {
     stacks: &[],
     prefix: "",
     old_leaves: &[],
-    ignored: &[],
+    // The divisors of frequencies, which the configuration is read from.
+    ignored: &["rope_freqs.weight"],
     modules: &[],
 };
 
@@ -35,7 +36,7 @@ mod tests {
 
     #[test]
     fn names_are_those_of_llama_cpp() {
-        let theirs = |ours: &str| GGUF.theirs(ours).map(|converted| converted.name);
+        let theirs = |ours: &str| GGUF_TABLE.theirs(ours).map(|converted| converted.name);
         assert_eq!(theirs("layers.7.self_attn.q_norm.weight").as_deref(), Some("blk.7.attn_q_norm.weight"));
         assert_eq!(theirs("layers.7.self_attn.q_proj.bias").as_deref(), Some("blk.7.attn_q.bias"));
         assert_eq!(theirs("layers.7"), None);

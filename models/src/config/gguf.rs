@@ -1,0 +1,228 @@
+//! The fields of a `config.json` from the metadata of a GGUF file.
+
+use data::gguf::{GgufFile, GgufValue};
+use nn::Rotary;
+use numcore::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use super::{RopeConfig, RopeScaling};
+use crate::files::JsonObject;
+
+/// The tensor with the divisors of frequencies, for the scaling of Llama 3.
+const DIVISORS: &str = "rope_freqs.weight";
+
+/// The architectures that are read; they are names of families too.
+const ARCHITECTURES: [&str; 4] = ["gpt2", "llama", "qwen2", "qwen3"];
+
+/// Keys of an architecture that change nothing where they have this value.
+const OFF: [(&str, f64); 4] = [
+    ("expert_count", 0.0),
+    ("expert_used_count", 0.0),
+    ("attention.clamp_kqv", 0.0),
+    ("attention.max_alibi_bias", 0.0),
+];
+
+/// The architecture of a file.
+///
+/// # Errors
+/// Fails if the file names none, or one that is not known.
+fn architecture(file: &GgufFile) -> Result<&'static str> {
+    let key = "general.architecture";
+    let name = file.typed(key, "a string", GgufValue::text)?.ok_or_else(|| file.wrong(key, "is missing"))?;
+    let known = ARCHITECTURES.into_iter().find(|known| *known == name);
+    let why = || format!("is `{name}`; known are: {}", ARCHITECTURES.join(", "));
+    known.ok_or_else(|| file.wrong(key, why()))
+}
+
+/// The metadata of an architecture, of which every key must be read.
+struct Keys<'a> {
+    file: &'a GgufFile,
+    prefix: String,
+    read: Vec<String>,
+}
+
+impl<'a> Keys<'a> {
+    fn typed<T>(&mut self, name: &str, kind: &str, read: impl Fn(&'a GgufValue) -> Option<T>) -> Result<Option<T>> {
+        let key = format!("{}{name}", self.prefix);
+        let value = self.file.typed(&key, kind, read);
+        self.read.push(key);
+        value
+    }
+
+    fn count(&mut self, name: &str) -> Result<Option<u64>> {
+        self.typed(name, "a count", GgufValue::count)
+    }
+
+    fn number(&mut self, name: &str) -> Result<Option<f64>> {
+        self.typed(name, "a floating-point number", GgufValue::number)
+    }
+
+    fn need(&mut self, name: &str) -> Result<u64> {
+        let count = self.count(name)?;
+        count.ok_or_else(|| self.wrong(name, "is missing"))
+    }
+
+    fn wrong(&self, name: &str, why: impl std::fmt::Display) -> Error {
+        self.file.wrong(&format!("{}{name}", self.prefix), why)
+    }
+
+    /// Checks that every key of the architecture was read.
+    fn finish(self) -> Result<()> {
+        let unknown = |key: &&str| key.starts_with(&self.prefix) && !self.read.iter().any(|read| read == key);
+        match self.file.keys().find(unknown) {
+            Some(key) => Err(self.file.wrong(key, "is not known here, and may change what the model computes")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The fields of a `config.json` of the model in a file.
+///
+/// # Errors
+/// Fails if the architecture is not known, or a key is missing, malformed, or not known to be harmless.
+pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
+    let architecture = architecture(file)?;
+    let mut keys = Keys { file, prefix: format!("{architecture}."), read: Vec::new() };
+    let (width, heads) = (keys.need("embedding_length")?, keys.need("attention.head_count")?);
+    if heads == 0 || width == 0 {
+        return Err(keys.wrong("attention.head_count", format_args!("is {heads} for {width} channels")));
+    }
+    let (_, embedding) = file.tensor("token_embd.weight")?;
+    let vocab = embedding.first().copied().unwrap_or_default();
+    if let Some(stated) = keys.count("vocab_size")?.filter(|stated| *stated != vocab as u64) {
+        return Err(keys.wrong("vocab_size", format_args!("is {stated}, and `token_embd.weight` has {vocab} rows")));
+    }
+    let mut fields = json!({
+        "model_type": architecture,
+        "vocab_size": vocab,
+        "tie_word_embeddings": file.tensor("output.weight").is_err(),
+    });
+    let (layers, hidden) = (keys.need("block_count")?, keys.need("feed_forward_length")?);
+    let context = keys.need("context_length")?;
+    let kv_heads = keys.count("attention.head_count_kv")?.unwrap_or(heads);
+    for (name, harmless) in OFF {
+        let value = keys.typed(name, "a number", |v| v.number().or(v.count().map(|n| n as f64)))?;
+        if let Some(value) = value.filter(|value| *value != harmless) {
+            return Err(keys.wrong(name, format_args!("is {value}, which is not computed here")));
+        }
+    }
+    if keys.typed("attention.causal", "a boolean", GgufValue::flag)? == Some(false) {
+        return Err(keys.wrong("attention.causal", "is false, which is not computed here"));
+    }
+    // llama.cpp does not compute the window of these architectures.
+    if let Some(window) = keys.count("attention.sliding_window")?.filter(|window| (1..context).contains(window)) {
+        let why = format!("is {window}, less than the context of {context}: whether it is computed differs by program");
+        return Err(keys.wrong("attention.sliding_window", why));
+    }
+    let more = if architecture == "gpt2" {
+        if kv_heads != heads {
+            return Err(
+                keys.wrong("attention.head_count_kv", format_args!("is {kv_heads}, and there are {heads} heads"))
+            );
+        }
+        json!({
+            "n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": context, "n_inner": hidden,
+            "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon")?, "activation_function": "gelu_new",
+        })
+    } else {
+        let head_dim = keys.count("attention.key_length")?.unwrap_or(width / heads);
+        for name in ["attention.value_length", "rope.dimension_count"] {
+            if let Some(other) = keys.count(name)?.filter(|other| *other != head_dim) {
+                return Err(keys.wrong(name, format_args!("is {other}, and heads have {head_dim} channels")));
+            }
+        }
+        let rope = rope(&mut keys, context, head_dim)?.to_json();
+        json!({
+            "hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": layers,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
+            "max_position_embeddings": context, "hidden_act": "silu",
+            "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")?, "rope_parameters": rope,
+        })
+    };
+    keys.finish()?;
+    extend(&mut fields, more);
+    if architecture == "llama" {
+        let has = |name: &str| file.tensor(name).is_ok();
+        let biases = json!({"attention_bias": has("blk.0.attn_q.bias"), "mlp_bias": has("blk.0.ffn_gate.bias")});
+        extend(&mut fields, biases);
+    }
+    extend(&mut fields, tokens(file)?);
+    Ok(JsonObject::of(file.path().display().to_string(), object(fields)))
+}
+
+/// The tokens that begin and end texts, by the names of `config.json`.
+fn tokens(file: &GgufFile) -> Result<Value> {
+    let token = |name: &str| file.typed(&format!("tokenizer.ggml.{name}"), "a count", GgufValue::count);
+    let mut ends: Vec<u64> = [token("eos_token_id")?, token("eot_token_id")?].into_iter().flatten().collect();
+    ends.dedup();
+    let ends = if let [end] = ends[..] { json!(end) } else { json!(ends) };
+    Ok(json!({"bos_token_id": token("bos_token_id")?, "eos_token_id": ends}))
+}
+
+fn rope(keys: &mut Keys<'_>, context: u64, head_dim: u64) -> Result<RopeConfig> {
+    let theta = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
+    let old = keys.number("rope.scale_linear")?;
+    let kind = keys.typed("rope.scaling.type", "a string", GgufValue::text)?;
+    let factor = keys.number("rope.scaling.factor")?.or(old);
+    let original = keys.count("rope.scaling.original_context_length")?.unwrap_or(context) as f64;
+    let (fast, slow) = (keys.number("rope.scaling.yarn_beta_fast")?, keys.number("rope.scaling.yarn_beta_slow")?);
+    let attention = keys.number("rope.scaling.attn_factor")?;
+    keys.typed("rope.scaling.finetuned", "a boolean", GgufValue::flag)?;
+    let scaling = match (kind.or(old.map(|_| "linear")), factor) {
+        (Some("linear"), Some(factor)) if factor > 0.0 => RopeScaling::Linear { factor },
+        (Some("yarn"), Some(factor)) if factor > 0.0 => {
+            // llama.cpp multiplies the usual factor of cosines and sines by this one.
+            let usual = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
+            let (fast, slow) = (fast.unwrap_or(32.0), slow.unwrap_or(1.0));
+            let attention = usual * attention.unwrap_or(1.0);
+            RopeScaling::Yarn { factor, fast, slow, original, attention, truncate: true }
+        }
+        (None | Some("none"), None) => RopeScaling::Default,
+        (kind, factor) => {
+            let why = format!("is {kind:?} with the factor {factor:?}; linear and yarn are known");
+            return Err(keys.wrong("rope.scaling.type", why));
+        }
+    };
+    let is_plain = matches!(scaling, RopeScaling::Default | RopeScaling::Linear { factor: 1.0 });
+    match keys.file.tensor(DIVISORS) {
+        Ok(_) if is_plain => Ok(RopeConfig { theta, scaling: llama3(keys.file, theta, head_dim)? }),
+        Ok(_) => Err(keys.file.wrong(DIVISORS, "is beside another scaling of frequencies")),
+        Err(_) => Ok(RopeConfig { theta, scaling }),
+    }
+}
+
+/// The scaling of Llama 3 with the divisors of a file, which has no numbers of it. The divisors depend on ratios of its
+/// numbers alone: published ones are tried, with any power of two as the first context.
+fn llama3(file: &GgufFile, theta: f64, head_dim: u64) -> Result<RopeScaling> {
+    let (kind, shape) = file.tensor(DIVISORS)?;
+    let head_dim = usize::try_from(head_dim).unwrap_or(usize::MAX);
+    if kind.id() != 0 || shape[..] != [head_dim / 2] {
+        return Err(
+            file.wrong(DIVISORS, format_args!("is {kind:?} {shape}, no f32 of each pair of {head_dim} channels"))
+        );
+    }
+    let mut bytes = vec![0; 4 * shape.numel()];
+    file.read(DIVISORS, 0, &mut bytes)?;
+    let given: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+    let plain = Rotary::new(theta, head_dim);
+    let fits = |scaling: &RopeScaling| {
+        let stretched = RopeConfig { theta, scaling: *scaling }.rotary(head_dim);
+        let divisors = plain.frequencies.iter().zip(&stretched.frequencies).map(|(plain, own)| plain / own);
+        divisors.zip(&given).all(|(own, given)| (own / f64::from(*given) - 1.0).abs() < 1e-6)
+    };
+    let factor = f64::from(given.iter().copied().fold(1.0, f32::max));
+    let scaling = |power: u32| RopeScaling::Llama3 { factor, low: 1.0, high: 4.0, original: f64::from(1 << power) };
+    (0..24).rev().map(scaling).find(fits).ok_or_else(|| {
+        file.wrong(DIVISORS, "has divisors of frequencies that are not those of Llama 3: no other kind is known")
+    })
+}
+
+fn extend(fields: &mut Value, more: Value) {
+    if let (Value::Object(fields), Value::Object(more)) = (fields, more) {
+        fields.extend(more.into_iter().filter(|(_, value)| !value.is_null()));
+    }
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    if let Value::Object(fields) = value { fields } else { Map::new() }
+}

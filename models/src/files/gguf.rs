@@ -1,0 +1,71 @@
+//! The weights of a GGUF file, in the order of rows that this project computes with.
+
+use std::path::Path;
+
+use data::gguf::{GgufFile, GgufValue};
+use numcore::{DType, Result, Shape};
+
+/// The tensors of a GGUF file. In its architecture `llama`, llama.cpp rotates adjacent components of a head together, and
+/// its files have the rows of queries and keys in that order; they are read in the order of halves.
+pub(super) struct GgufWeightFile {
+    file: GgufFile,
+    /// The numbers of heads of queries and of keys, if their rows are reordered.
+    heads: Option<[usize; 2]>,
+}
+
+impl GgufWeightFile {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// Fails if it is malformed.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let file = GgufFile::open(path)?;
+        let count = |name: &str| {
+            let count = file.typed(&format!("llama.attention.{name}"), "a count", GgufValue::count)?;
+            Ok::<_, numcore::Error>(count.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0))
+        };
+        let is_llama = file.get("general.architecture").and_then(GgufValue::text) == Some("llama");
+        let queries = if is_llama { count("head_count")? } else { None };
+        let heads = match queries {
+            Some(queries) => Some([queries, count("head_count_kv")?.unwrap_or(queries)]),
+            None => None,
+        };
+        Ok(GgufWeightFile { file, heads })
+    }
+
+    /// The names of all tensors, sorted.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.file.names()
+    }
+
+    /// The element type and shape of a tensor.
+    pub(super) fn tensor(&self, name: &str) -> Result<(DType, Shape)> {
+        self.file.tensor(name).map(|(kind, shape)| (kind.dtype(), shape))
+    }
+
+    /// Reads elements of a tensor from element `from` on, row by row where rows are reordered.
+    pub(super) fn read(&self, name: &str, from: usize, into: &mut [u8]) -> Result<()> {
+        let (kind, shape) = self.file.tensor(name)?;
+        let [q, k] = self.heads.unwrap_or([1; 2]);
+        let heads = if name.contains(".attn_q.") { q } else { k };
+        let is_reordered = self.heads.is_some() && (name.contains(".attn_q.") || name.contains(".attn_k."));
+        let rows = shape.first().copied().unwrap_or(1);
+        let (columns, head) = (shape.numel() / rows.max(1), rows / heads);
+        // Sizes that fit no heads are an error of the configuration, or of the shapes.
+        if !is_reordered || columns == 0 || head == 0 || !head.is_multiple_of(2) || !rows.is_multiple_of(heads) {
+            return self.file.read(name, from, into);
+        }
+        let size = kind.dtype().size();
+        let (mut at, mut rest) = (from, into);
+        while !rest.is_empty() {
+            let (row, column) = (at / columns, at % columns);
+            let (head_start, within) = (row / head * head, row % head);
+            let stored = head_start + 2 * (within % (head / 2)) + within / (head / 2);
+            let (now, later) = rest.split_at_mut(rest.len().min((columns - column) * size));
+            self.file.read(name, stored * columns + column, now)?;
+            at += now.len() / size;
+            rest = later;
+        }
+        Ok(())
+    }
+}

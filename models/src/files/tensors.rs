@@ -1,0 +1,53 @@
+//! Files of named tensors, of any format that is read.
+
+use std::path::Path;
+
+use numcore::{DType, Result, Shape, safetensors::Reader};
+
+use super::gguf::GgufWeightFile;
+use crate::convert::{ConversionTable, GGUF_TABLE};
+
+/// An open file of tensors, which are read piece by piece.
+pub(super) enum TensorFile {
+    Safetensors(Reader),
+    Gguf(GgufWeightFile),
+}
+
+impl TensorFile {
+    /// Opens a file of the format that its first bytes show.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        match data::gguf::GgufFile::is_at(path) {
+            true => GgufWeightFile::open(path).map(TensorFile::Gguf),
+            false => Reader::open(path).map(TensorFile::Safetensors),
+        }
+    }
+
+    /// The names of all tensors.
+    pub(super) fn names(&self) -> Vec<String> {
+        match self {
+            TensorFile::Safetensors(file) => file.names().map(str::to_owned).collect(),
+            TensorFile::Gguf(file) => file.names().map(str::to_owned).collect(),
+        }
+    }
+
+    /// The table of names, if the format has its own.
+    pub(super) fn table(&self) -> Option<ConversionTable> {
+        matches!(self, TensorFile::Gguf(_)).then_some(GGUF_TABLE)
+    }
+
+    /// The element type and shape of a tensor.
+    pub(super) fn tensor(&self, name: &str) -> Result<(DType, Shape)> {
+        match self {
+            TensorFile::Safetensors(file) => file.tensor(name).map(|(dtype, shape)| (dtype, *shape)),
+            TensorFile::Gguf(file) => file.tensor(name),
+        }
+    }
+
+    /// Fills `into` with the row-major bytes of a tensor from element `from` on.
+    pub(super) fn read(&self, name: &str, from: usize, into: &mut [u8]) -> Result<()> {
+        match self {
+            TensorFile::Safetensors(file) => file.read_range(name, from * file.tensor(name)?.0.size(), into),
+            TensorFile::Gguf(file) => file.read(name, from, into),
+        }
+    }
+}
