@@ -107,6 +107,8 @@ fn what_llama_cpp_would_compute_otherwise_is_refused() {
     assert!(gguf(&model, &GgufOptions { context: Some(5), ..Default::default() }).is_ok());
     let error = gguf(&decoder("llama"), &GgufOptions { context: Some(65), ..Default::default() }).unwrap_err();
     assert!(error.contains("65"), "{error}");
+    let error = gguf(&decoder("gpt2"), &GgufOptions { context: Some(5), ..Default::default() }).unwrap_err();
+    assert!(error.contains("all 64 learned positions"), "{error}");
     // Qwen's second layer has a window, and rows of 12 are no blocks of 32: they are f16.
     let model = decoder("qwen2");
     let options = |weights| GgufOptions { weights, context: Some(4), ..Default::default() };

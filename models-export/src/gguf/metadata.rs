@@ -118,6 +118,10 @@ fn check(config: &DecoderConfig, context: usize) -> Result<()> {
     if context == 0 || context > config.context {
         return wrong("context", format!("is {context}, not between 1 and the model's {}", config.context));
     }
+    if config.rope.is_none() && context != config.context {
+        let why = format!("is {context}, and llama.cpp takes all {} learned positions of a file", config.context);
+        return wrong("context", why);
+    }
     if matches!(config.family, Family::Qwen2 | Family::Qwen3) && config.output_bias
         || config.family == Family::Qwen3 && config.qkv_bias
     {
