@@ -150,7 +150,7 @@ fn malformed_files_are_errors_that_say_why() {
 /// Opens and reads files with changed bytes: each is read, or an error.
 #[test]
 fn changed_bytes_are_errors_or_other_values() {
-    let count = std::env::var("WEFTGRAD_TEST_FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
+    let count = std::env::var("WEFTGRAD_TEST_MUTATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
     let folder = Folder::new("gguf-fuzz");
     let (mut philox, mut opened) = (Philox::new(11, 0), 0);
     let mut below = |n: usize| philox.next_u64() as usize % n;

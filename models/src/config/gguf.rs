@@ -98,6 +98,10 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
         "tie_word_embeddings": file.tensor("output.weight").is_err(),
     });
     let (layers, hidden) = (keys.need("block_count")?, keys.need("feed_forward_length")?);
+    // A wrong number would take memory for layers before weights are found missing.
+    if layers > 0 && file.tensor(&format!("blk.{}.attn_norm.weight", layers - 1)).is_err() {
+        return Err(keys.wrong("block_count", format_args!("is {layers}, and the file has not as many blocks")));
+    }
     let context = keys.need("context_length")?;
     let kv_heads = keys.count("attention.head_count_kv")?.unwrap_or(heads);
     for (name, harmless) in OFF {

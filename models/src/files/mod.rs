@@ -2,6 +2,7 @@
 
 mod gguf;
 mod json;
+mod pickle;
 mod staged;
 mod tensors;
 mod weights;

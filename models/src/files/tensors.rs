@@ -4,18 +4,22 @@ use std::path::Path;
 
 use numcore::{DType, Result, Shape, safetensors::Reader};
 
-use super::gguf::GgufWeightFile;
+use super::{gguf::GgufWeightFile, pickle::PickleFile};
 use crate::convert::{ConversionTable, GGUF_TABLE};
 
 /// An open file of tensors, which are read piece by piece.
 pub(super) enum TensorFile {
     Safetensors(Reader),
     Gguf(GgufWeightFile),
+    Pickle(PickleFile),
 }
 
 impl TensorFile {
-    /// Opens a file of the format that its first bytes show.
+    /// Opens a file of the format that its name or its first bytes show.
     pub(super) fn open(path: &Path) -> Result<Self> {
+        if path.extension().is_some_and(|end| end == "bin") {
+            return PickleFile::open(path).map(TensorFile::Pickle);
+        }
         match data::gguf::GgufFile::is_at(path) {
             true => GgufWeightFile::open(path).map(TensorFile::Gguf),
             false => Reader::open(path).map(TensorFile::Safetensors),
@@ -27,6 +31,7 @@ impl TensorFile {
         match self {
             TensorFile::Safetensors(file) => file.names().map(str::to_owned).collect(),
             TensorFile::Gguf(file) => file.names().map(str::to_owned).collect(),
+            TensorFile::Pickle(file) => file.names().map(str::to_owned).collect(),
         }
     }
 
@@ -40,6 +45,7 @@ impl TensorFile {
         match self {
             TensorFile::Safetensors(file) => file.tensor(name).map(|(dtype, shape)| (dtype, *shape)),
             TensorFile::Gguf(file) => file.tensor(name),
+            TensorFile::Pickle(file) => file.tensor(name),
         }
     }
 
@@ -48,6 +54,7 @@ impl TensorFile {
         match self {
             TensorFile::Safetensors(file) => file.read_range(name, from * file.tensor(name)?.0.size(), into),
             TensorFile::Gguf(file) => file.read(name, from, into),
+            TensorFile::Pickle(file) => file.read(name, from, into),
         }
     }
 }

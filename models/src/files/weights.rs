@@ -24,26 +24,30 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Opens a GGUF file. Of a folder, opens the weights `NAME.safetensors`, or those that `NAME.safetensors.index.json`
-    /// lists. The single file goes first, as in transformers.
+    /// Opens a GGUF file. Of a folder, opens the weights `NAME.safetensors`, those that `NAME.safetensors.index.json`
+    /// lists, or the same of PyTorch's `.bin`. The first that is there is taken, as in transformers.
     ///
     /// # Errors
     /// Fails if none is there, or a file is malformed.
     pub(crate) fn open(path: &Path, name: &str) -> Result<Self> {
-        let folder = path;
         if let (true, Some(parent), Some(file)) = (GgufFile::is_at(path), path.parent(), path.file_name()) {
             return Self::single(parent, &file.to_string_lossy(), path);
         }
+        let folder = path;
+        // The prefix of a model's files; adapters have none.
+        let pickled = if name == "model" { "pytorch_model.bin".into() } else { format!("{name}.bin") };
         let single = format!("{name}.safetensors");
-        let (path, index) = (folder.join(&single), folder.join(format!("{single}.index.json")));
-        if path.is_file() {
-            return Self::single(folder, &single, &path);
+        for file in [&single, &pickled] {
+            let (path, index) = (folder.join(file), folder.join(format!("{file}.index.json")));
+            if path.is_file() {
+                return Self::single(folder, file, &path);
+            }
+            if index.is_file() {
+                let places = indexed(&JsonObject::open(&index)?)?;
+                return Ok(Weights { folder: folder.into(), places, open: Mutex::default(), table: None });
+            }
         }
-        if index.is_file() {
-            let places = indexed(&JsonObject::open(&index)?)?;
-            return Ok(Weights { folder: folder.into(), places, open: Mutex::default(), table: None });
-        }
-        Err(missing(folder, &single))
+        Err(missing(folder, &single, &pickled))
     }
 
     fn single(folder: &Path, name: &str, path: &Path) -> Result<Self> {
@@ -167,19 +171,19 @@ fn is_plain(file: &str) -> bool {
     !file.is_empty() && Path::new(file).file_name().is_some_and(|name| name == file) && !file.contains('\\')
 }
 
-fn missing(folder: &Path, single: &str) -> Error {
+fn missing(folder: &Path, single: &str, pickled: &str) -> Error {
     let listing = std::fs::read_dir(folder).map(|entries| {
         let mut names: Vec<String> =
             entries.flatten().take(64).map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
     });
-    let why = match listing {
-        Err(e) => return Error::io(folder, e),
-        Ok(names) if names.iter().any(|name| name.ends_with(".bin")) => format!(
-            "there is no {single}; pickled weights (*.bin) are not read: load them in Python and save them with `safe_serialization=True`"
-        ),
-        Ok(names) => format!("there is neither {single} nor {single}.index.json among: {}", names.join(", ")),
-    };
-    Error::format(folder.display().to_string(), why)
+    match listing {
+        Err(e) => Error::io(folder, e),
+        Ok(names) => {
+            let why =
+                format!("there is neither {single} nor {pickled}, and no index of either, among: {}", names.join(", "));
+            Error::format(folder.display().to_string(), why)
+        }
+    }
 }

@@ -30,9 +30,9 @@ fn what_is_no_folder_of_a_model() {
     expect(&gguf, &["no config.json", "but a GGUF file: give its path"]);
     let folder = Scratch::copy_of("llama");
     fs::remove_file(folder.0.join("model.safetensors")).unwrap();
-    expect(&folder, &["neither model.safetensors nor model.safetensors.index.json", "config.json"]);
+    expect(&folder, &["neither model.safetensors nor pytorch_model.bin", "config.json"]);
     fs::write(folder.0.join("pytorch_model.bin"), "x").unwrap();
-    expect(&folder, &["pickled", "safe_serialization"]);
+    expect(&folder, &["pytorch_model.bin", "no ZIP archive", "safetensors"]);
 }
 
 #[test]
