@@ -50,7 +50,7 @@ pub struct Launcher {
 #[derive(Debug)]
 enum LaunchEngine {
     Threads(Ranks),
-    Processes(Processes),
+    Processes(Box<Processes>),
 }
 
 impl Launcher {
@@ -79,7 +79,7 @@ impl Launcher {
     /// An error if MPI cannot be initialised, or this build lacks the feature `mpi`.
     #[cfg(feature = "mpi")]
     pub fn mpi() -> Result<Self> {
-        Ok(Launcher::of(LaunchEngine::Processes(engine_mpi::init()?)))
+        Ok(Launcher::of(LaunchEngine::Processes(Box::new(engine_mpi::init()?))))
     }
 
     /// Takes the processes that `mpirun`, or another launcher of the same protocol, has started.
@@ -124,7 +124,7 @@ impl Launcher {
     /// # Errors
     /// Errors of [`Tcp::join`].
     pub fn tcp(tcp: Tcp) -> Result<Self> {
-        Ok(Launcher::of(LaunchEngine::Processes(tcp.join()?)))
+        Ok(Launcher::of(LaunchEngine::Processes(Box::new(tcp.join()?))))
     }
 
     /// Lets NCCL move tensors between ranks, each of which must be on its own NVIDIA GPU. The threads or processes stay
@@ -168,7 +168,7 @@ impl Launcher {
     pub fn timeout(mut self, most: Duration) -> Self {
         self.engine = match self.engine {
             LaunchEngine::Threads(ranks) => LaunchEngine::Threads(ranks.timeout(most)),
-            LaunchEngine::Processes(processes) => LaunchEngine::Processes(processes.timeout(most)),
+            LaunchEngine::Processes(processes) => LaunchEngine::Processes(Box::new(processes.timeout(most))),
         };
         self
     }
