@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use weftgrad::{
     data::{
         Dataset,
+        gguf::GgufFile,
         sources::{Csv, JsonLines, SafetensorsRows, TarShards, TextLines, read_idx},
         tokens::{IndexedTokens, IndexedTokensWriter, TokenFile, TokenType, write_tokens},
     },
@@ -28,7 +29,8 @@ use weftgrad::{
         pipeline::{Action, Limits, Lowering, PipeShape, Schedule, ScheduleKind},
         train::TrainStep,
     },
-    models::{ConfigFields, DecoderConfig, JsonObject},
+    models::{ConfigFields, Decoder, DecoderConfig, JsonObject, Pretrained},
+    nn::Init,
     prelude::*,
     safetensors,
     train::sink::read_jsonl,
@@ -138,7 +140,27 @@ fn models(folder: &Path) -> Vec<Reader> {
         r#"{"metadata": {"total_size": 96}, "weight_map": {"a": "rows.safetensors", "b": "rows.safetensors"}}"#,
     );
     let parent = |path: &Path| path.parent().map(Path::to_path_buf).unwrap_or_default();
+    let references = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/references");
+    let copied = |from: &str, to: &str| {
+        let to = folder.join(to);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(references.join(from), &to).unwrap();
+        to
+    };
+    let (types, gguf) = (copied("gguf/types.gguf", "types.gguf"), copied("gguf/llama-f16.gguf", "llama.gguf"));
+    copied("gpt2/config.json", "gpt2/config.json");
+    let pickled = copied("pickle/gpt2.bin", "gpt2/pytorch_model.bin");
+    let load = |path: &Path| Decoder::from_pretrained(path, &Init::new(&Cpu::with_threads(1), 0));
     vec![
+        reader("tensors of GGUF", &types, |path| {
+            let file = GgufFile::open(path)?;
+            file.names().try_for_each(|name| {
+                let (kind, shape) = file.tensor(name)?;
+                file.read(name, 0, &mut vec![0; shape.numel() * kind.dtype().size()])
+            })
+        }),
+        reader("a model in GGUF", &gguf, load),
+        reader("a pickled model", &pickled, move |path| load(&parent(path))),
         reader("config.json", &config, move |path| DecoderConfig::read(&ConfigFields::open(&parent(path))?)),
         reader("an index file", &index, JsonObject::open),
     ]
