@@ -72,8 +72,8 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         Ok(model)
     }
 
-    /// Loads the model in a folder or a GGUF file where weights may be missing: a new head on a pretrained model. Parameters without a
-    /// weight keep the values that `init` draws. The report lists missing and left-over weights.
+    /// Loads the model in a folder or a GGUF file where weights may be missing: a new head on a pretrained model.
+    /// Parameters without a weight keep the values that `init` draws. The report lists missing and left-over weights.
     ///
     /// # Errors
     /// Fails if a weight has another shape, or a file is missing or malformed.

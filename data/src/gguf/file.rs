@@ -170,7 +170,7 @@ fn header(file: &PositionedFile) -> Result<Header> {
     }
     match from.u32()? {
         2 | VERSION => {}
-        version if version.swap_bytes() <= VERSION => {
+        version if (2..=VERSION).contains(&version.swap_bytes()) => {
             return wrong("is big-endian: convert it to little-endian, by gguf's `gguf_convert_endian.py`".into());
         }
         version => return wrong(format!("is GGUF of version {version}; 2 and {VERSION} are read")),

@@ -52,7 +52,9 @@ pub(crate) fn tokenizer_json(file: &GgufFile) -> Result<Value> {
             let splits = pre_tokenizer(pre);
             let splits =
                 splits.ok_or_else(|| file.wrong(&need("pre"), format_args!("is `{pre}`, which is not known")))?;
-            let merges = file.typed(&need("merges"), "a list of strings", GgufValue::texts)?.unwrap_or_default();
+            let merges = file.typed(&need("merges"), "a list of strings", GgufValue::texts)?;
+            let merges =
+                merges.ok_or_else(|| file.wrong(&need("merges"), "is missing: texts would be cut into bytes"))?;
             let fields = json!({
                 "normalizer": (pre == "qwen2").then(|| json!({"type": "NFC"})),
                 "pre_tokenizer": splits,

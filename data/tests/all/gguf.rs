@@ -238,6 +238,7 @@ mod text {
             (vec![model("gpt2"), tokens(&["a"]), pre("tekken")], "`tekken`, which is not known"),
             (vec![model("bert"), tokens(&["a"])], "`bert`; known are"),
             (vec![model("gpt2"), tokens(&["a", "a"]), pre("gpt-2")], "`a` twice"),
+            (vec![model("gpt2"), tokens(&["a"]), pre("gpt-2")], "merges` is missing"),
             (vec![model("llama"), tokens(&["a"])], "no list of each token's score"),
             (
                 vec![model("llama"), tokens(&["a", "b", "ab"]), ("tokenizer.ggml.scores", GgufValue::F32s(vec![0.0]))],
@@ -257,6 +258,7 @@ mod text {
                     model("gpt2"),
                     tokens(&["a"]),
                     pre("gpt-2"),
+                    ("tokenizer.ggml.merges", GgufValue::Texts(vec![])),
                     ("tokenizer.ggml.add_bos_token", GgufValue::Bool(true)),
                     ("tokenizer.ggml.bos_token_id", GgufValue::U32(9)),
                 ],

@@ -54,7 +54,12 @@ impl<'a> Keys<'a> {
     }
 
     fn number(&mut self, name: &str) -> Result<Option<f64>> {
-        self.typed(name, "a floating-point number", GgufValue::number)
+        self.typed(name, "a finite floating-point number", |value| value.number().filter(|x| x.is_finite()))
+    }
+
+    fn need_number(&mut self, name: &str) -> Result<f64> {
+        let number = self.number(name)?;
+        number.ok_or_else(|| self.wrong(name, "is missing"))
     }
 
     fn need(&mut self, name: &str) -> Result<u64> {
@@ -126,7 +131,7 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
         }
         json!({
             "n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": context, "n_inner": hidden,
-            "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon")?, "activation_function": "gelu_new",
+            "layer_norm_epsilon": keys.need_number("attention.layer_norm_epsilon")?, "activation_function": "gelu_new",
         })
     } else {
         let head_dim = keys.count("attention.key_length")?.unwrap_or(width / heads);
@@ -140,7 +145,7 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
             "hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": layers,
             "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim,
             "max_position_embeddings": context, "hidden_act": "silu",
-            "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")?, "rope_parameters": rope,
+            "rms_norm_eps": keys.need_number("attention.layer_norm_rms_epsilon")?, "rope_parameters": rope,
         })
     };
     keys.finish()?;
@@ -187,6 +192,10 @@ fn rope(keys: &mut Keys<'_>, context: u64, head_dim: u64) -> Result<RopeConfig> 
             return Err(keys.wrong("rope.scaling.type", why));
         }
     };
+    if let Some(attention) = attention.filter(|x| *x != 1.0 && !matches!(scaling, RopeScaling::Yarn { .. })) {
+        let why = format!("is {attention}, which is not computed here without yarn");
+        return Err(keys.wrong("rope.scaling.attn_factor", why));
+    }
     let is_plain = matches!(scaling, RopeScaling::Default | RopeScaling::Linear { factor: 1.0 });
     match keys.file.tensor(DIVISORS) {
         Ok(_) if is_plain => Ok(RopeConfig { theta, scaling: llama3(keys.file, theta, head_dim)? }),
@@ -209,10 +218,11 @@ fn llama3(file: &GgufFile, theta: f64, head_dim: u64) -> Result<RopeScaling> {
     file.read(DIVISORS, 0, &mut bytes)?;
     let given: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
     let plain = Rotary::new(theta, head_dim);
+    // Converters compute divisors in f32.
     let fits = |scaling: &RopeScaling| {
         let stretched = RopeConfig { theta, scaling: *scaling }.rotary(head_dim);
         let divisors = plain.frequencies.iter().zip(&stretched.frequencies).map(|(plain, own)| plain / own);
-        divisors.zip(&given).all(|(own, given)| (own / f64::from(*given) - 1.0).abs() < 1e-6)
+        divisors.zip(&given).all(|(own, given)| (own / f64::from(*given) - 1.0).abs() < 1e-5)
     };
     let factor = f64::from(given.iter().copied().fold(1.0, f32::max));
     let scaling = |power: u32| RopeScaling::Llama3 { factor, low: 1.0, high: 4.0, original: f64::from(1 << power) };

@@ -15,13 +15,13 @@ pub(super) enum TensorFile {
 }
 
 impl TensorFile {
-    /// Opens a file of the format that its name or its first bytes show.
+    /// Opens a file of the format that its first bytes or its name show.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        if path.extension().is_some_and(|end| end == "bin") {
-            return PickleFile::open(path).map(TensorFile::Pickle);
+        if data::gguf::GgufFile::is_at(path) {
+            return GgufWeightFile::open(path).map(TensorFile::Gguf);
         }
-        match data::gguf::GgufFile::is_at(path) {
-            true => GgufWeightFile::open(path).map(TensorFile::Gguf),
+        match path.extension().is_some_and(|end| end == "bin") {
+            true => PickleFile::open(path).map(TensorFile::Pickle),
             false => Reader::open(path).map(TensorFile::Safetensors),
         }
     }
@@ -47,6 +47,11 @@ impl TensorFile {
             TensorFile::Gguf(file) => file.tensor(name),
             TensorFile::Pickle(file) => file.tensor(name),
         }
+    }
+
+    /// Tells whether the elements of a tensor are in the file in row-major order, so that a run of them is read alone.
+    pub(super) fn is_row_major(&self, name: &str) -> Result<bool> {
+        if let TensorFile::Pickle(file) = self { file.is_row_major(name) } else { Ok(true) }
     }
 
     /// Fills `into` with the row-major bytes of a tensor from element `from` on.

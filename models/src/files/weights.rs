@@ -90,7 +90,8 @@ impl Weights {
         self.piece(rt, name, &TensorPlacement::whole(shape))
     }
 
-    /// Reads a piece of a tensor as the file holds it, and nothing else of the file.
+    /// Reads a piece of a tensor as the file holds it, and nothing else of the file. Of a tensor of PyTorch's that is no
+    /// row-major view of its storage, such as a transposed one, all is read.
     ///
     /// # Errors
     /// Fails if [`spec`](Weights::spec) would fail, the piece is of a tensor of another shape, or the bytes cannot be
@@ -103,7 +104,17 @@ impl Weights {
             return Err(Error::shape("weights", &[shape, piece.logical()], why));
         }
         let (local, size) = (piece.local(), dtype.size());
+        let is_row_major = reader.is_row_major(name)?;
         let read = |bytes: &mut [u8]| {
+            if !is_row_major {
+                let mut all = vec![0; shape.numel() * size];
+                reader.read(name, 0, &mut all)?;
+                piece.runs(0..local.numel()).for_each(|run| {
+                    let from = &all[run.logical * size..][..run.len * size];
+                    bytes[run.local * size..][..run.len * size].copy_from_slice(from);
+                });
+                return Ok(());
+            }
             piece
                 .runs(0..local.numel())
                 .try_for_each(|run| reader.read(name, run.logical, &mut bytes[run.local * size..][..run.len * size]))

@@ -132,6 +132,12 @@ fn a_key_that_is_not_computed_is_an_error() {
         (with("llama.rope.scaling.type", text("longrope")), "longrope"),
         (with("llama.rope.scaling.type", text("linear")), "None; linear and yarn"),
         (with("llama.rope.scale_linear", GgufValue::F32(2.0)), "`rope_freqs.weight` is beside another"),
+        (with("llama.rope.scaling.attn_factor", GgufValue::F32(1.2)), "not computed here without yarn"),
+        (with("llama.rope.scaling.factor", GgufValue::F32(f32::NAN)), "is not a finite floating-point number"),
+        (
+            replaced(file(), "llama.attention.layer_norm_rms_epsilon", "llama.attention.layer_norm_rms_epsilom"),
+            "epsilon` is missing",
+        ),
         (with("llama.attention.clamp_kqv", GgufValue::F32(3.0)), "is 3"),
         (with("tokenizer.ggml.eos_token_id", text("2")), "is not a count"),
         (replaced(file(), "general.architecture", "general.architectura"), "`general.architecture` is missing"),

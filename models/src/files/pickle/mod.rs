@@ -12,6 +12,7 @@ use std::{
     fs::File,
     io::Read,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use numcore::{DType, Error, Result, Shape, read_exact_at};
@@ -20,7 +21,7 @@ use unpickle::unpickle;
 use zip::{CompressionMethod, ZipArchive};
 
 /// The longest pickle that is read, in bytes; those of the largest models have some hundreds of kB.
-const MAX_PICKLE: u64 = 64 << 20;
+const MAX_PICKLE: u64 = 16 << 20;
 
 /// An open file of PyTorch's, whose tensors are read piece by piece.
 pub(super) struct PickleFile {
@@ -28,7 +29,7 @@ pub(super) struct PickleFile {
     file: File,
     tensors: BTreeMap<String, PickledTensor>,
     /// The offset of each storage's bytes in the file.
-    storages: BTreeMap<String, u64>,
+    storages: BTreeMap<Arc<str>, u64>,
 }
 
 impl PickleFile {
@@ -92,6 +93,11 @@ impl PickleFile {
         let tensor = self.place(name)?;
         let none = || Error::state(name, "is of integers of 8 or 16 bits, which are not supported");
         Ok((tensor.storage.kind.dtype().ok_or_else(none)?, tensor.shape))
+    }
+
+    /// Tells whether a tensor is a row-major view of its storage.
+    pub(super) fn is_row_major(&self, name: &str) -> Result<bool> {
+        Ok(self.place(name)?.is_row_major())
     }
 
     /// Reads elements of a tensor from element `from` on. A tensor that is no row-major view of its storage is read in
@@ -203,6 +209,10 @@ mod tests {
             let error = unpickle(program).map(drop).unwrap_err();
             assert!(error.contains(due), "{error}, due {due}");
         }
+        let negated = b"}X\x01\0\0\0actorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x04tQK\0K\x04\x85K\x01\x85N}}X\x03\0\0\0negNstRs.";
+        assert!(unpickle(negated).map(drop).unwrap_err().contains("negates"));
+        let many = vec![b'N'; 1 << 21];
+        assert!(unpickle(&many).map(drop).unwrap_err().contains("values"));
         // Deep nesting ends without recursion.
         let deep = [&b"N"[..], &[0x85; 1_000_000], b"."].concat();
         assert!(unpickle(&deep).is_err());

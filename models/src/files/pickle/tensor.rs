@@ -1,5 +1,7 @@
 //! Tensors as pickles describe them.
 
+use std::sync::Arc;
+
 use numcore::{DType, Shape};
 
 /// The type of a storage's elements.
@@ -27,7 +29,7 @@ impl StorageKind {
 #[derive(Clone, Debug)]
 pub(super) struct Storage {
     pub kind: StorageKind,
-    pub key: String,
+    pub key: Arc<str>,
     pub elements: usize,
 }
 

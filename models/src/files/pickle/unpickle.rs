@@ -3,11 +3,14 @@
 //! A pickle may call any function of Python. This machine knows the few that make tensors, as data; every other is an
 //! error with its name, and nothing is ever run. Opcodes are those of Python's `pickletools.py`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use numcore::{DType, Shape};
 
 use super::tensor::{PickledTensor, Storage, StorageKind};
+
+/// The most values of a pickle; a tensor by name takes some dozens.
+const MAX_VALUES: usize = 1 << 20;
 
 type Outcome<T> = Result<T, String>;
 
@@ -28,7 +31,7 @@ enum PickleValue {
     /// A number or flag that no tensor needs.
     Other,
     Int(i64),
-    Text(String),
+    Text(Arc<str>),
     Tuple(Vec<usize>),
     List,
     Dict(Vec<(usize, usize)>),
@@ -55,7 +58,7 @@ pub(super) fn unpickle(program: &[u8]) -> Outcome<BTreeMap<String, PickledTensor
             return Err(format!("`{name}` is no tensor: it is no model's file, or a checkpoint of a training run"));
         };
         // A later entry of a name replaces the earlier one, as in Python.
-        tensors.insert(name.clone(), tensor.clone());
+        tensors.insert(name.to_string(), tensor.clone());
     }
     Ok(tensors)
 }
@@ -73,6 +76,9 @@ struct Machine<'a> {
 impl Machine<'_> {
     /// Runs an instruction; false at the end.
     fn step(&mut self) -> Outcome<bool> {
+        if self.values.len() > MAX_VALUES {
+            return Err(format!("has more than {MAX_VALUES} values"));
+        }
         let [code] = self.take()?;
         match code {
             // PROTO and FRAME
@@ -99,7 +105,7 @@ impl Machine<'_> {
             }
             0x93 => {
                 let (name, module) = (self.pop()?, self.pop()?);
-                let (module, name) = (self.as_text(module)?.to_owned(), self.as_text(name)?.to_owned());
+                let (module, name) = (self.as_text(module)?.clone(), self.as_text(name)?.clone());
                 self.known(&module, &name)?;
             }
             b')' => self.push(PickleValue::Tuple(Vec::new())),
@@ -165,29 +171,38 @@ impl Machine<'_> {
         let (PickleValue::Tuple(args), PickleValue::Known(of)) = (&self.values[args], &self.values[of]) else {
             return Err("calls what is no function".into());
         };
-        let value = match of {
-            Known::OrderedDict if args.is_empty() => PickleValue::Dict(Vec::new()),
-            Known::Parameter => match args.first().map(|&data| &self.values[data]) {
-                Some(PickleValue::Tensor(data)) => PickleValue::Tensor(data.clone()),
-                _ => return Err("makes a parameter of what is no tensor".into()),
-            },
-            Known::Size => match args.first().map(|&sizes| &self.values[sizes]) {
-                Some(PickleValue::Tuple(sizes)) => PickleValue::Tuple(sizes.clone()),
-                _ => return Err("makes a size of what is no tuple".into()),
-            },
-            Known::Tensor => PickleValue::Tensor(self.tensor(args)?),
-            Known::OrderedDict | Known::Storage(_) => return Err(format!("calls {of:?} with other arguments")),
+        let value = match (of, args.first().map(|&first| (first, &self.values[first]))) {
+            (Known::OrderedDict, None) => PickleValue::Dict(Vec::new()),
+            // Values never change, so these are their arguments.
+            (Known::Parameter, Some((data, PickleValue::Tensor(_))))
+            | (Known::Size, Some((data, PickleValue::Tuple(_)))) => {
+                self.stack.push(data);
+                return Ok(());
+            }
+            (Known::Parameter, _) => return Err("makes a parameter of what is no tensor".into()),
+            (Known::Size, _) => return Err("makes a size of what is no tuple".into()),
+            (Known::Tensor, _) => PickleValue::Tensor(self.tensor(args)?),
+            (Known::OrderedDict | Known::Storage(_), _) => return Err(format!("calls {of:?} with other arguments")),
         };
         self.push(value);
         Ok(())
     }
 
-    /// Makes a tensor of its storage, offset, sizes and strides; hooks and flags are ignored.
+    /// Makes a tensor of its storage, offset, sizes and strides; hooks and flags are ignored. A seventh argument, of
+    /// views that negate or conjugate their storage, must be empty.
     fn tensor(&self, args: &[usize]) -> Outcome<PickledTensor> {
         let &[storage, offset, shape, strides, ..] = args else { return Err("has a tensor without strides".into()) };
         let PickleValue::Storage(storage) = &self.values[storage] else {
             return Err("has a tensor without a storage".into());
         };
+        let is_plain = |at: &usize| match &self.values[*at] {
+            PickleValue::None => true,
+            PickleValue::Dict(pairs) => pairs.is_empty(),
+            _ => false,
+        };
+        if !args.iter().skip(6).all(is_plain) {
+            return Err("has a tensor that negates or conjugates its storage, or is another kind of view".into());
+        }
         let size = |at: usize| match self.values[at] {
             PickleValue::Int(x) => usize::try_from(x).map_err(|_| format!("has a tensor with the size {x}")),
             _ => Err("has a tensor with a size that is no number".into()),
@@ -224,10 +239,10 @@ impl Machine<'_> {
             return Err("has a storage of unknown type or size".into());
         };
         let elements = usize::try_from(*elements).map_err(|_| "has a storage of negative size")?;
-        if self.as_text(tag)? != "storage" {
+        if &**self.as_text(tag)? != "storage" {
             return Err("has an unknown persistent id".into());
         }
-        let storage = Storage { kind: *kind, key: self.as_text(key)?.to_owned(), elements };
+        let storage = Storage { kind: *kind, key: self.as_text(key)?.clone(), elements };
         self.push(PickleValue::Storage(storage));
         Ok(())
     }
@@ -289,12 +304,12 @@ impl Machine<'_> {
 
     fn text(&mut self, len: impl Fn(&mut Self) -> Outcome<usize>) -> Outcome<()> {
         let len = len(self)?;
-        let text = std::str::from_utf8(self.bytes(len)?).map_err(|_| "has a string that is no UTF-8")?.to_owned();
+        let text = std::str::from_utf8(self.bytes(len)?).map_err(|_| "has a string that is no UTF-8")?.into();
         self.push(PickleValue::Text(text));
         Ok(())
     }
 
-    fn as_text(&self, at: usize) -> Outcome<&str> {
+    fn as_text(&self, at: usize) -> Outcome<&Arc<str>> {
         if let PickleValue::Text(text) = &self.values[at] { Ok(text) } else { Err("needs a string".into()) }
     }
 
