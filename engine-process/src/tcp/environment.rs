@@ -17,10 +17,11 @@ impl Tcp {
     /// processes. The port then comes from the name of the job.
     ///
     /// `WEFTGRAD_JOIN_ADDRESS` is the address, `host:port` with a port of its own, at which processes join the running
-    /// job. One with `WEFTGRAD_NEWCOMER=1` does, and has its rank from the job.
+    /// job; an empty one counts as none. One with `WEFTGRAD_NEWCOMER=1` does, and has its rank from the job.
     ///
     /// # Errors
-    /// An error that names the variables to set, if these do not give an address or a rank.
+    /// An error that names the variables to set, if these do not give an address or a rank. Also if a newcomer has no
+    /// address to join at.
     pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let unknown = |field, why: &str| Error::config("Tcp::from_lookup", field, why);
         let launch = Launch::from_lookup(&get).ok_or_else(|| {
@@ -38,8 +39,11 @@ impl Tcp {
             (None, Some(name)) => (PORTS.0 + crc32fast::hash(name.as_bytes()) % PORTS.1) as u16,
             (None, None) => return Err(unknown("address", ADDRESS)),
         };
-        let join_address = get("WEFTGRAD_JOIN_ADDRESS");
-        let is_newcomer = join_address.is_some() && get("WEFTGRAD_NEWCOMER").is_some_and(|value| value == "1");
+        let join_address = get("WEFTGRAD_JOIN_ADDRESS").filter(|address| !address.is_empty());
+        let is_newcomer = get("WEFTGRAD_NEWCOMER").is_some_and(|value| value == "1");
+        if is_newcomer && join_address.is_none() {
+            return Err(unknown("join address", NO_JOIN_ADDRESS));
+        }
         let host = get("MASTER_ADDR").or_else(|| host(&get)).ok_or_else(|| unknown("address", ADDRESS))?;
         // An address of IPv6 has colons of its own.
         let is_v6 = host.contains(':') && !host.starts_with('[');
@@ -49,6 +53,8 @@ impl Tcp {
 }
 
 const ADDRESS: &str = "the address at which processes meet is unknown: set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port of it";
+
+const NO_JOIN_ADDRESS: &str = "WEFTGRAD_NEWCOMER=1 asks to join a running job: set WEFTGRAD_JOIN_ADDRESS to the address that its ranks have there, or unset WEFTGRAD_NEWCOMER";
 
 /// The name that a launcher gives to the job, which no other job of its has.
 pub(super) fn job(get: &impl Fn(&str) -> Option<String>) -> Option<String> {
@@ -128,6 +134,19 @@ mod tests {
         assert!(of(&TORCHRUN[..3]).unwrap_err().to_string().contains("set MASTER_ADDR"));
         let wrong = [&[("MASTER_PORT", "70000")], &TORCHRUN[..]].concat();
         assert!(of(&wrong).unwrap_err().to_string().contains("MASTER_PORT is not a port"));
+    }
+
+    #[test]
+    fn newcomers_need_an_address_to_join_at() {
+        let with = |more: &[(&str, &str)]| of(&[&TORCHRUN[..], more].concat());
+        let empty = with(&[("WEFTGRAD_JOIN_ADDRESS", "")]).unwrap();
+        assert!(empty.join_address.is_none() && !empty.is_newcomer);
+        for at in [&[][..], &[("WEFTGRAD_JOIN_ADDRESS", "")]] {
+            let error = with(&[&[("WEFTGRAD_NEWCOMER", "1")], at].concat()).unwrap_err().to_string();
+            assert!(error.contains("set WEFTGRAD_JOIN_ADDRESS"), "{error}");
+        }
+        let newcomer = with(&[("WEFTGRAD_NEWCOMER", "1"), ("WEFTGRAD_JOIN_ADDRESS", "node-1:29600")]).unwrap();
+        assert!(newcomer.is_newcomer && newcomer.join_address.as_deref() == Some("node-1:29600"));
     }
 
     #[test]
