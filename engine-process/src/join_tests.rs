@@ -37,6 +37,11 @@ impl Job {
     }
 
     fn process_within(self, rank: Option<usize>, size: usize, most: Duration) -> Result<Worlds> {
+        self.process_with(rank, size, most, WHILE)
+    }
+
+    /// A process with its time to join, and the time that ranks of the job wait for each other.
+    fn process_with(self, rank: Option<usize>, size: usize, most: Duration, each: Duration) -> Result<Worlds> {
         let Job([at, join]) = self;
         let get = |name: &str| match name {
             "MASTER_ADDR" => Some(at.ip().to_string()),
@@ -48,7 +53,7 @@ impl Job {
             _ => None,
         };
         let processes = Tcp::from_lookup(get)?.join_timeout(most).join()?;
-        let quorum = Quorum { join_timeout: WHILE, ..Quorum::default() };
+        let quorum = Quorum { join_timeout: each, ..Quorum::default() };
         Arc::new(processes).rendezvous(NullRuntime::new(), quorum)
     }
 }
@@ -267,6 +272,26 @@ fn one_that_does_not_know_whether_all_have_entered_follows_those_that_do() {
         again,
     );
     assert_eq!(all, [[0, 4, 2, 0], [1, 4, 2, 0], [2, 4, 2, 0], [3, 4, 2, 0]]);
+}
+
+#[test]
+fn newcomers_are_taken_in_without_a_time_to_join() {
+    let job = Job::new();
+    let all: Vec<Result<[usize; 4]>> = thread::scope(|scope| {
+        let run = |rank: Option<usize>| {
+            let mut worlds = job.process_with(rank, 2, Duration::MAX, Duration::MAX)?;
+            let mut world = worlds.next_world()?;
+            if rank.is_some() {
+                until_one_waits(&worlds, &world)?;
+                world = worlds.next_world()?;
+            }
+            place(&world)
+        };
+        let threads = [Some(0), Some(1), None].map(|rank| scope.spawn(move || run(rank)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let all: Vec<[usize; 4]> = all.into_iter().map(|place| place.unwrap()).collect();
+    assert_eq!(all, [[0, 3, 1, 1], [1, 3, 1, 1], [2, 3, 1, 1]]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use numcore::{Error, Result};
 use parking_lot::Mutex;
 
 use super::{
-    OpenTransport,
+    OpenTransport, end_of,
     rendezvous::{Check, Meeting, TURN},
     secret::Secret,
     socket::is_closed,
@@ -66,7 +66,7 @@ impl JoinAddress {
 
     fn meeting(&self, rank: Option<usize>, size: usize, timeout: Duration) -> Meeting {
         let JoinAddress { addresses, job, secret, bind, .. } = self.clone();
-        Meeting { addresses, job, secret, bind, rank, size, is_open: true, until: Instant::now() + timeout, timeout }
+        Meeting { addresses, job, secret, bind, rank, size, is_open: true, until: end_of(timeout), timeout }
     }
 }
 

@@ -172,8 +172,7 @@ impl Tcp {
     /// Meets the others. Returns the function that opens the transport, the local rank, and the address for newcomers.
     pub(crate) fn connect(&self) -> Result<(OpenTransport, usize, Option<JoinAddress>)> {
         let env = |name: &str| std::env::var(name).ok();
-        let now = Instant::now();
-        let until = now.checked_add(self.join_timeout).unwrap_or(now + YEAR);
+        let until = end_of(self.join_timeout);
         let look_up = |address: &str| resolve(address, until, |address| Ok(address.to_socket_addrs()?.collect()));
         let joins = self.join_address.as_deref().map(look_up).transpose()?;
         let addresses = match &joins {
@@ -235,6 +234,12 @@ impl Tcp {
         let secret = |bytes: Vec<u8>| Secret::new(&bytes).map_err(|why| Error::config(OP, "secret", why));
         given.map(secret).transpose()
     }
+}
+
+/// The time at which a timeout that begins now has passed.
+fn end_of(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or(now + YEAR)
 }
 
 /// The addresses of the host. One without an address is asked for again until a time: the name of a machine may

@@ -24,7 +24,7 @@ use comm::engine::{WireReader, Writer};
 use numcore::{Error, ErrorKind, Result};
 
 use super::{
-    OP,
+    OP, end_of,
     joined::{JoinedProcesses, failed},
     secret::{ConnectionEnd, Secret},
     socket::{PATIENCE, PAUSE, TimedStream, connect, has_ended, is_closed, is_silent, read, write},
@@ -256,7 +256,7 @@ impl Meeting {
         while Instant::now() < until {
             let failure = self.attend(until, check);
             if is_newcomer && matches!(failure, Ok(_) | Err(JoinFailure::Unanswered(_))) {
-                until = Instant::now() + self.timeout;
+                until = end_of(self.timeout);
             }
             match failure {
                 Ok((table, first, listener)) => return self.mesh(&table, first, &listener, (until, check)),
