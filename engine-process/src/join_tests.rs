@@ -261,6 +261,7 @@ fn one_that_does_not_know_whether_all_have_entered_follows_those_that_do() {
             let met = Arc::new(met);
             let world = met.world(&NullRuntime::new())?;
             Word::of(worlds.run).tell(&world)?;
+            let world = met.world(&NullRuntime::new())?;
             barrier(&world)?;
             // The others may not have seen its end.
             thread::sleep(Duration::from_millis(200));
@@ -272,6 +273,23 @@ fn one_that_does_not_know_whether_all_have_entered_follows_those_that_do() {
         again,
     );
     assert_eq!(all, [[0, 4, 2, 0], [1, 4, 2, 0], [2, 4, 2, 0], [3, 4, 2, 0]]);
+}
+
+#[test]
+fn a_newcomer_that_does_not_call_for_long_is_left_out() {
+    for slow in [WHILE * 3, WHILE * 3 / 4] {
+        let goes_on = |mut worlds: Worlds| {
+            let world = worlds.next_world()?;
+            assert_eq!(place(&world)?[1..], [3, 1, 0]);
+            place(&world)
+        };
+        let all = with_a_newcomer(goes_on, goes_on, |mut worlds| {
+            thread::sleep(slow);
+            worlds.next_world().unwrap_err();
+            Ok([0; 4])
+        });
+        assert_eq!(all, [[0, 3, 1, 0], [1, 3, 1, 0], [2, 3, 1, 0], [0; 4]]);
+    }
 }
 
 #[test]

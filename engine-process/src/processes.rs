@@ -51,8 +51,8 @@ pub struct Processes {
     worlds: AtomicU64,
     failed: AtomicBool,
     end_timeout: Duration,
-    timeout: Duration,
-    places: Places,
+    pub(crate) timeout: Duration,
+    pub(crate) places: Places,
     limits: Limits,
     /// The address at which newcomers join, if there is one.
     pub(crate) join_address: Option<JoinAddress>,
@@ -213,7 +213,7 @@ impl Processes {
     /// messages. All survivors call it; it blocks until they know of the same losses. Over MPI it needs Open MPI 5 and
     /// `mpirun --with-ft ulfm`; otherwise the launcher ends all processes when one dies.
     pub fn recover<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
-        self.recover_within(rt, Patience { timeout: self.timeout, leaves_out: false })
+        self.recover_within(rt, Patience { timeout: self.timeout, leaves_out: None })
     }
 
     /// Recovers as [`recover`](Processes::recover) does, with its own patience.

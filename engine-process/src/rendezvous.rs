@@ -6,6 +6,7 @@
 //! If one has not, nobody has gone on, and the old connections stay.
 
 use std::{
+    cell::Cell,
     fmt,
     sync::Arc,
     time::{Duration, Instant},
@@ -138,20 +139,26 @@ impl<R: Runtime> Rendezvous<R> for ProcessRendezvous<R> {
 
 impl<R: Runtime> ProcessRendezvous<R> {
     fn form_world(&mut self) -> Result<Membership<R>> {
-        let (begun, most) = (Instant::now(), self.quorum.join_timeout);
-        let left = || most.saturating_sub(begun.elapsed());
+        let most = self.quorum.join_timeout;
+        // The end of an attempt to meet newcomers begins this time anew: the others come from theirs a while apart.
+        let begun = Cell::new(Instant::now());
+        let left = || most.saturating_sub(begun.get().elapsed());
         // Newcomers with whom no meeting comes about do not keep the others.
         let mut calls = true;
+        // Newcomers have no state of the run: one that is silent cannot go on without the others.
+        let mut first_newcomer = None;
         loop {
             let mut comm = match self.has_joined {
                 false => self.processes.world(&self.rt)?,
                 true => {
                     // Of ranks that cannot reach each other, no more than half may leave the others out.
-                    let leaves_out = self.quorum.majority && self.run.before > 0;
-                    self.processes.recover_within(&self.rt, Patience { timeout: left(), leaves_out })?
+                    let leaves_out_all = self.quorum.majority && self.run.before > 0;
+                    let leaves_out = if leaves_out_all { Some(0) } else { first_newcomer };
+                    // With no time at all, one that has just not been heard yet would be left out.
+                    self.processes.recover_within(&self.rt, Patience { timeout: left().max(most / 4), leaves_out })?
                 }
             };
-            self.has_joined = true;
+            let is_first = !std::mem::replace(&mut self.has_joined, true);
             let calls_newcomers = calls && self.newcomers() > 0;
             let own = Word { run: self.run, has_entered: self.entered.is_some(), calls_newcomers };
             // Either all members have entered this world, or one has died since and the survivors enter another.
@@ -160,16 +167,25 @@ impl<R: Runtime> ProcessRendezvous<R> {
                 Err(error) if is_of_another(&comm, &error) && !left().is_zero() => continue,
                 Err(error) => return Err(error),
             };
+            if is_first && self.processes.is_newcomer {
+                // The ranks of the job have told it in a world with a shorter timeout than this one.
+                comm = self.processes.world(&self.rt)?;
+            }
             let has_entered = all.iter().all(|word| word.has_entered);
             if let Some(entered) = self.entered.take().filter(|_| has_entered) {
                 self.go_on_among(entered);
+                (first_newcomer, calls) = (Some(comm.size()), false);
+                begun.set(Instant::now());
                 continue;
             }
             if all.iter().any(|word| word.calls_newcomers) {
                 calls = false;
-                match self.enter(&comm, left() / 2) {
+                match self.enter(&comm, &left) {
                     Some(entered) => (comm, all) = entered,
-                    None => continue,
+                    None => {
+                        begun.set(Instant::now());
+                        continue;
+                    }
                 }
             }
             let run = all.iter().map(|word| word.run).fold(self.run, Run::and);
@@ -189,17 +205,21 @@ impl<R: Runtime> ProcessRendezvous<R> {
         }
     }
 
-    /// Meets newcomers with all processes of a world, within a time. Returns the world with them, and the words of its
-    /// processes; none if this process has not got so far.
-    fn enter(&mut self, comm: &Comm<R>, timeout: Duration) -> Option<(Comm<R>, Vec<Word>)> {
+    /// Meets newcomers with all processes of a world, in half of the time that is `left`, and tells them in half of the
+    /// rest. Returns the world with them, and the words of its processes; none if this process has not got so far.
+    fn enter(&mut self, comm: &Comm<R>, left: &dyn Fn() -> Duration) -> Option<(Comm<R>, Vec<Word>)> {
         let at = self.processes.join_address.clone()?;
         let own = (comm.rank(), comm.size());
-        let (open, door) = at.meet(own, self.door.get_mut().take(), timeout, &|| comm.poll()).ok()?;
+        let (open, door) = at.meet(own, self.door.get_mut().take(), left() / 2, &|| comm.poll()).ok()?;
         *self.door.get_mut() = door;
         let met = Arc::new(Processes::over(open).ok()?.configured_as(&self.processes));
-        let with_newcomers = met.world(&self.rt).ok()?;
-        match Word::of(self.run).tell(&with_newcomers) {
+        let all: Vec<usize> = (0..met.size()).collect();
+        // A newcomer may be slow to call, which must leave time for the others to go on without it.
+        let timeout = met.timeout.min(left() / 2);
+        let telling = met.world_with(&all, &self.rt, timeout, met.places).ok()??;
+        match Word::of(self.run).tell(&telling) {
             Ok(all) => {
+                let with_newcomers = met.world(&self.rt).ok()?;
                 self.go_on_among(met);
                 Some((with_newcomers, all))
             }

@@ -133,7 +133,7 @@ fn processes<T: Send>(
 }
 
 pub(crate) fn within(timeout: Duration) -> Patience {
-    Patience { timeout, leaves_out: false }
+    Patience { timeout, leaves_out: None }
 }
 
 pub(crate) const LONG: Duration = Duration::from_secs(20);

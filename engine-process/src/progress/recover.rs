@@ -36,8 +36,9 @@ struct OwnRecovery {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     pub(crate) timeout: Duration,
-    /// True if those that have said nothing by then are left out. Otherwise the recovery fails.
-    pub(crate) leaves_out: bool,
+    /// The first of the ranks that are left out if they have said nothing by then. With a silent one before it, or no
+    /// such rank, the recovery fails.
+    pub(crate) leaves_out: Option<usize>,
 }
 
 impl Recovery {
@@ -145,6 +146,7 @@ impl Progress {
                 // A process that has announced anything is alive, but did not know of the same losses yet.
                 let is_silent = |rank: &&usize| self.recovery.announced[**rank].is_empty();
                 let silent: Vec<usize> = absent.iter().filter(is_silent).copied().collect();
+                let leaves_out = leaves_out.is_some_and(|first| silent.iter().all(|&rank| rank >= first));
                 if leaves_out && !silent.is_empty() {
                     return self.leave_out(&silent);
                 }
