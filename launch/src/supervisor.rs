@@ -28,6 +28,8 @@ use crate::{
 
 /// The time from SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_millis(1500);
+/// The time from SIGTERM to SIGKILL for survivors of a job that goes on without some ranks.
+const LONG_GRACE: Duration = Duration::from_secs(30);
 /// The time for which a stopped rank is waited for that all others have left behind.
 const STOPPED: Duration = Duration::from_secs(5);
 /// The time after which a stopped rank of a job that newcomers may join is killed, to make place for one.
@@ -89,9 +91,11 @@ impl Supervisor<'_> {
         let (mut failure, mut deadline): (Option<RankFailure>, _) = (None, None);
         let (mut left, mut has_killed, mut stuck) = (ranks.len(), false, None);
         let (fewest, mut restarts) = (self.job.min_ranks.unwrap_or(left), 0);
-        let end = |ranks: &[RankProcess]| {
+        // Survivors of a job that goes on without some ranks may save their last commit.
+        let grace = if self.job.min_ranks.is_some() { LONG_GRACE } else { GRACE };
+        let end = |ranks: &[RankProcess], grace| {
             ranks.iter().for_each(|rank| rank.signal(Signal::SIGTERM));
-            Some(Instant::now() + GRACE)
+            Some(Instant::now() + grace)
         };
         while !ranks.iter().all(RankProcess::has_ended) {
             stuck = if self.is_stuck(ranks) { stuck.or_else(|| Some(Instant::now() + STOPPED)) } else { None };
@@ -115,8 +119,8 @@ impl Supervisor<'_> {
                         ranks[rank].drain(Instant::now() + LAST_LINES);
                         self.report((rank, status));
                         if self.takes_newcomers(ranks) && restarts < self.job.max_restarts {
-                            (restarts, left) = (restarts + 1, left + 1);
-                            self.join(ranks, rank, meeting)?;
+                            restarts += 1;
+                            left += usize::from(self.join(ranks, rank, meeting));
                         }
                         continue;
                     }
@@ -128,15 +132,14 @@ impl Supervisor<'_> {
                     failure = Some((rank, status));
                     // Ranks that were asked to end may save first.
                     if self.signals == 0 {
-                        deadline = deadline.or_else(|| end(ranks));
+                        deadline = deadline.or_else(|| end(ranks, grace));
                     }
                 }
                 Some(Event::Signaled(SIGUSR1)) => {
                     let running = ranks.iter().filter(|rank| !rank.has_ended()).count();
                     if self.takes_newcomers(ranks) && self.job.max_ranks.is_some_and(|most| running < most) {
                         let place = ranks.iter().position(RankProcess::has_ended).unwrap_or(ranks.len());
-                        left += 1;
-                        self.join(ranks, place, meeting)?;
+                        left += usize::from(self.join(ranks, place, meeting));
                     }
                 }
                 Some(Event::Signaled(number)) => {
@@ -145,7 +148,7 @@ impl Supervisor<'_> {
                     ranks.iter().for_each(|rank| rank.signal(signal));
                     // Whoever asks a second time does not want to wait.
                     if self.signals > 1 {
-                        deadline = deadline.or_else(|| end(ranks));
+                        deadline = deadline.or_else(|| end(ranks, GRACE));
                     }
                 }
                 None if due.is_none_or(|due| Instant::now() < due) => {
@@ -183,17 +186,24 @@ impl Supervisor<'_> {
         self.job.max_ranks.is_some() && self.signals == 0 && !ranks.iter().any(RankProcess::has_succeeded)
     }
 
-    /// Starts a newcomer in the place of a rank that has ended, or behind all.
-    fn join(&mut self, ranks: &mut Vec<RankProcess>, rank: usize, meeting: &Meeting) -> io::Result<()> {
+    /// Starts a newcomer in the place of a rank that has ended, or behind all. Returns false if it cannot be started:
+    /// the others go on without it.
+    fn join(&mut self, ranks: &mut Vec<RankProcess>, rank: usize, meeting: &Meeting) -> bool {
         self.lines[rank].forget();
         self.newcomers += 1;
         report(format!("rank {rank} is started to join the others\n").as_bytes());
-        let newcomer = self.begin(meeting, rank, (self.newcomers, true))?;
+        let newcomer = match self.begin(meeting, rank, (self.newcomers, true)) {
+            Ok(newcomer) => newcomer,
+            Err(error) => {
+                report(format!("the others go on without rank {rank}: {error}\n").as_bytes());
+                return false;
+            }
+        };
         match ranks.get_mut(rank) {
             Some(place) => *place = newcomer,
             None => ranks.push(newcomer),
         }
-        Ok(())
+        true
     }
 
     /// Prints the end of a rank, and its last lines.

@@ -401,6 +401,31 @@ fn ranks_are_started_to_join_so_often_and_the_job_ends_below_its_fewest() {
 }
 
 #[test]
+fn a_newcomer_that_cannot_be_started_does_not_end_the_others() {
+    let scratch = Scratch::new("unstarted");
+    let copy = scratch.path().join("launcher");
+    // Written by another program: one that this has open for writing in a fork cannot be executed.
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_weftgrad-run")).arg(&copy).status().unwrap().success());
+    // Ranks start through the launcher's program, which is gone once rank 1 has ended.
+    let script = "if [ $RANK = 1 ]; then rm $COPY; exit 4; fi; \
+                  while [ -e $COPY ]; do sleep 0.01; done; sleep 1; echo whole";
+    let mut command = Command::new(&copy);
+    command.args(["-n", "2", "--elastic", "1:2", "--max-restarts", "3", "sh", "-c", script]).env("COPY", &copy);
+    let running = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (status, out, errors) = ended(running);
+    assert!(status == Some(0) && lines_of(&out, 0) == ["whole"], "{status:?} {out} {errors}");
+    assert!(errors.contains("the others go on without rank 1: `"), "{errors}");
+}
+
+#[test]
+fn survivors_of_an_elastic_job_have_time_to_save() {
+    let script = "if [ $RANK = 1 ]; then sleep 1; exit 4; fi; \
+                  trap 'sleep 3; echo saved; exit 5' TERM; while true; do sleep 0.05; done";
+    let (status, out, errors) = shells("-n 2 --elastic 2:2", script);
+    assert!(status == Some(4) && lines_of(&out, 0) == ["saved"], "{status:?} {out} {errors}");
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn a_rank_that_stays_stopped_makes_place_for_one_that_joins() {
     let scratch = Scratch::new("hung");
