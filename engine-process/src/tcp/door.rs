@@ -75,12 +75,14 @@ pub(crate) struct Door {
     thread: Option<JoinHandle<TcpListener>>,
     is_closing: Arc<AtomicBool>,
     visits: Arc<Mutex<Vec<Visit>>>,
+    /// The name of the job that the newcomers join.
+    job: String,
 }
 
 impl Door {
     fn new(listener: TcpListener, at: JoinAddress) -> Result<Self> {
         let (is_closing, visits) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<Visit>>>::default());
-        let (closing, heard) = (is_closing.clone(), visits.clone());
+        let (closing, heard, job) = (is_closing.clone(), visits.clone(), at.job.clone());
         let listen = move || {
             let mut visitors = Visitors::of(&listener, &at.secret, &at.job);
             while !closing.load(Ordering::Relaxed) {
@@ -92,16 +94,17 @@ impl Door {
         };
         let thread = thread::Builder::new().name("door".into()).spawn(listen);
         let thread = Some(thread.map_err(|error| Error::io("thread door", error))?);
-        Ok(Door { thread, is_closing, visits })
+        Ok(Door { thread, is_closing, visits, job })
     }
 
-    /// The number of newcomers that wait.
+    /// The number of newcomers that wait, and that a meeting admits.
     pub(crate) fn waiting(&self) -> usize {
         let mut visits = self.visits.lock();
         visits.retain(|visit| !is_closed(&visit.stream));
         let is_newcomer = |visit: &&Visit| {
-            let hello = visit.said.as_ref().ok().and_then(|(_, bytes)| Hello::from_bytes(bytes).ok());
-            hello.is_some_and(|hello| hello.rank.is_none())
+            let said = visit.said.as_ref().ok().filter(|(job, _)| *job == self.job);
+            let hello = said.and_then(|(_, bytes)| Hello::from_bytes(bytes).ok());
+            hello.is_some_and(|hello| hello.rank.is_none() && hello.size == 0)
         };
         visits.iter().filter(is_newcomer).count()
     }

@@ -12,7 +12,7 @@ use comm::Collectives;
 use numcore::{Error, ErrorKind, NullRuntime, Result};
 
 use super::{
-    Tcp, resolve,
+    Door, JoinAddress, Tcp, resolve,
     secret::{ConnectionEnd, Secret},
     socket::{read, write},
     table::Hello,
@@ -194,6 +194,61 @@ fn a_host_that_has_no_address_yet_is_looked_up_again() {
     assert_eq!(resolve("node-0:9", Instant::now() + LONG, look_up).unwrap(), [at]);
     let never = resolve("node-0:9", Instant::now(), |_| Err(io::Error::other("no such host")));
     assert!(never.unwrap_err().to_string().contains("no such host"));
+}
+
+/// The join address of a job `job`, and the door of its rank 0 there.
+fn opened(at: SocketAddr) -> (JoinAddress, Door) {
+    let (job, secret) = ("job".into(), Secret::default());
+    let join = JoinAddress { addresses: vec![at], job, secret, bind: None, silence: LONG };
+    let door = join.listen().expect("a door");
+    (join, door)
+}
+
+/// A connection that has said who it is.
+fn said(at: SocketAddr, job: &str, hello: Hello) -> TcpStream {
+    let mut stream = connected(at);
+    Secret::default().prove(&mut stream, ConnectionEnd::Dialer, job).unwrap();
+    write(&mut stream, &hello.to_bytes()).unwrap();
+    stream
+}
+
+fn until_waiting(door: &Door, newcomers: usize) {
+    let begun = Instant::now();
+    while door.waiting() != newcomers {
+        assert!(begun.elapsed() < LONG, "{} wait", door.waiting());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn those_whom_a_meeting_refuses_are_no_newcomers() {
+    let at = free();
+    let (_join, door) = opened(at);
+    let hello = |size| Hello { size, rank: None, listens: at };
+    let _others = [said(at, "another job", hello(0)), said(at, "job", hello(3))];
+    let _newcomer = said(at, "job", hello(0));
+    // The newcomer is heard after them.
+    until_waiting(&door, 1);
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(door.waiting(), 1);
+}
+
+#[test]
+fn a_newcomer_whose_meeting_fails_waits_for_the_next() {
+    let at = free();
+    let (join, door) = opened(at);
+    let tcp = Tcp::from(at).job("job").launch(of(0, 2)).join_timeout(LONG / 4);
+    let newcomer = Tcp { join_address: Some(at.to_string()), is_newcomer: true, ..tcp };
+    let newcomer = thread::spawn(move || newcomer.join().map(|processes| processes.rank()));
+    until_waiting(&door, 1);
+    // Nobody listens where rank 1 says that it does, and rank 0 gives the meeting up.
+    let rank_1 = said(at, "job", Hello { size: 0, rank: Some(1), listens: free() });
+    let (open, door) = join.meet((0, 2), Some(door), LONG, &|| Ok(())).unwrap();
+    drop((open, rank_1));
+    let door = door.expect("a door");
+    until_waiting(&door, 1);
+    let (_open, _door) = join.meet((0, 1), Some(door), LONG, &|| Ok(())).unwrap();
+    assert_eq!(newcomer.join().unwrap().unwrap(), 1);
 }
 
 #[test]

@@ -34,6 +34,8 @@ use super::{
 
 /// The time between two looks for the end of rank 0, or of a rank of the running job.
 pub(super) const TURN: Duration = Duration::from_millis(100);
+/// The time in which a newcomer connects to the others, before it waits to be called again.
+const MESH: Duration = Duration::from_secs(30);
 /// The first byte of rank 0's answer.
 const WELCOME: u8 = 0;
 const REFUSED: u8 = 1;
@@ -259,6 +261,13 @@ impl Meeting {
                 until = end_of(self.timeout);
             }
             match failure {
+                Ok((table, first, listener)) if is_newcomer => {
+                    match self.mesh(&table, first, &listener, (until.min(Instant::now() + MESH), check)) {
+                        Ok(joined) => return Ok(joined),
+                        // The ranks of the job go on without it, and call it again.
+                        Err(error) => last = error.to_string(),
+                    }
+                }
                 Ok((table, first, listener)) => return self.mesh(&table, first, &listener, (until, check)),
                 Err(JoinFailure::Final(error)) => return Err(error),
                 Err(JoinFailure::Again(why) | JoinFailure::Unanswered(why)) => last = why,
