@@ -8,8 +8,8 @@ const LAST: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "
 
 #[rustfmt::skip]
 pub(super) const OF_JOBS: &[Mutant] = &[
-    Mutant { file: "launch/src/supervisor.rs", from: "(restarts, left) = (restarts + 1, left + 1);", to: "(restarts, left) = (restarts, left + 1);", test: LAUNCHED },
-    Mutant { file: "launch/src/supervisor.rs", from: "(restarts, left) = (restarts + 1, left + 1);", to: "(restarts, left) = (restarts + 1, left);", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "                            restarts += 1;\n", to: "", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "left += usize::from(self.join(ranks, rank, meeting));", to: "self.join(ranks, rank, meeting);", test: LAUNCHED },
     Mutant { file: "launch/src/supervisor.rs", from: "if left >= fewest {", to: "if left > fewest {", test: LAUNCHED },
     Mutant { file: "launch/src/supervisor.rs", from: " || start >= job.max_restarts || job.max_ranks.is_some()", to: " || start >= job.max_restarts", test: LAUNCHED },
     Mutant { file: "launch/src/supervisor.rs", from: "is_some_and(|most| running < most)", to: "is_some_and(|most| running > most)", test: LAUNCHED },
