@@ -14,8 +14,8 @@ use crate::{Backward, Gradients, Leaf, Var};
 /// product of matrices, a bias, a table of rows, the kernel of a convolution, or the weight of a norm over the last
 /// axes. A product's gradients are one batched product.
 ///
-/// A second pass checks that the examples are there. The gradient of a weighted sum of the losses must be that sum of the
-/// results.
+/// A second backward pass checks the results: their weighted sum must be the gradient of the weighted sum of the
+/// losses.
 ///
 /// ```
 /// use autograd::{Var, per_example_gradients};

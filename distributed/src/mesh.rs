@@ -27,6 +27,13 @@ pub struct Mesh<R: Runtime> {
     gradients: Comm<R>,
     /// Groups along several axes. Each is made at the first request.
     products: Arc<Mutex<BTreeMap<Vec<Axis>, Comm<R>>>>,
+    role: MeshRole,
+}
+
+/// The use of a mesh.
+#[derive(Clone, Copy, Debug, Default)]
+struct MeshRole {
+    /// True for a mesh that a communicator stands for.
     is_communicator: bool,
     /// True for the mesh of experts, in which ranks along tensor read different data and have different experts.
     of_experts: bool,
@@ -57,17 +64,7 @@ impl<R: Runtime> Mesh<R> {
             _ => split(world, &plan, &Axis::GRADIENTS)?,
         };
         let (world, products) = (world.clone(), Arc::default());
-        Ok(Mesh {
-            plan,
-            world,
-            axes,
-            batch,
-            gradients,
-            products,
-            is_communicator: false,
-            of_experts: false,
-            of_stages: false,
-        })
+        Ok(Mesh { plan, world, axes, batch, gradients, products, role: MeshRole::default() })
     }
 
     /// The ranks of [`gradients`](Mesh::gradients), arranged for experts: copies of an expert along data and shard,
@@ -75,23 +72,23 @@ impl<R: Runtime> Mesh<R> {
     #[track_caller]
     pub(crate) fn of_experts(&self) -> Result<Self> {
         let experts = Mesh::new(&self.gradients, self.plan.of_experts())?;
-        Ok(Mesh { of_experts: true, of_stages: self.of_stages, ..experts })
+        Ok(Mesh { role: MeshRole { is_communicator: false, of_experts: true, ..self.role }, ..experts })
     }
 
     /// Tells whether this is a mesh [of experts](Mesh::of_experts).
     pub(crate) fn is_of_experts(&self) -> bool {
-        self.of_experts
+        self.role.of_experts
     }
 
     /// The mesh as that of each of a pipeline's stages.
     pub(crate) fn of_stages(self) -> Self {
-        Mesh { of_stages: true, ..self }
+        Mesh { role: MeshRole { of_stages: true, ..self.role }, ..self }
     }
 
     /// Tells whether this is a mesh [of stages](Mesh::of_stages). Strategies of several stages share its ranks, and a
     /// pass of one may come between two of another.
     pub(crate) fn is_of_stages(&self) -> bool {
-        self.of_stages
+        self.role.of_stages
     }
 
     /// Makes a mesh of one axis, [`Axis::Data`], from a communicator. Nothing is exchanged.
@@ -101,17 +98,8 @@ impl<R: Runtime> Mesh<R> {
         let axes = axes.map(|axis| if axis == Axis::Data { comm.clone() } else { alone.clone() }).collect();
         let (plan, products) = (ParallelPlan::along(Axis::Data, comm.size()), Arc::default());
         let [world, batch, gradients] = [comm, comm, comm].map(Comm::clone);
-        Mesh {
-            plan,
-            world,
-            axes,
-            batch,
-            gradients,
-            products,
-            is_communicator: true,
-            of_experts: false,
-            of_stages: false,
-        }
+        let role = MeshRole { is_communicator: true, ..MeshRole::default() };
+        Mesh { plan, world, axes, batch, gradients, products, role }
     }
 
     /// The sizes of the axes.
@@ -267,7 +255,7 @@ impl<R: Runtime> Mesh<R> {
 
     /// Tells whether the mesh was made from a communicator, without a plan. A pipeline may lay its replicas over it.
     pub(crate) fn is_communicator(&self) -> bool {
-        self.is_communicator
+        self.role.is_communicator
     }
 }
 

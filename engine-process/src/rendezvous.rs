@@ -140,7 +140,7 @@ impl<R: Runtime> Rendezvous<R> for ProcessRendezvous<R> {
 impl<R: Runtime> ProcessRendezvous<R> {
     fn form_world(&mut self) -> Result<Membership<R>> {
         let most = self.quorum.join_timeout;
-        // The end of an attempt to meet newcomers begins this time anew: the others come from theirs a while apart.
+        // The time begins anew when an attempt to meet newcomers ends, since ranks end theirs a while apart.
         let begun = Cell::new(Instant::now());
         let left = || most.saturating_sub(begun.get().elapsed());
         // Newcomers with whom no meeting comes about do not keep the others.

@@ -115,8 +115,7 @@ impl<R: Runtime> CutParams<R> {
     /// Updates the cut parameters `which`, in the same order on all ranks. Their gradients have this dtype; `update`
     /// updates the whole of one.
     ///
-    /// Goes in rounds, each of as many elements as one of the largest parameters for each rank: an owner holds whole
-    /// weights, gradients and new weights of a round alone.
+    /// Goes in [rounds](CutParams::rounds): an owner holds whole weights, gradients and new weights of one at a time.
     ///
     /// # Errors
     /// Errors of the exchanges and of the rule. An error of the rule leaves other ranks waiting until their deadline.
@@ -127,45 +126,43 @@ impl<R: Runtime> CutParams<R> {
         with: &mut WithMemory<'_, R>,
         update: &mut dyn FnMut(usize, &mut UpdateMemory<'_, R>) -> Result<()>,
     ) -> Result<()> {
-        let numel = |i: usize| self.layout.range(i).numel();
-        let ranks = self.cuts(which).next().map_or(1, |(_, cut)| cut.placed.group().size());
-        let most = which.iter().map(|&i| numel(i)).max().unwrap_or(0) * ranks;
-        let mut rest = which;
-        while !rest.is_empty() {
-            let mut sum = 0;
-            let fits = |i: &&usize| {
-                sum += numel(**i);
-                sum <= most
-            };
-            let (round, later) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-            self.update_round(round, grads, with, update)?;
-            rest = later;
+        let layout = self.layout.with_dtype(working(self.layout.dtype()));
+        for round in self.rounds(which) {
+            let weights = self.gather(round, "weights", layout.dtype(), with, &|memory| memory.weight())?;
+            let grads = self.gather(round, "gradients", grads, with, &|memory| Ok(memory.grad.clone()))?;
+            let mut new = Vec::new();
+            for ((i, weight), (_, grad)) in weights.into_iter().zip(grads) {
+                with(i, &mut |memory| {
+                    let mut row = TensorMut::alloc(&self.rt, Shape::from([weight.shape().numel()]), weight.dtype())?;
+                    let mut whole = memory.whole(&layout, &mut row, &weight, &grad)?;
+                    update(i, &mut whole)?;
+                    new.push((i, whole.weight()?));
+                    Ok(())
+                })?;
+            }
+            let back = self.scatter(round, new)?;
+            back.into_iter().try_for_each(|(i, piece)| with(i, &mut |memory| memory.replace_weight(&piece)))?;
         }
         Ok(())
     }
 
-    fn update_round(
-        &self,
-        which: &[usize],
-        grads: DType,
-        with: &mut WithMemory<'_, R>,
-        update: &mut dyn FnMut(usize, &mut UpdateMemory<'_, R>) -> Result<()>,
-    ) -> Result<()> {
-        let layout = self.layout.with_dtype(working(self.layout.dtype()));
-        let weights = self.gather(which, "weights", layout.dtype(), with, &|memory| memory.weight())?;
-        let grads = self.gather(which, "gradients", grads, with, &|memory| Ok(memory.grad.clone()))?;
-        let mut new = Vec::new();
-        for ((i, weight), (_, grad)) in weights.into_iter().zip(grads) {
-            with(i, &mut |memory| {
-                let mut row = TensorMut::alloc(&self.rt, Shape::from([weight.shape().numel()]), weight.dtype())?;
-                let mut whole = memory.whole(&layout, &mut row, &weight, &grad)?;
-                update(i, &mut whole)?;
-                new.push((i, whole.weight()?));
-                Ok(())
-            })?;
+    /// Cuts `which` into rounds, each of as many elements as one of the largest parameters for each rank, or of one
+    /// parameter. All ranks cut alike, since they count elements of whole parameters.
+    fn rounds<'w>(&self, which: &'w [usize]) -> Vec<&'w [usize]> {
+        let numel = |i: usize| self.layout.range(i).numel();
+        let ranks = self.cuts(which).next().map_or(1, |(_, cut)| cut.placed.group().size());
+        let most = which.iter().map(|&i| numel(i)).max().unwrap_or(0) * ranks;
+        let (mut rounds, mut rest) = (Vec::new(), which);
+        while !rest.is_empty() {
+            let sums = rest.iter().scan(0, |sum, &i| {
+                *sum += numel(i);
+                Some(*sum)
+            });
+            let (round, later) = rest.split_at(sums.take_while(|sum| *sum <= most).count().max(1));
+            rounds.push(round);
+            rest = later;
         }
-        let back = self.scatter(which, new)?;
-        back.into_iter().try_for_each(|(i, piece)| with(i, &mut |memory| memory.replace_weight(&piece)))
+        rounds
     }
 
     /// Sends the owner of each parameter this rank's piece of a tensor of it, and returns those that this rank owns,

@@ -283,10 +283,12 @@ impl<R: Runtime, C: UpdateRule> ShardOptimizer<R> for Shard<R, C> {
                 let part = whole.iter_mut().find(|(own, _)| *own == i);
                 part.map_or(Ok(()), |(_, part)| f(&mut rules.memory(i..i + 1, part, states, [grads, scale])?))
             };
+            // A whole is a value in the dtype of updates, without a master copy.
+            let some = rules.configs.iter().filter(|_| !which.is_empty());
+            let kernels = some.map(|(config, _)| config.kernel(None)).collect::<Result<Vec<_>>>()?;
             cut.update(&which, grads.dtype(), &mut with, &mut |i, whole| {
-                let (config, _) = &rules.configs[rules.groups[i]];
-                // The whole is a value in the dtype of updates, without a master copy.
-                config.update(&config.kernel(None)?, now(steps, i), whole)
+                let group = rules.groups[i];
+                rules.configs[group].0.update(&kernels[group], now(steps, i), whole)
             })?;
             which.into_iter().for_each(|i| steps[i] += 1);
             Ok(())

@@ -1,7 +1,7 @@
 //! The GGUF format of llama.cpp: typed metadata and named tensors in one file, whose contents are not trusted.
 //!
-//! A file begins with `GGUF`, its version (3), the numbers of tensors and of metadata. Metadata and the tensors' entries
-//! follow, then data, aligned. The format is described in `docs/gguf.md` of the project ggml.
+//! A file begins with `GGUF`, the version (3), and the numbers of tensors and of metadata. Metadata, entries of tensors
+//! and aligned data follow. The format is described in `docs/gguf.md` of the project ggml.
 
 mod blocks;
 mod file;

@@ -36,8 +36,8 @@ impl GgufValue {
         }
     }
 
-    /// The value as a floating-point number. Of `F32` it is the number with the fewest decimals that rounds to it: 1e-5,
-    /// not 9.999999747e-6.
+    /// The value as a floating-point number. An `F32` gives the shortest decimal that rounds to it: 1e-5, not
+    /// 9.999999747e-6.
     pub fn number(&self) -> Option<f64> {
         match *self {
             GgufValue::F32(x) => x.to_string().parse().ok(),

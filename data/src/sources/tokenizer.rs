@@ -10,8 +10,8 @@ use crate::{
     gguf::{GgufFile, tokenizer_json},
 };
 
-/// A tokenizer from a `tokenizer.json`: BPE, Unigram or WordPiece, with its normalizers; or from a GGUF file: byte-level
-/// BPE, or SentencePiece's. Nothing is fetched from anywhere.
+/// A tokenizer from a `tokenizer.json` (BPE, Unigram or WordPiece, with its normalizers), or from a GGUF file (BPE of
+/// bytes, or SentencePiece's). Nothing is fetched from anywhere.
 ///
 /// Only that file is read. A `tokenizer_config.json` beside it, with rules for special tokens or spaces in decoded
 /// texts, is ignored.

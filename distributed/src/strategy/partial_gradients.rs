@@ -26,7 +26,7 @@ enum InFlight<R: Runtime> {
 
 impl<R: Runtime> TensorAxis<R> {
     /// The sums of [partial](TensorAxis::is_partial) gradients over the ranks that have parts, in the given order.
-    /// Those of vectors, as of norms and biases, travel in one row: they are many and small.
+    /// Gradients of vectors, as of norms and biases, travel in one row, since they are many and small.
     pub(crate) fn sum_gradients(&self, own: Vec<(Arc<Leaf<R>>, TensorMut<R>)>) -> Result<Vec<TensorMut<R>>> {
         let mut rows: Vec<(Option<RowKey>, Vec<PartialGradient<R>>)> = Vec::new();
         for (at, (leaf, memory)) in own.into_iter().enumerate() {

@@ -1,5 +1,4 @@
-//! Encoders whose sequences are cut over ranks, with masks, windows and documents: values and gradients are those of whole
-//! sequences.
+//! Encoders over a context axis, with masks and windows: values and gradients are those of whole sequences.
 
 use nn::{AttentionOptions, MultiHeadAttention};
 

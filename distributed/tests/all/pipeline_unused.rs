@@ -50,7 +50,7 @@ fn micro(rt: &Cpu, number: usize) -> Result<[Tensor<Cpu>; 2]> {
 
 const TRAINED: usize = 3;
 
-/// The weights after some steps of so many micro-batches, by name.
+/// The weights that one rank has after `TRAINED` steps of `micros` micro-batches, by name.
 fn alone(micros: usize, tied: bool) -> BTreeMap<String, Vec<f64>> {
     let rt = cpu(0).unwrap();
     let model = layers(&rt, tied).unwrap();
@@ -71,7 +71,7 @@ fn values(model: &(impl Module<Cpu> + ?Sized)) -> Result<BTreeMap<String, Vec<f6
     model.named_parameters().into_iter().map(|(name, p)| Ok((name, p.value()?.to_vec::<f64>()?))).collect()
 }
 
-/// The weights of this rank's stages after the same steps, over so many replicas.
+/// The weights that this rank's stages have after the same steps, by name.
 fn staged(mesh: &Mesh<Cpu>, checked: &Checked, zero: &ZeroOptions, tied: bool) -> Result<BTreeMap<String, Vec<f64>>> {
     let (rt, schedule, pipe) = (mesh.world().runtime(), checked.schedule(), mesh.axis(Axis::Pipe));
     let stages = split(

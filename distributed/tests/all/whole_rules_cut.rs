@@ -1,6 +1,6 @@
 //! Rules that need whole parameters, over parameters that are cut along tensor: one rank updates each.
 
-use crate::{prelude::*, zero_rules::StepsDecayed};
+use crate::{prelude::*, zero_rules::StepsDecayed, zero_whole_rules::thaw};
 
 const RULES: [Rule; 3] = [Rule::Lamb, Rule::Adafactor, Rule::Muon];
 const STAGES: [ZeroStage; 4] = [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters];
@@ -124,7 +124,6 @@ fn an_update_of_equal_gradients_has_the_bits_of_one_rank() {
     }
 }
 
-/// The second layer is trained from the third step on, and the first no longer.
 fn thawing(t: usize, stage: ZeroStage) -> Trace {
     everywhere(t, |comm| {
         let init = Init::new(comm.runtime(), 0).dtype(DType::F64);
@@ -135,10 +134,7 @@ fn thawing(t: usize, stage: ZeroStage) -> Trace {
         let mut step = TrainStep::builder(&mesh, &model).optimizer(muon()).zero(stage).build()?;
         let mut trace = Trace::default();
         for k in 0..STEPS {
-            if k == 2 {
-                model.freeze_where(nn::under("a"));
-                model.unfreeze_where(nn::under("b"));
-            }
+            thaw(&model, k);
             step.step(|_| model.loss(comm.runtime(), k, &(0..EXAMPLES).collect::<Vec<_>>()))?;
             let _whole = step.gather_full_params()?;
             let own = |(_, p): (String, Param<Cpu>)| p.gathered()?.to_vec::<f64>();

@@ -75,7 +75,14 @@ fn checkpoints_are_those_of_one_rank_and_pass_between_all_cuts() {
     }
 }
 
-/// The second layer is trained from the third step on, and the first no longer.
+/// Before step `k`: the second layer is trained from the third step on, and the first no longer.
+pub fn thaw(model: &Mlp<Cpu>, k: usize) {
+    if k == 2 {
+        model.freeze_where(nn::under("a"));
+        model.unfreeze_where(nn::under("b"));
+    }
+}
+
 fn thawing(n: usize, stage: ZeroStage, dtype: DType) -> Trace {
     everywhere(n, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
@@ -83,10 +90,7 @@ fn thawing(n: usize, stage: ZeroStage, dtype: DType) -> Trace {
         let mut step = TrainStep::builder(&comm, &model).optimizer(muon()).zero(stage).build()?;
         let mut trace = Trace::default();
         for k in 0..STEPS {
-            if k == 2 {
-                model.freeze_where(nn::under("a"));
-                model.unfreeze_where(nn::under("b"));
-            }
+            thaw(&model, k);
             step.step(|_| model.loss(comm.runtime(), k, &own(&comm)))?;
             let _scope = step.gather_full_params()?;
             trace.weights.push(weights(&model)?);

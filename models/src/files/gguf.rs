@@ -5,8 +5,8 @@ use std::path::Path;
 use data::gguf::{GgufFile, GgufValue};
 use numcore::{DType, Result, Shape};
 
-/// The tensors of a GGUF file. In its architecture `llama`, llama.cpp rotates adjacent components of a head together, and
-/// its files have the rows of queries and keys in that order; they are read in the order of halves.
+/// The tensors of a GGUF file. For the architecture `llama`, llama.cpp rotates adjacent components of a head together,
+/// and files have the rows of queries and keys in that order. They are read in the order of halves.
 pub(super) struct GgufWeightFile {
     file: GgufFile,
     /// The numbers of heads of queries and of keys, if their rows are reordered.

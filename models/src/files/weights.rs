@@ -90,8 +90,8 @@ impl Weights {
         self.piece(rt, name, &TensorPlacement::whole(shape))
     }
 
-    /// Reads a piece of a tensor as the file holds it, and nothing else of the file. Of a tensor of PyTorch's that is no
-    /// row-major view of its storage, such as a transposed one, all is read.
+    /// Reads a piece of a tensor as the file holds it, and nothing else of the file. A tensor that is no row-major view
+    /// of its storage, such as a transposed one of PyTorch's, is read whole.
     ///
     /// # Errors
     /// Fails if [`spec`](Weights::spec) would fail, the piece is of a tensor of another shape, or the bytes cannot be

@@ -63,8 +63,8 @@ impl Default for Sampling {
 }
 
 impl GenerationOptions {
-    /// Reads `generation_config.json` in a model's folder; without that file, the generation fields of `config.json`. Of a
-    /// GGUF file, which has no options of generation, only the tokens that end a text are read.
+    /// Reads `generation_config.json` in a model's folder, or without that file the generation fields of `config.json`.
+    /// A GGUF file has no options of generation, and gives the tokens that end a text alone.
     ///
     /// Absent fields have the defaults of transformers: no sampling, 20 new tokens, and `top_k` 50 if `do_sample` is
     /// true. The seed is 0. Without `max_new_tokens`, `max_length` limits prompt and new tokens together.

@@ -80,8 +80,8 @@ impl<R: Runtime> MultiHeadAttention<R> {
     }
 
     /// Multi-head attention of `query: [B, T, C]` over `key` and `value`, `[B, S, C]`, giving `[B, T, C]`. The layer
-    /// projects its inputs and its output. Where sequences are cut over ranks, queries and keys are of one sequence, and
-    /// masks of the whole of it.
+    /// projects its inputs and its output. Where sequences are cut over ranks, queries and keys must be parts of one
+    /// sequence, and a mask covers the whole sequence.
     #[track_caller]
     pub fn attend(
         &self,

@@ -1,7 +1,7 @@
 //! Tensors of PyTorch's files (`*.bin`), read without running what they ask for.
 //!
-//! A file is a ZIP archive: a pickle (`data.pkl`), which names tensors and describes them as views of storages, and each
-//! storage's bytes (`data/KEY`), which are not compressed. The pickle is a program of Python's pickle machine; see
+//! A file is a ZIP archive of a pickle (`data.pkl`) and of storages (`data/KEY`), which are not compressed. The pickle
+//! names tensors and describes them as views of storages. It is a program of Python's pickle machine; see
 //! `unpickle.rs`.
 
 mod tensor;
