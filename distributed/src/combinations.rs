@@ -190,8 +190,6 @@ const COUNTED: &str =
 const SERVES: &str = "experts have the tokens of other ranks: share out the examples otherwise, or compute any batch with a weight of 0 \
                       (`Loss::weightless`)";
 const RUNS: &str = "stages compute the micro-batches of other ranks: give the replica any batch that is `weightless`";
-const COPIES: &str =
-    "checkpoints and averages have one copy of a parameter that stages share: load a checkpoint when the run is over";
 const BY_HAND: &str =
     "ranks would average partial gradients as if each had other examples: train it by `TrainStep::builder`";
 
@@ -243,8 +241,8 @@ pub static COMBINATIONS: &[Refused] = {
             "ranks that train independently wait for each other at synchronizations alone: give fast ones larger shares (`SpeedShares`)",
         ),
         refused(
-            [Local, Tied],
-            "copies of one parameter would be synchronized at different times, and diverge: give stages parameters of their own, or sum the gradients of all replicas",
+            [Tied, WeightsDiffer],
+            "copies of one parameter would be synchronized at different times, and diverge: take one fragment and a rule that keeps nothing of a rank's own",
         ),
         refused(
             [Local, Experts],
@@ -262,8 +260,6 @@ pub static COMBINATIONS: &[Refused] = {
             [Local, Unfreezing],
             "ranks would not synchronize a parameter that was frozen when the step was made: make another `LocalSteps` to train it",
         ),
-        refused([Tied, RestoreBest], COPIES),
-        refused([Tied, UseAtEnd], COPIES),
         refused([RestoreBest, UseAtEnd], "the run would end with those that come last: leave one out"),
         refused([Tensor, ByHand], BY_HAND),
         refused([Context, ByHand], BY_HAND),

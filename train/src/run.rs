@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     iter,
+    sync::Arc,
     time::Duration,
 };
 
@@ -12,7 +13,7 @@ use distributed::{
     combinations::{Feature, Features},
     comm::{Collectives, Comm},
     strategy::StepRanks,
-    train::WeightedSum,
+    train::{StepProperties, WeightedSum},
 };
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime};
@@ -81,7 +82,7 @@ pub struct BestValue {
 /// The training step and the loss function, whatever their types.
 pub(crate) trait RunEngine<R: Runtime, M, B> {
     fn ranks(&self) -> &StepRanks<R>;
-    fn features(&self) -> Features;
+    fn properties(&self) -> StepProperties;
     /// The modules that the training step holds itself.
     fn modules(&self) -> Vec<&dyn Module<R>>;
     fn state(&mut self) -> &mut dyn Checkpointed<R>;
@@ -102,7 +103,12 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
 
     /// Features of the training step.
     pub(crate) fn features(&self) -> Features {
-        self.engine.features()
+        self.engine.properties().features
+    }
+
+    /// The copies of tied parameters on this rank, by name, and the parameters' names in checkpoints.
+    pub(crate) fn copies(&self) -> Arc<BTreeMap<String, String>> {
+        self.engine.properties().copies
     }
 
     /// The model, and the modules that the training step holds itself.

@@ -210,8 +210,9 @@ impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
     }
 
     fn properties(&self) -> StepProperties {
-        let features = self.inner.properties().features.and(Feature::Uneven);
-        StepProperties { features, in_turn: Some(self.balancer.counts().iter().sum()) }
+        let inner = self.inner.properties();
+        let features = inner.features.and(Feature::Uneven);
+        StepProperties { features, in_turn: Some(self.balancer.counts().iter().sum()), ..inner }
     }
 
     fn modules(&self) -> Vec<&dyn Module<R>> {

@@ -4,9 +4,9 @@ use autograd::set_random_stream;
 use nn::Module;
 use numcore::{DType, Result, Runtime, Tensor};
 
-use super::LocalSteps;
+use super::{LocalSteps, LocalUpdates, OuterRule};
 use distributed::{
-    combinations::Feature,
+    combinations::{Feature, Features},
     comm::{Comm, Communicator, abort_on_err},
     strategy::{BatchShare, StepRanks},
     train::{Step, StepInput, StepProperties, StepWork, TrainingMetrics, WeightedSum},
@@ -44,13 +44,23 @@ impl<R: Runtime, S: Step<R>> Step<R> for LocalSteps<R, S> {
 
     fn properties(&self) -> StepProperties {
         let inner = self.inner.properties();
-        let features = inner.features.and(Feature::Local).and_if(!self.makes_weights_equal(), Feature::WeightsDiffer);
-        StepProperties { features, ..inner }
+        StepProperties { features: with_local(inner.features, &self.options, &*self.rule), ..inner }
     }
 
     fn modules(&self) -> Vec<&dyn Module<R>> {
         self.inner.modules()
     }
+}
+
+/// The features of an inner step, with those of its local updates.
+pub(super) fn with_local<R: Runtime>(inner: Features, options: &LocalUpdates, rule: &dyn OuterRule<R>) -> Features {
+    inner.and(Feature::Local).and_if(!makes_weights_equal(options, rule), Feature::WeightsDiffer)
+}
+
+/// Tells whether all ranks have equal weights after a synchronization.
+pub(super) fn makes_weights_equal<R: Runtime>(options: &LocalUpdates, rule: &dyn OuterRule<R>) -> bool {
+    let keep = if options.delay == 0 { 0.0 } else { options.keep };
+    options.fragments == 1 && keep == 0.0 && rule.keep() == 0.0
 }
 
 /// The ranks of a step, of the ranks that synchronize and those of an inner step. Each draws random values of its own.

@@ -60,8 +60,8 @@ fn local(rank: usize, name: &str) -> String {
 impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     /// Tells whether an entry of the inner step is a parameter that is not trained, which is equal on all ranks.
     fn is_common(&self, name: &str) -> bool {
-        let trained = || self.fragments.iter().flat_map(|fragment| &fragment.leaves).map(|outer| outer.leaf.name());
-        names::is_parameter(name) && trained().all(|leaf| names::parameter(&leaf) != name)
+        let trained = || self.fragments.iter().flat_map(|fragment| &fragment.leaves).map(|outer| &outer.name);
+        names::is_parameter(name) && trained().all(|trained| names::parameter(trained) != name)
     }
 
     /// The checkpoint's name of an entry of a rank's inner step: its own name if the entry is common to all ranks.
@@ -147,7 +147,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let mut parts = Vec::new();
         for OwnElements { outer, at, part, len } in fragment.own().filter(|own| own.outer.saves) {
             for (kind, tensor) in names.iter().zip(&tensors) {
-                let name = format!("{kind}/{}", outer.leaf.name());
+                let name = format!("{kind}/{}", outer.name);
                 let row = tensor.narrow(0, part, len)?.into();
                 parts.push(CheckpointPart { name, placement: outer.placement.clone(), start: at, row });
             }
@@ -160,7 +160,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let mut kinds = vec!["parameter".to_string()];
         kinds.extend(self.kept(k, is_in_flight));
         let wanted = |(kind, OwnElements { outer, at, len, .. }): (&String, OwnElements<'_, R>)| {
-            let (name, placement) = (format!("{kind}/{}", outer.leaf.name()), outer.placement.clone());
+            let (name, placement) = (format!("{kind}/{}", outer.name), outer.placement.clone());
             Wanted { name, placement, dtype: fragment.dtype(), elements: at..at + len }
         };
         kinds.iter().flat_map(|kind| fragment.own().map(move |own| (kind, own))).map(wanted).collect()

@@ -1,6 +1,6 @@
 //! A part of the parameters that is synchronized at once.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use autograd::Leaf;
 use nn::Param;
@@ -17,10 +17,13 @@ use distributed::comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory}
 /// A parameter, and its start in the flat range of its fragment.
 pub(super) struct OuterLeaf<R: Runtime> {
     pub leaf: Arc<Leaf<R>>,
+    /// The parameter's name in checkpoints.
+    pub name: String,
     /// The piece of the parameter on this rank.
     pub placement: TensorPlacement,
     pub start: usize,
-    /// True if this rank saves its elements of the parameter: one of the inner ranks that have the same parameter does.
+    /// True if this rank saves its elements of the parameter: one of the inner ranks that have the same parameter does,
+    /// from the first of its stages.
     pub saves: bool,
 }
 
@@ -264,6 +267,7 @@ pub(super) fn fragments<R: Runtime>(
     named: &[(String, Param<R>)],
     count: usize,
     states: usize,
+    copies: &BTreeMap<String, String>,
     saves: impl Fn(&Param<R>) -> bool,
 ) -> Result<Vec<OuterFragment<R>>> {
     let trained: Vec<&Param<R>> = named.iter().map(|(_, p)| p).filter(|p| p.requires_grad()).collect();
@@ -281,7 +285,10 @@ pub(super) fn fragments<R: Runtime>(
         }
         let whole = || TensorPlacement::whole(parameter.leaf().spec().shape);
         let placement = parameter.placed().map_or_else(whole, |placed| placed.placement().clone());
-        let outer = OuterLeaf { leaf: parameter.leaf(), placement, start: 0, saves: saves(parameter) };
+        let leaf = parameter.leaf();
+        let copied = copies.get(&*leaf.name());
+        let (name, saves) = (copied.map_or_else(|| leaf.name().to_string(), String::clone), saves(parameter));
+        let outer = OuterLeaf { leaf, name, placement, start: 0, saves: saves && copied.is_none() };
         match parts.last_mut() {
             Some(part) => part.push(outer),
             None => parts.push(vec![outer]),

@@ -8,7 +8,7 @@ use numcore::{DType, Error, Result, Runtime, Tensor, Within};
 
 use super::{
     LocalUpdates, OuterRule,
-    as_step::ranks_of,
+    as_step::{makes_weights_equal, ranks_of, with_local},
     fragment::{Distances, OuterFragment, fragments},
     totals::sums,
 };
@@ -106,7 +106,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         )?;
         let is_half = |p: &Param<R>| p.requires_grad() && !matches!(p.dtype(), DType::F32 | DType::F64);
         let half = named.iter().any(|(_, parameter)| is_half(parameter));
-        let features = inner.properties().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
+        let features = with_local(inner.properties().features, &options, &rule).and_if(half, Feature::HalfParameters);
         // Ranks of one inner step may have different parameters.
         abort_on_err(&inside.everyone, features.check("LocalSteps"))?;
         let shards = features.has(Feature::ZeroParameters);
@@ -128,7 +128,8 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let is_first = inside.share.index == 0 && inside.losses.rank().is_multiple_of(inside.context_ranks.max(1));
         let has_first = |p: &Param<R>| p.placed().map_or(inside.counts_examples, |placed| placed.is_first_replica());
         let saves = |p: &Param<R>| is_first && has_first(p);
-        let fragments = fragments(&comm, &named, options.fragments, rule.states(), saves)?;
+        let copies = inner.properties().copies;
+        let fragments = fragments(&comm, &named, options.fragments, rule.states(), &copies, saves)?;
         let buffers = Buffers(buffers);
         buffers.sync(&comm, BufferSync::Broadcast)?;
         let leaves = named.iter().map(|(_, parameter)| parameter.leaf());
@@ -262,8 +263,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     /// Tells whether all ranks have equal weights after a synchronization. They have not if there are several
     /// fragments, or if ranks keep a share of their own weights.
     pub fn makes_weights_equal(&self) -> bool {
-        let keep = if self.options.delay == 0 { 0.0 } else { self.options.keep };
-        self.fragments.len() == 1 && keep == 0.0 && self.rule.keep() == 0.0
+        makes_weights_equal(&self.options, &*self.rule)
     }
 
     /// The ranks that train.

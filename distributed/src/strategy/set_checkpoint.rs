@@ -24,6 +24,12 @@ impl<R: Runtime> StrategySet<R> {
         Ok(parts)
     }
 
+    /// The names of the copies of tied parameters on this rank, and of the parameters in checkpoints.
+    pub(crate) fn copies(&self) -> BTreeMap<String, String> {
+        let of = |part| Copies::of(self, part).0.into_iter().map(|copy| (copy.called, copy.name));
+        (0..self.parts.len()).flat_map(of).collect()
+    }
+
     /// A group of a part's hyper-parameters, in which each copy is renamed to its tied parameter.
     pub(super) fn under_own_names(&self, part: usize, mut group: HyperParams) -> HyperParams {
         let copies = Copies::of(self, part);

@@ -1,5 +1,7 @@
 //! The trait of training steps, and the weighted sums of losses that evaluations return.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use nn::Module;
 use numcore::{Result, Runtime};
 
@@ -46,13 +48,16 @@ pub struct WeightedSum {
 }
 
 /// Properties of a training step that decide about its combinations with wrappers and loops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepProperties {
     /// Features of the step.
     pub features: Features,
     /// The number of complete batches that all ranks together take in the next step, if ranks read batches in turn.
     /// None if each rank reads its share of every batch.
     pub in_turn: Option<usize>,
+    /// The copies of tied parameters that this rank has in later stages: their names, and those of the parameters in
+    /// checkpoints.
+    pub copies: Arc<BTreeMap<String, String>>,
 }
 
 impl<R: Runtime> Step<R> for TrainStep<R> {
@@ -88,7 +93,8 @@ impl<R: Runtime> Step<R> for TrainStep<R> {
     }
 
     fn properties(&self) -> StepProperties {
-        StepProperties { features: self.strategy.features(), in_turn: None }
+        let copies = self.stages.as_ref().map(|stages| stages.copies.clone()).unwrap_or_default();
+        StepProperties { features: self.strategy.features(), in_turn: None, copies }
     }
 
     fn modules(&self) -> Vec<&dyn Module<R>> {

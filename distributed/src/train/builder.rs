@@ -375,8 +375,9 @@ fn of_stages<R: Runtime>(
     }
     let (numbers, pipe) = (stages.iter().map(|(number, _)| *number).collect(), groups.pipe.clone());
     let set = StrategySet::new(parts, SetKind::Stages { numbers, pipe, ties }, ranks_of(&groups), features);
+    let copies = set.copies().into();
     let step = TrainStep::of(Box::new(set), config)?;
-    Ok(TrainStep { stages: Some(Box::new(Stages::new(pipeline))), ..step })
+    Ok(TrainStep { stages: Some(Box::new(Stages { pipeline, copies, last: None })), ..step })
 }
 
 /// The ranks of a pipeline's step.

@@ -1,6 +1,6 @@
 //! The passes of a step whose model is cut into stages.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::Module;
@@ -17,14 +17,12 @@ use crate::{
 /// The stages of this rank, in the pipeline that runs them.
 pub(super) struct Stages<R: Runtime> {
     pub(super) pipeline: Pipeline<R>,
+    /// The copies of tied parameters, as in [`StepProperties`](super::StepProperties).
+    pub(super) copies: Arc<BTreeMap<String, String>>,
     pub(super) last: Option<PipelineOutput<R>>,
 }
 
 impl<R: Runtime> Stages<R> {
-    pub(super) fn new(pipeline: Pipeline<R>) -> Self {
-        Stages { pipeline, last: None }
-    }
-
     /// Runs the pipeline `runs` times. Returns the losses on the rank of the last stage.
     ///
     /// Gradients that are narrowed, or summed by a custom reducer, are sent after the last run. Before, only the last

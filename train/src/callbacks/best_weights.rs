@@ -23,9 +23,11 @@ pub(super) fn put<R: Runtime, M: Module<R>, B>(folder: &Folder, best: u64, run: 
         folder.await_step(best, comm.timeout().saturating_mul(2))?;
         let mut reader = CheckpointReader::open(folder.step(best))?;
         let averages = weight_averaging::were_evaluated(reader.manifest().numbers());
+        let copies = run.copies();
+        let saved = |name: &str| copies.get(name).map_or(name, String::as_str).to_string();
         run.modules().into_iter().try_for_each(|module| match averages {
-            true => reader.load_tensors(module, |name| Some(weight_averaging::in_checkpoint(name))),
-            false => reader.load_parameters(module, |name| Some(name.into())),
+            true => reader.load_tensors(module, |name| Some(weight_averaging::in_checkpoint(&saved(name)))),
+            false => reader.load_parameters(module, |name| Some(saved(name))),
         })
     })
 }

@@ -275,7 +275,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         let mut sums = vec![(0.0, 0.0); usize::from(self.loss) + self.measures.len()];
         let mut examples = 0.0;
         // Stages take micro-batches of one shape.
-        let keeps_padding = run.engine.features().has(Feature::Pipeline) && !self.has_measurements();
+        let keeps_padding = run.features().has(Feature::Pipeline) && !self.has_measurements();
         let loader = if keeps_padding { self.loader.clone() } else { self.loader.clone().unpadded() };
         let batches = loader.rank(index, of).epoch(0)?;
         for batch in batches.take(most.map_or(usize::MAX, |n| n as usize)) {

@@ -186,10 +186,6 @@ impl<R: Runtime> WeightAveraging<R> {
     /// Puts the averages into the model: into shards as they are, or unsharded on every rank.
     fn swap_in<M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let features = run.features();
-        // The averages have one copy of a parameter that stages share.
-        if features.has(Feature::Tied) {
-            return Ok(());
-        }
         // Averages overwrite the memory of shards alone.
         let is_sharded = ZERO.iter().any(|stage| features.has(*stage));
         let own = weights(run.step_state())?;

@@ -5,9 +5,8 @@ use autograd::no_grad;
 use data::{Batch, Batches};
 use distributed::{
     checkpoint::Checkpointed,
-    combinations::Features,
     strategy::StepRanks,
-    train::{Step, StepInput, TrainingMetrics, WeightedSum},
+    train::{Step, StepInput, StepProperties, TrainingMetrics, WeightedSum},
 };
 use nn::{Module, counted_rows, set_counted_rows};
 use numcore::{Error, Result, Runtime};
@@ -85,8 +84,8 @@ where
         self.step.ranks()
     }
 
-    fn features(&self) -> Features {
-        self.step.properties().features
+    fn properties(&self) -> StepProperties {
+        self.step.properties()
     }
 
     fn modules(&self) -> Vec<&dyn Module<R>> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use distributed::comm::{Collectives, Comm, Communicator, memory};
-use nn::{Module, ModuleExt};
+use nn::{Module, ModuleExt, Param};
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{ViewOps, cat},
@@ -16,8 +16,11 @@ impl<R: Runtime> WeightAveraging<R> {
     /// Broadcasts the parts of all ranks, parameter by parameter, and sets them as the values of all modules.
     pub(super) fn put_whole<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
         let comm = run.comm();
-        let named = |module: &dyn Module<R>| module.parameters().into_iter().map(|p| (p.leaf().name().to_string(), p));
-        let own: BTreeMap<_, _> = run.modules().into_iter().flat_map(named).collect();
+        let (copies, mut own) = (run.copies(), BTreeMap::<String, Vec<Param<R>>>::new());
+        for parameter in run.modules().into_iter().flat_map(|module| module.parameters()) {
+            let name = parameter.leaf().name().to_string();
+            own.entry(copies.get(&name).cloned().unwrap_or(name)).or_default().push(parameter);
+        }
         // Ranks have other stages, and other pieces of one parameter: all ranks broadcast all, and each takes its own.
         for (name, placements) in self.table(comm)? {
             for (placement, pieces) in placements {
@@ -26,8 +29,8 @@ impl<R: Runtime> WeightAveraging<R> {
                     let own = (owner == comm.rank()).then(|| rows[index].clone());
                     values.push(broadcast(comm, own, owner, len, dtype)?);
                 }
-                let Some(parameter) = own.get(&name) else { continue };
-                if parameter.placed().is_none_or(|placed| placed.placement().to_string() == placement) {
+                let here = |p: &&Param<R>| p.placed().is_none_or(|placed| placed.placement().to_string() == placement);
+                for parameter in own.get(&name).into_iter().flatten().filter(here) {
                     let shape = parameter.leaf().spec().shape;
                     parameter.leaf().set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(shape)?)?;
                 }
