@@ -1,6 +1,7 @@
 //! Observation of a forward pass: the op calls on variables, and the bytes that the tape saves for them.
 
 use std::{
+    any::Any,
     cell::{Cell, RefCell},
     sync::Arc,
 };
@@ -18,9 +19,21 @@ use crate::{
 };
 
 thread_local! {
-    static ON: Cell<bool> = const { Cell::new(false) };
-    static SEEN: RefCell<Vec<ObservedOp>> = const { RefCell::new(Vec::new()) };
+    static ON: Cell<Observed> = const { Cell::new(Observed::Nothing) };
+    static SEEN: RefCell<Vec<SeenOp>> = const { RefCell::new(Vec::new()) };
 }
+
+/// The observation of a thread.
+#[derive(Clone, Copy, PartialEq)]
+enum Observed {
+    Nothing,
+    Calls,
+    /// Calls, and the values of their outputs.
+    Outputs,
+}
+
+/// A call, and its outputs if they are observed: a `Vec<Tensor<R>>`.
+type SeenOp = (ObservedOp, Option<Box<dyn Any>>);
 
 /// An op call on variables in a forward pass.
 #[derive(Clone, Debug)]
@@ -42,14 +55,27 @@ pub struct ObservedOp {
 /// Runs `f`, and returns with its result the op calls that it applied to variables on this thread, in order. Unrecorded
 /// calls are included; views of leaves are not.
 pub fn observe_ops<T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedOp>) {
-    struct Outer(bool, Vec<ObservedOp>);
+    let (result, seen) = observed(Observed::Calls, f);
+    (result, seen.into_iter().map(|(call, _)| call).collect())
+}
+
+/// Runs `f` as [`observe_ops`] does, and returns the outputs of each op call too. All outputs stay in memory.
+/// Calls on variables of another runtime are left out.
+pub fn observe_outputs<R: Runtime, T>(f: impl FnOnce() -> T) -> (T, Vec<(ObservedOp, Vec<Tensor<R>>)>) {
+    let (result, seen) = observed(Observed::Outputs, f);
+    let of = |(call, outputs): SeenOp| Some((call, *outputs?.downcast::<Vec<Tensor<R>>>().ok()?));
+    (result, seen.into_iter().filter_map(of).collect())
+}
+
+fn observed<T>(what: Observed, f: impl FnOnce() -> T) -> (T, Vec<SeenOp>) {
+    struct Outer(Observed, Vec<SeenOp>);
     impl Drop for Outer {
         fn drop(&mut self) {
             ON.set(self.0);
             SEEN.set(std::mem::take(&mut self.1));
         }
     }
-    let outer = Outer(ON.replace(true), SEEN.take());
+    let outer = Outer(ON.replace(what), SEEN.take());
     let result = f();
     let seen = SEEN.take();
     drop(outer);
@@ -59,7 +85,7 @@ pub fn observe_ops<T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedOp>) {
 /// Tells whether op calls of this thread are observed.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    ON.get()
+    ON.get() != Observed::Nothing
 }
 
 impl ObservedOp {
@@ -90,9 +116,12 @@ impl ObservedOp {
 
 /// Records a call.
 #[cold]
-pub(crate) fn note<R: Runtime>(op: Op, ins: &[&Var<R>], outputs: Vec<Spec>, node: Option<u64>) {
-    let call = ObservedOp::of(op, ins, outputs, node);
-    SEEN.with_borrow_mut(|seen| seen.push(call));
+pub(crate) fn note<R: Runtime>(op: Op, ins: &[&Var<R>], outs: &[Var<R>]) {
+    use numcore::ops::Apply;
+    let call = ObservedOp::of(op, ins, outs.iter().map(|v| v.spec()).collect(), number_of(outs.first()));
+    let values = (ON.get() == Observed::Outputs)
+        .then(|| Box::new(outs.iter().filter_map(|v| v.value().ok()).collect::<Vec<Tensor<R>>>()) as Box<dyn Any>);
+    SEEN.with_borrow_mut(|seen| seen.push((call, values)));
 }
 
 /// The number of the node that computed a variable.

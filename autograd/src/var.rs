@@ -306,8 +306,7 @@ impl<R: Runtime> Var<R> {
         let observed = observe::is_on().then(|| op.clone());
         let note = |outs: &[Var<R>]| {
             if let Some(op) = observed {
-                let specs = outs.iter().map(|v| v.spec()).collect();
-                observe::note(op, ins, specs, observe::number_of(outs.first()));
+                observe::note(op, ins, outs);
             }
         };
         if wants == Bits::NONE || outs.iter().all(|t| !t.dtype().is_float()) {

@@ -6,9 +6,9 @@ use autograd::{BackwardHook, Leaf, LeafGrad};
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
 use parking_lot::Mutex;
 
-/// A function that is called with a parameter's name and its gradient. The lock makes steps `Sync` and is never taken:
+/// A function that is called with a parameter's leaf and its gradient. The lock makes steps `Sync` and is never taken:
 /// calls go through `get_mut`.
-pub(crate) type GradientObserver<R> = Mutex<Box<dyn FnMut(&str, &Tensor<R>) -> Result<()> + Send>>;
+pub(crate) type GradientObserver<R> = Mutex<Box<dyn FnMut(&Arc<Leaf<R>>, &Tensor<R>) -> Result<()> + Send>>;
 
 /// A hook that shows each gradient to the observer, then passes it on. If the loss does not count, and may be infinite,
 /// it passes zeros in place of gradients, or nothing.
@@ -63,8 +63,8 @@ impl<R: Runtime> BackwardHook<R> for CountedHook<'_, R> {
 /// Shows a gradient to the observer, which must drop it before the gradient is passed on: its memory is written again.
 pub(crate) fn observe<R: Runtime>(
     observer: Option<&mut GradientObserver<R>>,
-    leaf: &Leaf<R>,
+    leaf: &Arc<Leaf<R>>,
     grad: &LeafGrad<R>,
 ) -> Result<()> {
-    observer.map_or(Ok(()), |look| look.get_mut()(&leaf.name(), &grad.value()?))
+    observer.map_or(Ok(()), |look| look.get_mut()(leaf, &grad.value()?))
 }

@@ -60,8 +60,8 @@
 //! The crates of which this one consists are [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the
 //! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features, all of them in `full`, add crates of the same names: `data`
 //! (datasets and loaders), `distributed` (many ranks), `adaptive` (slow links, uneven and changing ranks), `watch`
-//! (sinks, metrics, reports) and `train` (the training loop). Likewise `models` adds pretrained models, and `export`
-//! writes them as GGUF and ONNX files.
+//! (sinks, metrics, reports), `train` (the training loop) and `planner` (is a plan still the model of one rank?).
+//! Likewise `models` adds pretrained models, and `export` writes them as GGUF and ONNX files.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -98,6 +98,8 @@ pub use numcore::{
     safetensors, trace,
 };
 pub use optim;
+#[cfg(feature = "planner")]
+pub use planner;
 #[cfg(feature = "cpu")]
 pub use runtime_cpu::{self, Cpu, Simd};
 #[cfg(feature = "cuda")]
@@ -108,6 +110,50 @@ pub use runtime_wgpu::{self, Wgpu};
 pub use train;
 #[cfg(feature = "watch")]
 pub use watch;
+
+/// Makes a test that a training step on the ranks of each plan, as threads, is the step of one rank.
+///
+/// The arguments are the test's name, the plans by axes, and the functions of
+/// [`Verify::run`](planner::verify::Verify::run): `make(mesh)`, `batch(runtime, step)` and `input(model, examples)`.
+///
+/// ```
+/// use weftgrad::{
+///     distributed::{comm::Communicator, train::{Loss, TrainStep}},
+///     optim::AdamWConfig,
+///     prelude::*,
+/// };
+///
+/// weftgrad::test_on_ranks!(
+///     the_model_is_that_of_one_rank,
+///     [[Data 2], [Data 2, Shard 2]],
+///     |mesh| {
+///         let model = nn::Linear::new(&nn::Init::new(mesh.world().runtime(), 42), 4, 1)?;
+///         let step = TrainStep::builder(mesh, &model).optimizer(AdamWConfig::default()).build()?;
+///         Ok((model, step))
+///     },
+///     |rt, step| Ok(vec![Tensor::uniform(rt, [8, 4], DType::F32, -1.0, 1.0, step)?]),
+///     |model, examples| {
+///         let x = Var::new(examples.tensors[0].clone());
+///         Loss::sum(model.forward(&x)?.square()?.sum_all()?, examples.rows() as f64)
+///     },
+/// );
+/// ```
+#[cfg(all(feature = "cpu", feature = "planner"))]
+#[macro_export]
+macro_rules! test_on_ranks {
+    (
+        $name:ident, [$([$($axis:ident $size:literal),+ $(,)?]),+ $(,)?], $make:expr, $batch:expr, $input:expr $(,)?
+    ) => {
+        #[test]
+        fn $name() {
+            use $crate::{distributed::plan::{Axis, ParallelPlan}, planner::verify::Verify};
+            for axes in [$(&[$((Axis::$axis, $size)),+][..]),+] {
+                let plan = ParallelPlan::of(axes.iter().copied()).unwrap();
+                Verify::new(plan).run(|_| Ok($crate::Cpu::new()), $make, $batch, $input).unwrap().assert_equal();
+            }
+        }
+    };
+}
 
 /// Names from other frameworks, for code that is translated: of [`distributed::compat`] and `train::compat`.
 ///
@@ -200,6 +246,7 @@ pub mod book {
     #[cfg(feature = "text")]
     chapter!(chat, "chat.md");
     chapter!(coming_from, "coming-from.md");
+    chapter!(verify, "verify.md");
     chapter!(conventions, "conventions.md");
     chapter!(errors, "errors.md");
     chapter!(performance, "performance.md");

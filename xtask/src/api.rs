@@ -21,6 +21,7 @@ const CRATES: &[&str] = &[
     "numcore",
     "optim",
     "pipeline_schedule",
+    "planner",
     "train",
     "watch",
     "weftgrad",

@@ -22,8 +22,8 @@ pub(super) struct OuterLeaf<R: Runtime> {
     /// The piece of the parameter on this rank.
     pub placement: TensorPlacement,
     pub start: usize,
-    /// True if this rank saves its elements of the parameter: one of the inner ranks that have the same parameter does,
-    /// from the first of its stages.
+    /// True if this rank saves its elements of the parameter. One of the inner ranks that have it does, that of the
+    /// first stage.
     pub saves: bool,
 }
 

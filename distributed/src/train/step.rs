@@ -4,10 +4,11 @@ use std::{collections::HashSet, panic::Location, sync::Arc};
 
 use autograd::{Leaf, backward_with_hooks};
 use numcore::{
-    Error, ErrorKind, Result, Runtime, Within,
+    Error, ErrorKind, Result, Runtime, Tensor, Within,
     trace::{self, SpanKind},
 };
 use optim::LossScaler;
+use parking_lot::Mutex;
 
 use super::{Loss, StepInput, StepWork, TrainingConfig, TrainingMetrics, Updates, pipeline::Stages};
 use crate::{
@@ -151,6 +152,22 @@ impl<R: Runtime> TrainStep<R> {
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         let most = self.updates.config.accumulation;
         self.step_of(StepWork::idle(most, &mut nothing)).at_caller()
+    }
+
+    /// Sets the number of micro-batches of later steps, which must be equal on all ranks: at least 1.
+    pub fn set_accumulation(&mut self, micro_batches: usize) -> Result<()> {
+        if micro_batches == 0 {
+            let name = "number of micro-batches";
+            return Err(Error::range("TrainStep::set_accumulation", name, micro_batches, "at least 1"));
+        }
+        self.updates.config.accumulation = micro_batches;
+        Ok(())
+    }
+
+    /// Calls `look` with the leaf and the gradient of each parameter in later steps, as
+    /// [`TrainStepBuilder::on_gradient`](super::TrainStepBuilder::on_gradient) says. It replaces the function before.
+    pub fn on_gradient(&mut self, look: impl FnMut(&Arc<Leaf<R>>, &Tensor<R>) -> Result<()> + Send + 'static) {
+        self.observer = Some(Mutex::new(Box::new(look)));
     }
 
     /// The number of updates so far.

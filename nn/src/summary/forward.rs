@@ -102,6 +102,13 @@ fn blank<R: Runtime>(tree: &ModuleTree<R>) -> Vec<ModuleRow> {
     tree.modules.iter().enumerate().map(row).collect()
 }
 
+/// The full name of the module of each op call of a model's forward pass, told as in [`ModuleSummary`]; empty for the
+/// whole model.
+pub fn modules_of_calls<R: Runtime>(model: &(impl Module<R> + ?Sized), calls: &[ObservedOp]) -> Vec<String> {
+    let tree = ModuleTree::of(model);
+    owners(&tree, calls).into_iter().map(|module| tree.modules[module].path.clone()).collect()
+}
+
 /// The module of each call.
 fn owners<R: Runtime>(tree: &ModuleTree<R>, calls: &[ObservedOp]) -> Vec<usize> {
     let own = |call: &ObservedOp| {

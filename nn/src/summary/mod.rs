@@ -4,5 +4,5 @@ mod forward;
 mod table;
 mod tree;
 
-pub use forward::{ModuleRow, ModuleSummary, ParameterCount};
+pub use forward::{ModuleRow, ModuleSummary, ParameterCount, modules_of_calls};
 pub(crate) use table::table;

@@ -4,3 +4,4 @@
 mod coming_from;
 mod tables;
 mod training;
+mod verify;

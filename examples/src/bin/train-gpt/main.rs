@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod verify;
 
 use std::{path::PathBuf, process::ExitCode, slice::from_ref};
 
@@ -17,7 +18,7 @@ use weftgrad::{
         balance::Balanced,
         local_updates::{DiLoCo, LocalSteps, LocalUpdates},
     },
-    data::{Batch, Last, Loader, sources::Characters},
+    data::{Last, Loader, sources::Characters},
     distributed::{
         comm::Comm,
         mesh::Mesh,
@@ -56,6 +57,9 @@ struct Options {
     /// Continues from the last checkpoint in the run's folder.
     #[arg(long)]
     resume: bool,
+    /// Compares two steps on the configured ranks, as threads, with those of one rank, and ends.
+    #[arg(long)]
+    verify: bool,
     #[command(flatten)]
     joined: Joined,
 }
@@ -72,6 +76,11 @@ fn run(options: &Options) -> Outcome<()> {
         return Ok(());
     }
     let text = text::read(Some(config.text.as_path()).filter(|path| !path.as_os_str().is_empty()))?;
+    if options.verify {
+        let report = verify::verify(&config, &text)?;
+        println!("{report}");
+        return if report.is_equal() { Ok(()) } else { Err("the plan does not train the model of one rank".into()) };
+    }
     let ranks = options.joined.ranks(config.ranks)?;
     let Ended { reason, step, loss } = ranks.run(|comm| train(&comm, &config, &text, options.resume))?;
     if reason == StopReason::Interrupted {
@@ -110,17 +119,7 @@ fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> 
         }
         _ => mesh.clone(),
     };
-    let (model, stages) = model(&inner, config, characters.len())?;
-    let adamw =
-        AdamWConfig { lr: config.optimizer.lr, weight_decay: config.optimizer.weight_decay, ..Default::default() };
-    let accumulation = if stages.is_some() { 1 } else { config.run.accumulation };
-    let builder = TrainStep::builder(&inner, stages.map_or_else(|| StepModel::from(&model), StepModel::from))
-        .optimizer(adamw)
-        .schedule(WarmupCosine { warmup: config.optimizer.warmup, total: config.run.steps, end: 0.1 })
-        .accumulation(accumulation)
-        .max_norm(config.optimizer.max_norm)
-        .zero(config.zero().unwrap_or(ZeroStage::None));
-    let step = if config.mesh.experts > 1 { builder.experts() } else { builder }.build()?;
+    let (model, step) = step_of(&inner, config, characters.len())?;
     let step: Box<dyn Step<AnyRuntime>> = match config.run.together {
         Together::Sums => Box::new(step),
         Together::Balanced => Box::new(Balanced::new(step, Default::default())?),
@@ -131,6 +130,26 @@ fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> 
         }
     };
     fit(&model, step, data, config, resume)
+}
+
+/// The model, which is none for stages that the step has itself, and the training step.
+fn step_of(
+    mesh: &Mesh<AnyRuntime>,
+    config: &Config,
+    vocab: usize,
+) -> Result<(Option<Decoder<AnyRuntime>>, TrainStep<AnyRuntime>)> {
+    let (model, stages) = model(mesh, config, vocab)?;
+    let adamw =
+        AdamWConfig { lr: config.optimizer.lr, weight_decay: config.optimizer.weight_decay, ..Default::default() };
+    let accumulation = if stages.is_some() { 1 } else { config.run.accumulation };
+    let builder = TrainStep::builder(mesh, stages.map_or_else(|| StepModel::from(&model), StepModel::from))
+        .optimizer(adamw)
+        .schedule(WarmupCosine { warmup: config.optimizer.warmup, total: config.run.steps, end: 0.1 })
+        .accumulation(accumulation)
+        .max_norm(config.optimizer.max_norm)
+        .zero(config.zero().unwrap_or(ZeroStage::None));
+    let step = if config.mesh.experts > 1 { builder.experts() } else { builder }.build()?;
+    Ok((model, step))
 }
 
 /// A model that a rank trains as a whole, or its stages of a pipeline.
@@ -167,10 +186,9 @@ fn sum_of_tokens() -> VocabularyLoss {
 /// The loss of a rank's share of a batch, or the micro-batches of its pipeline.
 fn input(
     model: &Option<Decoder<AnyRuntime>>,
-    batch: &Batch<Sequences>,
+    (x, y): &Sequences,
     micro_batches: usize,
 ) -> Result<StepInput<AnyRuntime>> {
-    let (x, y) = &batch.data;
     let Some(model) = model else {
         return Ok(MicroBatches::split(from_ref(x), from_ref(y), micro_batches)?.into());
     };
@@ -221,7 +239,7 @@ fn fit(
             .sink(SvgCurves::in_folder(&config.out).records(&before))
             .sink(HtmlReport::at(config.out.join("report.html"), report.records(&before)));
     }
-    let report = trainer.run(|model, batch| input(model, batch, config.run.accumulation))?;
+    let report = trainer.run(|model, batch| input(model, &batch.data, config.run.accumulation))?;
     let loss = report.evaluated.get("validation/loss").copied();
     Ok(Ended { reason: report.reason, step: report.progress.step, loss })
 }

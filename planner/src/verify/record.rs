@@ -1,0 +1,237 @@
+//! The values of one rank in a run.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use autograd::{manual_seed, observe_ops, observe_outputs, random_state, set_random_state};
+use distributed::{
+    combinations::{Feature, Features},
+    comm::{Comm, Communicator},
+    mesh::Mesh,
+    plan::ParallelPlan,
+    strategy::BatchShare,
+    train::{Step, StepInput, TrainStep},
+};
+use nn::{Module, ModuleExt};
+use numcore::{
+    DType, Error, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ViewOps},
+    placement::TensorPlacement,
+};
+use parking_lot::Mutex;
+
+use super::{Examples, call::CallRecord};
+
+/// A run of some steps.
+pub(super) struct Trial {
+    pub plan: ParallelPlan,
+    /// The number of shares of each batch that one rank takes after one another; 0 on the ranks of a plan.
+    pub shares: usize,
+    pub steps: u64,
+    /// The step of which op calls are recorded.
+    pub observed: Option<u64>,
+}
+
+/// The values of one rank.
+pub(super) struct RankRecord {
+    pub rank: usize,
+    pub features: Features,
+    /// True if the model drew random values.
+    pub draws: bool,
+    /// Copies of tied parameters, and the names of the parameters.
+    pub copies: Arc<BTreeMap<String, String>>,
+    pub parameters: BTreeMap<String, ParameterRecord>,
+    pub initial: NamedValues,
+    pub steps: Vec<StepRecord>,
+    /// The op calls of the observed step, by micro-batch; one rank has those of all shares of a micro-batch.
+    pub calls: Vec<Vec<Vec<CallRecord>>>,
+}
+
+/// The gradients of leaves, by their ids.
+type SeenGradients<R> = BTreeMap<usize, SeenGradient<R>>;
+
+struct SeenGradient<R: Runtime> {
+    name: String,
+    /// The number of gradients that were final before.
+    before: usize,
+    value: Tensor<R>,
+}
+
+/// NamedValues by name.
+pub(super) type NamedValues = BTreeMap<String, Vec<f64>>;
+
+/// A parameter, as a rank has it.
+pub(super) struct ParameterRecord {
+    /// The place among the parameters of the model.
+    pub order: usize,
+    pub placement: TensorPlacement,
+    pub dtype: DType,
+    /// True if each rank along tensor has a part of the gradient.
+    pub is_partial: bool,
+}
+
+/// The values of one step.
+pub(super) struct StepRecord {
+    pub loss: f64,
+    pub own_loss: Option<f64>,
+    pub norm: Option<f64>,
+    /// Gradients of this rank, over the total weight of the losses of all ranks.
+    pub gradients: NamedValues,
+    /// The names of the gradients in the order in which they were final: those of the last layers first.
+    pub ready: Vec<String>,
+    pub weights: NamedValues,
+    pub buffers: NamedValues,
+}
+
+impl RankRecord {
+    /// The name of a parameter in checkpoints: that of the first copy of a tied one.
+    pub(super) fn saved_name<'a>(&'a self, name: &'a str) -> &'a str {
+        self.copies.get(name).map_or(name, String::as_str)
+    }
+}
+
+impl Trial {
+    pub(super) fn run<R, M, I>(
+        &self,
+        comm: Comm<R>,
+        make: &impl Fn(&Mesh<R>) -> Result<(M, TrainStep<R>)>,
+        batch: &impl Fn(&R, u64) -> Result<Vec<Tensor<R>>>,
+        input: &impl Fn(&M, &Examples<'_, R>) -> Result<I>,
+    ) -> Result<RankRecord>
+    where
+        R: Runtime,
+        M: Module<R>,
+        I: Into<StepInput<R>>,
+    {
+        manual_seed(0);
+        let (rt, mesh) = (comm.runtime().clone(), Mesh::new(&comm, self.plan.clone())?);
+        let (model, mut step) = make(&mesh)?;
+        let (share, own, properties) = (step.ranks().share, step.accumulation(), step.properties());
+        let (count, of) = (self.shares.max(1), self.shares.max(share.of));
+        step.set_accumulation(own * count)?;
+        let gradients: Arc<Mutex<SeenGradients<R>>> = Arc::default();
+        let (seen, adds) = (gradients.clone(), properties.features.has(Feature::ReduceEachPass));
+        let mut finals = 0;
+        step.on_gradient(move |leaf, gradient| {
+            let mut seen = seen.lock();
+            let value = match seen.remove(&leaf.id()).filter(|_| adds) {
+                Some(before) => before.value.add(gradient)?,
+                None => gradient.copy()?,
+            };
+            seen.insert(leaf.id(), SeenGradient { name: leaf.name().to_string(), before: finals, value });
+            finals += 1;
+            Ok(())
+        });
+        let mut record = RankRecord {
+            rank: comm.rank(),
+            features: properties.features,
+            draws: false,
+            copies: properties.copies,
+            parameters: parameters(&modules(&model, &step)),
+            initial: weights(&model, &step)?,
+            steps: Vec::new(),
+            calls: Vec::new(),
+        };
+        // Each share continues its own stream of random values.
+        let mut states: Vec<_> = (0..count).map(|_| random_state()).collect();
+        if self.shares > 1 {
+            states.iter_mut().zip(0..).for_each(|(state, stream)| state.stream = stream);
+        }
+        let (before, mut present) = (random_state().drawn, None);
+        for number in 0..self.steps {
+            let tensors = batch(&rt, number)?;
+            let mut calls: Vec<Vec<Vec<CallRecord>>> = (0..own).map(|_| Vec::new()).collect();
+            let observes = self.observed == Some(number);
+            let take = |k: usize| {
+                present.into_iter().for_each(|before: usize| states[before] = random_state());
+                let taken = *present.insert(k % count);
+                set_random_state(states[taken]);
+                let (index, micro_batch) = (if self.shares > 0 { taken } else { share.index }, k / count);
+                let of = BatchShare { index, of: if self.shares == 1 { 1 } else { of } };
+                let tensors = tensors.iter().map(|tensor| rows(tensor, micro_batch, own, of)).collect::<Result<_>>()?;
+                let examples = Examples { mesh: &mesh, step: number, micro_batch, share: of, tensors };
+                if !observes {
+                    return input(&model, &examples);
+                }
+                let (result, seen) = observe_outputs::<R, _>(|| input(&model, &examples));
+                calls[micro_batch].push(CallRecord::all(&model, seen)?);
+                result
+            };
+            let (metrics, seen) = observe_ops(|| step.step(take));
+            let metrics = metrics?;
+            // A pipeline reserves random values for each pass, whether it draws some or not.
+            let is_whole = step.pipeline().is_none();
+            record.draws |= is_whole && random_state().drawn != before || seen.iter().any(CallRecord::draws);
+            // Each rank along context reports the weight of whole sequences.
+            let weight = metrics.weight()? * step.ranks().context_ranks as f64;
+            let mut seen: Vec<_> = std::mem::take(&mut *gradients.lock()).into_values().collect();
+            seen.sort_by_key(|gradient| gradient.before);
+            let (mut values, ready) = (NamedValues::new(), seen.iter().map(|gradient| gradient.name.clone()).collect());
+            for SeenGradient { name, value, .. } in seen {
+                let gradient: Vec<f64> = value.to_f64s()?.into_iter().map(|value| value / weight).collect();
+                // Two stages of one rank may have copies of one name.
+                match values.get_mut(&name) {
+                    Some(sum) => sum.iter_mut().zip(&gradient).for_each(|(sum, own)| *sum += own),
+                    None => drop(values.insert(name, gradient)),
+                }
+            }
+            let mut buffers = NamedValues::new();
+            for (name, buffer) in modules(&model, &step).iter().flat_map(|module| module.named_buffers()) {
+                buffers.insert(name, buffer.value().to_f64s()?);
+            }
+            record.steps.push(StepRecord {
+                loss: metrics.loss()?,
+                own_loss: metrics.own_loss()?,
+                norm: metrics.grad_norm()?,
+                gradients: values,
+                ready,
+                weights: weights(&model, &step)?,
+                buffers,
+            });
+            if observes {
+                record.calls = calls;
+            }
+        }
+        Ok(record)
+    }
+}
+
+/// The rows of a share in a micro-batch: its part of the micro-batch's part.
+fn rows<R: Runtime>(all: &Tensor<R>, micro: usize, micros: usize, share: BatchShare) -> Result<Tensor<R>> {
+    let count = all.shape().dims().first().copied().unwrap_or(0);
+    let parts = micros * share.of;
+    if count == 0 || !count.is_multiple_of(parts) {
+        let allowed = format!("a multiple of {micros} micro-batches of {} shares", share.of);
+        return Err(Error::range("Verify", "number of rows of the batch", count, allowed));
+    }
+    let len = count / parts;
+    all.narrow(0, (micro * share.of + share.index) * len, len)?.contiguous()
+}
+
+/// The model, and the modules that the step holds.
+fn modules<'a, R: Runtime, M: Module<R>>(model: &'a M, step: &'a TrainStep<R>) -> Vec<&'a dyn Module<R>> {
+    std::iter::once(model as &dyn Module<R>).chain(step.modules()).collect()
+}
+
+fn parameters<R: Runtime>(modules: &[&dyn Module<R>]) -> BTreeMap<String, ParameterRecord> {
+    let named = modules.iter().flat_map(|module| module.named_parameters()).filter(|(_, p)| p.requires_grad());
+    let record = |(order, (name, parameter)): (usize, (String, nn::Param<R>))| {
+        let whole = || TensorPlacement::whole(parameter.logical_shape());
+        let placed = parameter.placed();
+        let placement = placed.as_ref().map_or_else(whole, |placed| placed.placement().clone());
+        let is_partial = placed.as_ref().is_some_and(|placed| placed.has_partial_gradient());
+        (name, ParameterRecord { order, placement, dtype: parameter.dtype(), is_partial })
+    };
+    named.enumerate().map(record).collect()
+}
+
+/// The values of all trained parameters, gathered from shards.
+fn weights<R: Runtime, M: Module<R>>(model: &M, step: &TrainStep<R>) -> Result<NamedValues> {
+    let scope = step.gather_full_params()?;
+    let mut values = NamedValues::new();
+    let named = modules(model, step).into_iter().flat_map(|module| module.named_parameters());
+    for (name, parameter) in named.filter(|(_, p)| p.requires_grad()) {
+        values.insert(name, parameter.value()?.to_f64s()?);
+    }
+    scope.release()?;
+    Ok(values)
+}

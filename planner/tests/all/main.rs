@@ -1,0 +1,5 @@
+//! Comparisons of plans with one rank: right models raise no alarm, and faults put in by hand are named.
+
+mod common;
+mod faults;
+mod right;
