@@ -16,7 +16,11 @@ use comm::{Collectives, Comm, Communicator, Membership, Quorum, Rendezvous};
 use numcore::{Error, ErrorKind, Result, Runtime};
 use parking_lot::Mutex;
 
-use super::{Processes, progress::Patience, tcp::Door};
+use super::{
+    Processes,
+    progress::Patience,
+    tcp::{Door, JoinAddress},
+};
 
 /// A rendezvous of the processes of a job. A process is lost when it dies or drops its [`Processes`]. Over TCP others
 /// [join](crate::Tcp::from_lookup) the running job, if it has an address for that.
@@ -201,6 +205,7 @@ impl<R: Runtime> ProcessRendezvous<R> {
             self.listens = comm.rank() == 0;
             // Newcomers find this process from now on.
             self.newcomers();
+            self.processes.join_address.as_ref().map_or(Ok(()), JoinAddress::announce_member)?;
             return Ok(Membership { comm, generation: run.generation, committed: run.committed, newcomers });
         }
     }

@@ -1,9 +1,14 @@
 //! The environment of a rank: torchrun's variables, and the secret of the job.
 
 use std::{
+    env,
     fmt::Write,
+    fs::{self, DirBuilder},
     io::{self, ErrorKind},
     net::{Ipv4Addr, TcpListener},
+    os::unix::fs::DirBuilderExt,
+    path::PathBuf,
+    process,
 };
 
 use crate::job::{Job, SECRET, host_and_port};
@@ -13,7 +18,7 @@ pub(crate) const LAUNCHER: &str = "WEFTGRAD_LAUNCHER";
 /// The variable of a rank that is a child of the launcher.
 pub(crate) const IS_CHILD: &str = "WEFTGRAD_IS_CHILD";
 /// Variables of launchers above this one, which would contradict its own.
-pub(crate) const REMOVED: [&str; 7] = [
+pub(crate) const REMOVED: [&str; 8] = [
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -21,10 +26,13 @@ pub(crate) const REMOVED: [&str; 7] = [
     "TORCHELASTIC_USE_AGENT_STORE",
     JOIN_ADDRESS,
     NEWCOMER,
+    MEMBER_FILE,
 ];
 /// The variable with the address at which processes join the running job, and that of one that does.
 const JOIN_ADDRESS: &str = "WEFTGRAD_JOIN_ADDRESS";
 const NEWCOMER: &str = "WEFTGRAD_NEWCOMER";
+/// The variable with the file that a process makes once it is in a world of the run.
+pub(crate) const MEMBER_FILE: &str = "WEFTGRAD_MEMBER_FILE";
 /// The first of the ports for jobs of one node, and their number. The system gives these ports to no connection.
 const PORTS: (u16, u16) = (10_000, 20_000);
 
@@ -35,6 +43,8 @@ pub(crate) struct Meeting {
     port: u16,
     /// The port at which processes join the running job, if they may.
     join_port: Option<u16>,
+    /// The folder of the files by which processes say that they are in the run, in the same case.
+    members: Option<MemberFolder>,
     /// The name of the job.
     name: String,
     /// The secret of the job, if this launcher starts all ranks. Otherwise the environment has it.
@@ -58,7 +68,19 @@ impl Meeting {
         };
         let secret = if is_alone { Some(hex::<32>()?) } else { None };
         let join_port = job.max_ranks.map(|_| free_port()).transpose()?;
-        Ok(Meeting { host, port, join_port, name, secret })
+        let members = job.max_ranks.map(|_| MemberFolder::new()).transpose()?;
+        Ok(Meeting { host, port, join_port, members, name, secret })
+    }
+
+    /// Tells whether ranks of this node are in a run that others may join, or were in it.
+    pub(crate) fn has_begun(&self) -> bool {
+        let entries = self.members.as_ref().map(|folder| fs::read_dir(&folder.0));
+        entries.is_some_and(|entries| entries.is_ok_and(|mut entries| entries.next().is_some()))
+    }
+
+    /// The file that a process makes once it is in a world of the run, if others may join that.
+    pub(crate) fn member_file(&self, local_rank: usize, start: usize) -> Option<PathBuf> {
+        self.members.as_ref().map(|folder| folder.0.join(format!("rank-{local_rank}-{start}")))
     }
 
     /// The variables of a rank of this node, in the `start`-th start of the job. A newcomer joins the running ranks.
@@ -80,13 +102,33 @@ impl Meeting {
             ("TORCHELASTIC_RESTART_COUNT", start.to_string()),
             ("TORCHELASTIC_MAX_RESTARTS", job.max_restarts.to_string()),
             ("TORCHELASTIC_RUN_ID", self.name.clone()),
-            (LAUNCHER, std::process::id().to_string()),
+            (LAUNCHER, process::id().to_string()),
         ];
         all.extend(self.join_port.map(|port| (JOIN_ADDRESS, format!("{}:{port}", Ipv4Addr::LOCALHOST))));
         all.extend(is_newcomer.then(|| (NEWCOMER, "1".to_string())));
         all.extend(self.secret.iter().map(|secret| (SECRET, secret.clone())));
         all.extend(job.through.is_none().then(|| (IS_CHILD, "1".to_string())));
         all
+    }
+}
+
+/// A folder that only this user can use. Dropping it removes it.
+#[derive(Debug)]
+struct MemberFolder(PathBuf);
+
+impl MemberFolder {
+    fn new() -> io::Result<Self> {
+        let path = env::temp_dir().join(format!("weftgrad-run-{}-{}", process::id(), hex::<8>()?));
+        let made = DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|error| io::Error::new(error.kind(), format!("the folder {}: {error}", path.display())))?;
+        Ok(MemberFolder(path))
+    }
+}
+
+impl Drop for MemberFolder {
+    fn drop(&mut self) {
+        // One that cannot be removed has empty files alone.
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -134,6 +176,19 @@ mod tests {
         assert_eq!((value("TORCHELASTIC_RUN_ID"), value(SECRET)), (Some("[::1]:29500"), None));
         let named = Meeting::new(&job.name("night")).unwrap();
         assert_eq!(named.name, "night");
+    }
+
+    #[test]
+    fn the_first_file_of_a_member_begins_the_run() {
+        let meeting = Meeting::new(&Job::new("true", 2).elastic(1, 2)).unwrap();
+        let (first, newcomer) = (meeting.member_file(0, 0).unwrap(), meeting.member_file(0, 1).unwrap());
+        assert!(first != newcomer && !meeting.has_begun());
+        fs::write(&newcomer, "").unwrap();
+        assert!(meeting.has_begun() && !first.exists());
+        drop(meeting);
+        assert!(!newcomer.exists());
+        let fixed = Meeting::new(&Job::new("true", 2)).unwrap();
+        assert!(!fixed.has_begun() && fixed.member_file(0, 0).is_none());
     }
 
     #[test]

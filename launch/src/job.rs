@@ -111,8 +111,11 @@ impl Job {
     /// Lets processes join the running ranks of this node, of which there are `min` to `max` then. A rank that has
     /// failed is started as a newcomer, which the others take in between two steps, at most
     /// [`max_restarts`](Job::max_restarts) times in all. Each SIGUSR1 to the launcher starts one more, up to `max`.
-    /// Once fewer than `min` run, the job ends. The program must be an elastic run. A rank that is stopped for 15
-    /// seconds is killed.
+    /// Once fewer than `min` run, the job ends. A rank that is stopped for 15 seconds is killed.
+    ///
+    /// The program must be an elastic run. It makes the file that `WEFTGRAD_MEMBER_FILE` names once the process is in
+    /// the run. Before the first such file, a failure starts all ranks again. At the end of the run, newcomers without
+    /// one are ended.
     pub fn elastic(mut self, min: usize, max: usize) -> Self {
         (self.min_ranks, self.max_ranks) = (Some(min), Some(max));
         self

@@ -5,6 +5,7 @@ use std::{
     ffi::OsString,
     io::{self, ErrorKind, Read},
     os::unix::process::{CommandExt, ExitStatusExt},
+    path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
         Arc,
@@ -26,7 +27,7 @@ use nix::{
 };
 
 use crate::{
-    environment::{IS_CHILD, LAUNCHER, Meeting, REMOVED},
+    environment::{IS_CHILD, LAUNCHER, MEMBER_FILE, Meeting, REMOVED},
     job::Job,
     lines::{RankLines, Stream},
 };
@@ -48,6 +49,8 @@ pub(crate) struct RankProcess {
     status: Option<ExitStatus>,
     /// The time at which the process was stopped by a signal, until it goes on.
     pub(crate) stopped: Option<Instant>,
+    /// The file of a newcomer that says whether it was taken in.
+    taken_in: Option<PathBuf>,
     /// Closed once the last line has been passed on.
     closed: Receiver<()>,
 }
@@ -57,7 +60,7 @@ impl RankProcess {
     pub(crate) fn start(
         job: &Job,
         meeting: &Meeting,
-        (local_rank, start): (usize, (usize, bool)),
+        (local_rank, (start, is_newcomer)): (usize, (usize, bool)),
         lines: &Arc<RankLines>,
         events: &Sender<Event>,
     ) -> io::Result<Self> {
@@ -72,13 +75,16 @@ impl RankProcess {
         for name in REMOVED {
             command.env_remove(name);
         }
-        command.args(&job.args).envs(meeting.variables(job, local_rank, start)).process_group(0);
+        let member_file = meeting.member_file(local_rank, start);
+        command.args(&job.args).envs(meeting.variables(job, local_rank, (start, is_newcomer)));
+        command.envs(member_file.as_ref().map(|file| (MEMBER_FILE, file))).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| not_started(&job.program, error))?;
         let (out, error) = (child.stdout.take(), child.stderr.take());
         let group = Pid::from_raw(child.id().cast_signed());
         let (open, closed) = mpsc::channel::<()>();
-        let rank = RankProcess { child, group, status: None, stopped: None, closed };
+        let taken_in = member_file.filter(|_| is_newcomer);
+        let rank = RankProcess { child, group, status: None, stopped: None, taken_in, closed };
         let pass_on = |from: Box<dyn Read + Send>, stream| {
             let (lines, open) = (lines.clone(), open.clone());
             spawn(move || {
@@ -130,6 +136,11 @@ impl RankProcess {
 
     pub(crate) fn has_ended(&self) -> bool {
         self.status.is_some()
+    }
+
+    /// Tells whether this is a newcomer that the others have not taken in.
+    pub(crate) fn waits(&self) -> bool {
+        self.taken_in.as_ref().is_some_and(|file| !file.exists())
     }
 }
 

@@ -47,16 +47,18 @@ pub(crate) fn run(job: &Job) -> io::Result<u8> {
     let lines = (0..most).map(lines).collect::<io::Result<Vec<_>>>()?;
     let (sender, events) = mpsc::channel();
     let _signals = SignalForwarder::start(sender.clone(), job.max_ranks.is_some())?;
-    let mut supervisor = Supervisor { job, lines, sender, events, signals: 0, newcomers: 0 };
-    for start in 0.. {
-        let Some((rank, status)) = supervisor.started(start)? else { return Ok(0) };
+    let mut supervisor = Supervisor { job, lines, sender, events, signals: 0, starts: 0, restarts: 0 };
+    loop {
+        let meeting = Meeting::new(job)?;
+        let Some((rank, status)) = supervisor.started(&meeting)? else { return Ok(0) };
         supervisor.report((rank, status));
-        if supervisor.signals > 0 || start >= job.max_restarts || job.max_ranks.is_some() {
+        if supervisor.signals > 0 || supervisor.restarts >= job.max_restarts || meeting.has_begun() {
             return Ok(code(status));
         }
-        report(format!("all ranks are started again, {} of {} times\n", start + 1, job.max_restarts).as_bytes());
+        (supervisor.starts, supervisor.restarts) = (supervisor.starts + 1, supervisor.restarts + 1);
+        let (count, most) = (supervisor.restarts, job.max_restarts);
+        report(format!("all ranks are started again, {count} of {most} times\n").as_bytes());
     }
-    Ok(0)
 }
 
 struct Supervisor<'a> {
@@ -66,18 +68,19 @@ struct Supervisor<'a> {
     events: Receiver<Event>,
     /// The number of signals so far.
     signals: usize,
-    /// The number of newcomers so far.
-    newcomers: usize,
+    /// The number of times that all ranks were started again or a newcomer was started, for whatever reason.
+    starts: usize,
+    /// The number of those that followed a failure.
+    restarts: usize,
 }
 
 impl Supervisor<'_> {
     /// Starts all ranks, and waits until they have ended. Returns the first failure.
-    fn started(&mut self, start: usize) -> io::Result<Option<RankFailure>> {
-        let meeting = Meeting::new(self.job)?;
+    fn started(&mut self, meeting: &Meeting) -> io::Result<Option<RankFailure>> {
         self.lines.iter().for_each(|lines| lines.forget());
-        let begin = |rank| self.begin(&meeting, rank, (start, false));
+        let begin = |rank| self.begin(meeting, rank, (self.starts, false));
         let mut ranks = (0..self.job.ranks).map(begin).collect::<io::Result<Vec<_>>>()?;
-        let failure = self.supervise(&mut ranks, &meeting)?;
+        let failure = self.supervise(&mut ranks, meeting)?;
         let until = Instant::now() + LAST_LINES;
         ranks.iter().for_each(|rank| rank.drain(until));
         Ok(failure)
@@ -90,7 +93,7 @@ impl Supervisor<'_> {
     fn supervise(&mut self, ranks: &mut Vec<RankProcess>, meeting: &Meeting) -> io::Result<Option<RankFailure>> {
         let (mut failure, mut deadline): (Option<RankFailure>, _) = (None, None);
         let (mut left, mut has_killed, mut stuck) = (ranks.len(), false, None);
-        let (fewest, mut restarts) = (self.job.min_ranks.unwrap_or(left), 0);
+        let (fewest, mut is_over) = (self.job.min_ranks.unwrap_or(left), false);
         // Survivors of a job that goes on without some ranks may save their last commit.
         let grace = if self.job.min_ranks.is_some() { LONG_GRACE } else { GRACE };
         let end = |ranks: &[RankProcess], grace| {
@@ -104,7 +107,12 @@ impl Supervisor<'_> {
                 Some(Event::Stopped(rank, is_stopped)) => ranks[rank].stopped = is_stopped.then(Instant::now),
                 Some(Event::Ended(rank)) => {
                     let status = ranks[rank].reap()?;
-                    if status.success() {
+                    // The run is over, whatever waits to join it.
+                    if !is_over && self.has_ended_well(ranks) {
+                        is_over = true;
+                        deadline = deadline.or_else(|| end(ranks, GRACE));
+                    }
+                    if status.success() || is_over {
                         continue;
                     }
                     if let Some((_, first)) = &failure {
@@ -115,20 +123,17 @@ impl Supervisor<'_> {
                         continue;
                     }
                     left -= 1;
-                    if left >= fewest {
+                    let why = self.why_over(ranks, (left, fewest));
+                    if left >= fewest && why.is_none() && self.has_met(meeting) {
                         ranks[rank].drain(Instant::now() + LAST_LINES);
                         self.report((rank, status));
-                        if self.takes_newcomers(ranks) && restarts < self.job.max_restarts {
-                            restarts += 1;
+                        if self.takes_newcomers(ranks) && self.restarts < self.job.max_restarts {
+                            self.restarts += 1;
                             left += usize::from(self.join(ranks, rank, meeting));
                         }
                         continue;
                     }
-                    if self.job.max_ranks.is_some() {
-                        report(
-                            format!("{left} ranks are left, and at least {fewest} must run: the job ends\n").as_bytes(),
-                        );
-                    }
+                    why.into_iter().for_each(|why| report(format!("{why}: the job ends\n").as_bytes()));
                     failure = Some((rank, status));
                     // Ranks that were asked to end may save first.
                     if self.signals == 0 {
@@ -181,6 +186,28 @@ impl Supervisor<'_> {
         self.job.max_ranks.and(stopped.min()).map(|since| since + HUNG)
     }
 
+    /// Tells whether only newcomers are left of a run that has ended well on a rank: nobody takes them in any more.
+    fn has_ended_well(&self, ranks: &[RankProcess]) -> bool {
+        self.job.max_ranks.is_some()
+            && ranks.iter().any(RankProcess::has_succeeded)
+            && ranks.iter().all(|rank| rank.has_ended() || rank.waits())
+    }
+
+    /// Tells whether ranks that others may join have met each other: before, they can only be started again.
+    fn has_met(&self, meeting: &Meeting) -> bool {
+        self.job.max_ranks.is_none() || meeting.has_begun()
+    }
+
+    /// The reason that a run which others may join is over after a failure, if it is.
+    fn why_over(&self, ranks: &[RankProcess], (left, fewest): (usize, usize)) -> Option<String> {
+        self.job.max_ranks?;
+        if left < fewest {
+            return Some(format!("{left} ranks are left, and at least {fewest} must run"));
+        }
+        let is_lost = ranks.iter().all(|rank| !rank.has_succeeded() && (rank.has_ended() || rank.waits()));
+        is_lost.then(|| "no rank is left that was in the run".into())
+    }
+
     /// Tells whether newcomers may join: not once the run has ended on a rank, or is to end.
     fn takes_newcomers(&self, ranks: &[RankProcess]) -> bool {
         self.job.max_ranks.is_some() && self.signals == 0 && !ranks.iter().any(RankProcess::has_succeeded)
@@ -190,9 +217,9 @@ impl Supervisor<'_> {
     /// the others go on without it.
     fn join(&mut self, ranks: &mut Vec<RankProcess>, rank: usize, meeting: &Meeting) -> bool {
         self.lines[rank].forget();
-        self.newcomers += 1;
+        self.starts += 1;
         report(format!("rank {rank} is started to join the others\n").as_bytes());
-        let newcomer = match self.begin(meeting, rank, (self.newcomers, true)) {
+        let newcomer = match self.begin(meeting, rank, (self.starts, true)) {
             Ok(newcomer) => newcomer,
             Err(error) => {
                 report(format!("the others go on without rank {rank}: {error}\n").as_bytes());

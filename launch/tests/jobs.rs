@@ -380,7 +380,8 @@ fn a_rank_that_was_lost_joins_those_that_are_left_and_another_when_asked() {
 #[test]
 fn ranks_are_started_to_join_so_often_and_the_job_ends_below_its_fewest() {
     let scratch = Scratch::new("newcomers");
-    let script = "if [ $RANK = 0 ]; then until [ -e $DIR/done ]; do sleep 0.01; done; exit 0; fi; \
+    let script = "touch $WEFTGRAD_MEMBER_FILE; \
+                  if [ $RANK = 0 ]; then until [ -e $DIR/done ]; do sleep 0.01; done; exit 0; fi; \
                   echo $TORCHELASTIC_RESTART_COUNT ${WEFTGRAD_NEWCOMER:-0} $WEFTGRAD_JOIN_ADDRESS; \
                   if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then touch $DIR/done; fi; exit 4";
     let mut command = launcher(&["-n", "2", "--elastic", "1:2", "--max-restarts", "2", "sh", "-c", script]);
@@ -392,7 +393,7 @@ fn ranks_are_started_to_join_so_often_and_the_job_ends_below_its_fewest() {
     assert_eq!(starts, [["0", "0"], ["1", "1"], ["2", "1"]]);
     assert!(lines.iter().all(|words| words[2] == lines[0][2] && words[2].starts_with("127.0.0.1:")), "{out}");
 
-    let script = "if [ $RANK = 0 ]; then exec sleep 1000; fi; exit 4";
+    let script = "touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 0 ]; then exec sleep 1000; fi; exit 4";
     let (status, _, errors) = shells("-n 2 --elastic 2:2 --max-restarts 3", script);
     let due = "1 ranks are left, and at least 2 must run: the job ends";
     assert!(status == Some(4) && errors.contains(due) && !errors.contains("started"), "{status:?} {errors}");
@@ -407,7 +408,7 @@ fn a_newcomer_that_cannot_be_started_does_not_end_the_others() {
     // Written by another program: one that this has open for writing in a fork cannot be executed.
     assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_weftgrad-run")).arg(&copy).status().unwrap().success());
     // Ranks start through the launcher's program, which is gone once rank 1 has ended.
-    let script = "if [ $RANK = 1 ]; then rm $COPY; exit 4; fi; \
+    let script = "touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 1 ]; then rm $COPY; exit 4; fi; \
                   while [ -e $COPY ]; do sleep 0.01; done; sleep 1; echo whole";
     let mut command = Command::new(&copy);
     command.args(["-n", "2", "--elastic", "1:2", "--max-restarts", "3", "sh", "-c", script]).env("COPY", &copy);
@@ -418,8 +419,39 @@ fn a_newcomer_that_cannot_be_started_does_not_end_the_others() {
 }
 
 #[test]
+fn newcomers_that_are_left_at_the_end_of_a_run_do_not_keep_it() {
+    let scratch = Scratch::new("left");
+    // Those of the run end well, or all fail, while a newcomer waits to be taken in.
+    for (code, due, says) in [(0, 0, "rank 1 is started to join"), (5, 5, "no rank is left that was in the run")] {
+        let script = format!(
+            "if [ ${{WEFTGRAD_NEWCOMER:-0}} = 1 ]; then touch $DIR/waits-{code}; sleep 1000; fi; \
+             touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 1 ]; then exit 4; fi; \
+             until [ -e $DIR/waits-{code} ]; do sleep 0.01; done; exit {code}"
+        );
+        let mut command = launcher(&["-n", "2", "--elastic", "1:2", "--max-restarts", "1", "sh", "-c", &script]);
+        let (status, _, errors) = ended(command.env("DIR", scratch.path()).spawn().unwrap());
+        assert!(status == Some(due) && errors.contains(says), "{status:?} {errors}");
+    }
+}
+
+#[test]
+fn ranks_that_have_not_met_are_started_again_all() {
+    let script = "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then echo ${WEFTGRAD_NEWCOMER:-0}; exit 0; fi; \
+                  if [ $RANK = 1 ]; then exit 6; fi; exec sleep 1000";
+    for (restarts, due) in [("1", 0), ("0", 6)] {
+        let options = format!("-n 3 --elastic 1:3 --max-restarts {restarts}");
+        let (status, out, errors) = shells(&options, script);
+        assert!(status == Some(due) && !errors.contains("to join"), "{status:?} {out} {errors}");
+        assert!(due != 0 || (0..3).all(|rank| lines_of(&out, rank) == ["0"]), "{out} {errors}");
+    }
+    // A rank is lost before the others have it in a world.
+    let early = job(&["-n", "3", "--elastic", "1:3", "--max-restarts", "1"], "fails early", None);
+    gathered_on(early, 0..3, 3);
+}
+
+#[test]
 fn survivors_of_an_elastic_job_have_time_to_save() {
-    let script = "if [ $RANK = 1 ]; then sleep 1; exit 4; fi; \
+    let script = "touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 1 ]; then sleep 1; exit 4; fi; \
                   trap 'sleep 3; echo saved; exit 5' TERM; while true; do sleep 0.05; done";
     let (status, out, errors) = shells("-n 2 --elastic 2:2", script);
     assert!(status == Some(4) && lines_of(&out, 0) == ["saved"], "{status:?} {out} {errors}");
@@ -429,7 +461,7 @@ fn survivors_of_an_elastic_job_have_time_to_save() {
 #[cfg(target_os = "linux")]
 fn a_rank_that_stays_stopped_makes_place_for_one_that_joins() {
     let scratch = Scratch::new("hung");
-    let script = "if [ $RANK = 0 ]; then until [ -e $DIR/done ]; do sleep 0.01; done; exit 0; fi; \
+    let script = "touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 0 ]; then until [ -e $DIR/done ]; do sleep 0.01; done; exit 0; fi; \
                   if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then touch $DIR/done; exit 0; fi; kill -STOP $$";
     let mut command = launcher(&["-n", "2", "--elastic", "1:2", "--max-restarts", "1", "sh", "-c", script]);
     let (status, _, errors) = ended(command.env("DIR", scratch.path()).spawn().unwrap());

@@ -5,7 +5,9 @@
 //! connections that the ranks had before stay: if the meeting fails, the job goes on over those.
 
 use std::{
+    fs::File,
     net::{IpAddr, SocketAddr, TcpListener},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -34,9 +36,17 @@ pub(crate) struct JoinAddress {
     pub(super) secret: Secret,
     pub(super) bind: Option<IpAddr>,
     pub(super) silence: Duration,
+    /// The file by which a process tells its launcher that it is in the run.
+    pub(super) member_file: Option<PathBuf>,
 }
 
 impl JoinAddress {
+    /// Tells the launcher of this process, if it wants to know, that the process is in the run.
+    pub(crate) fn announce_member(&self) -> Result<()> {
+        let Some(file) = &self.member_file else { return Ok(()) };
+        File::create(file).map(drop).map_err(|error| Error::io(file, error))
+    }
+
     /// Listens for newcomers; none while another process listens.
     pub(crate) fn listen(&self) -> Option<Door> {
         let listener = self.meeting(None, 0, Duration::ZERO).try_listen().ok()?;

@@ -17,7 +17,8 @@ impl Tcp {
     /// processes. The port then comes from the name of the job.
     ///
     /// `WEFTGRAD_JOIN_ADDRESS` is the address, `host:port` with a port of its own, at which processes join the running
-    /// job; an empty one counts as none. One with `WEFTGRAD_NEWCOMER=1` does, and has its rank from the job.
+    /// job; an empty one counts as none. One with `WEFTGRAD_NEWCOMER=1` does, and has its rank from the job. A process
+    /// makes the file `WEFTGRAD_MEMBER_FILE`, if that is set, once it is in a world of such a job.
     ///
     /// # Errors
     /// An error that names the variables to set, if these do not give an address or a rank. Also if a newcomer has no
@@ -40,6 +41,7 @@ impl Tcp {
             (None, None) => return Err(unknown("address", ADDRESS)),
         };
         let join_address = get("WEFTGRAD_JOIN_ADDRESS").filter(|address| !address.is_empty());
+        let member_file = get("WEFTGRAD_MEMBER_FILE").filter(|file| !file.is_empty()).map(Into::into);
         let is_newcomer = get("WEFTGRAD_NEWCOMER").is_some_and(|value| value == "1");
         if is_newcomer && join_address.is_none() {
             return Err(unknown("join address", NO_JOIN_ADDRESS));
@@ -48,7 +50,7 @@ impl Tcp {
         // An address of IPv6 has colons of its own.
         let is_v6 = host.contains(':') && !host.starts_with('[');
         let address = if is_v6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        Ok(Tcp { job: name, join_address, is_newcomer, ..Tcp::at(address).launch(launch) })
+        Ok(Tcp { job: name, join_address, member_file, is_newcomer, ..Tcp::at(address).launch(launch) })
     }
 }
 

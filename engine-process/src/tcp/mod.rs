@@ -20,6 +20,7 @@ mod visitors;
 use std::{
     fmt, io,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
+    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -92,6 +93,7 @@ pub struct Tcp {
     silence: Duration,
     /// The address at which processes join the running job.
     join_address: Option<String>,
+    member_file: Option<PathBuf>,
     /// True if this process joins there.
     pub(crate) is_newcomer: bool,
 }
@@ -108,6 +110,7 @@ impl Tcp {
             join_timeout: Duration::from_secs(300),
             silence: Duration::from_secs(10),
             join_address: None,
+            member_file: None,
             is_newcomer: false,
         }
     }
@@ -207,8 +210,8 @@ impl Tcp {
         }
         let (secret, bind, silence) = (secret.unwrap_or_default(), self.bind, self.silence);
         let at = joins.map(|addresses| {
-            let (job, secret) = (job.clone(), secret.clone());
-            JoinAddress { addresses, job, secret, bind, silence }
+            let (job, secret, member_file) = (job.clone(), secret.clone(), self.member_file.clone());
+            JoinAddress { addresses, job, secret, bind, silence, member_file }
         });
         let (is_open, timeout) = (self.is_newcomer, self.join_timeout);
         let rank = rank.filter(|_| !is_open);

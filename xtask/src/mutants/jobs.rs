@@ -8,10 +8,13 @@ const LAST: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "
 
 #[rustfmt::skip]
 pub(super) const OF_JOBS: &[Mutant] = &[
-    Mutant { file: "launch/src/supervisor.rs", from: "                            restarts += 1;\n", to: "", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "                            self.restarts += 1;\n", to: "", test: LAUNCHED },
     Mutant { file: "launch/src/supervisor.rs", from: "left += usize::from(self.join(ranks, rank, meeting));", to: "self.join(ranks, rank, meeting);", test: LAUNCHED },
-    Mutant { file: "launch/src/supervisor.rs", from: "if left >= fewest {", to: "if left > fewest {", test: LAUNCHED },
-    Mutant { file: "launch/src/supervisor.rs", from: " || start >= job.max_restarts || job.max_ranks.is_some()", to: " || start >= job.max_restarts", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "if left >= fewest && why", to: "if left > fewest && why", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: " || meeting.has_begun() {", to: " {", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "why.is_none() && self.has_met(meeting)", to: "why.is_none()", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "if !is_over && self.has_ended_well(ranks)", to: "if false", test: LAUNCHED },
+    Mutant { file: "engine-process/src/rendezvous.rs", from: "self.processes.join_address.as_ref().map_or(Ok(()), JoinAddress::announce_member)?;", to: "", test: LAUNCHED },
     Mutant { file: "launch/src/supervisor.rs", from: "is_some_and(|most| running < most)", to: "is_some_and(|most| running > most)", test: LAUNCHED },
     Mutant { file: "launch/src/supervisor.rs", from: "if self.signals == 0 {\n                        deadline", to: "if self.signals > 0 {\n                        deadline", test: LAUNCHED },
     Mutant { file: "launch/src/supervisor.rs", from: "rank.stopped = None;", to: "continue;", test: LAUNCHED },
