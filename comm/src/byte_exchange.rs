@@ -1,6 +1,6 @@
 //! An exchange of bytes as data, like a call on tensors.
 
-use std::{panic::Location, sync::Arc};
+use std::{panic::Location, sync::Arc, time::Duration};
 
 /// One rank's part of an [exchange of bytes](crate::Communicator::exchange_bytes).
 #[derive(Clone, Copy, Debug)]
@@ -12,4 +12,6 @@ pub struct ByteExchange<'a> {
     pub of: Option<&'a Arc<str>>,
     /// The source line of the exchange, equal on all ranks.
     pub at: &'static Location<'static>,
+    /// The time that the exchange may take, if it has one of its own.
+    pub timeout: Option<Duration>,
 }

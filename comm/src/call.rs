@@ -1,6 +1,6 @@
 //! A collective call as data.
 
-use std::{fmt, panic::Location, sync::Arc};
+use std::{fmt, panic::Location, sync::Arc, time::Duration};
 
 use numcore::{DType, Error, Result, Runtime, Tensor, TensorMut};
 
@@ -112,6 +112,7 @@ pub struct Call<R: Runtime> {
     pub(super) of: Option<Arc<str>>,
     pub(super) at: &'static Location<'static>,
     pub(super) header: Option<CallHeader>,
+    pub(super) timeout: Option<Duration>,
 }
 
 /// The property of a call's memory that a header, which has no memory, keeps for its fingerprint.
@@ -141,6 +142,11 @@ impl<R: Runtime> Call<R> {
         self.of.as_ref()
     }
 
+    /// The time that the call may take, if it has one of its own.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
     /// Elements of the parts this rank contributes: one for each rank in [`Collective::ReduceScatter`] and
     /// [`Collective::AllToAll`], otherwise one in all.
     pub fn send_parts(&self) -> &[usize] {
@@ -167,6 +173,7 @@ impl<R: Runtime> Call<R> {
             of: self.of.clone(),
             at: self.at,
             header: Some(CallHeader { in_place: self.is_in_place() }),
+            timeout: self.timeout,
         }
     }
 

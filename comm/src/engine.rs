@@ -7,6 +7,7 @@
 
 pub use super::{
     combine::{Combiner, cuts},
+    deadlines::CallKinds,
     failure::{Failure, FailureReason, LEFT, panic_message},
     matching::{SplitPlace, mismatch, split_place},
     portable::Portable,

@@ -1,14 +1,11 @@
 //! Runs of a program on every rank of a world of threads.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::Duration,
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::{
-    Comm, Places, ThreadCommunicator, abort_with,
+    Comm, Deadlines, Places, ThreadCommunicator, abort_with,
     failure::{LEFT, panic_message},
 };
 use crate::sync;
@@ -18,14 +15,14 @@ use crate::sync;
 #[derive(Clone, Debug)]
 pub struct Ranks {
     size: usize,
-    timeout: Duration,
+    deadlines: Deadlines,
     places: Places,
 }
 
 impl Ranks {
-    /// A world of `size` ranks; calls may take 60 seconds.
+    /// A world of `size` ranks, with the default [`Deadlines`].
     pub fn new(size: usize) -> Self {
-        Ranks { size, timeout: Duration::from_secs(60), places: Places::Same }
+        Ranks { size, deadlines: Deadlines::default(), places: Places::Same }
     }
 
     /// The number of ranks.
@@ -34,8 +31,8 @@ impl Ranks {
     }
 
     /// Sets the time that a call may take before every rank gets an error.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    pub fn timeout(mut self, deadlines: impl Into<Deadlines>) -> Self {
+        self.deadlines = deadlines.into();
         self
     }
 
@@ -64,7 +61,7 @@ impl Ranks {
         program: impl Fn(Comm<R>) -> Result<T> + Sync,
     ) -> Result<Vec<Result<T>>> {
         let runtimes = (0..self.size).map(runtime).collect::<Result<Vec<R>>>()?;
-        let comms = ThreadCommunicator::members(runtimes, self.timeout, self.places)?;
+        let comms = ThreadCommunicator::members(runtimes, self.deadlines, self.places)?;
         let outcomes = sync::scope(|scope| {
             let start = |(rank, comm): (usize, Comm<R>)| {
                 let program = &program;

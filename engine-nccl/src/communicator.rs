@@ -99,7 +99,8 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         world.keep(&handle);
         // Without this exchange, a rank that goes on and fails at once would abort communicators that others are still
         // making.
-        control.exchange_bytes(ByteExchange { own: &[], of: Some(&"NCCL's ranks".into()), at })?;
+        let of = Some(&"NCCL's ranks".into());
+        control.exchange_bytes(ByteExchange { own: &[], of, at, timeout: None })?;
         let watch = Arc::new(WatchOwner(Watch::start(&world)?));
         let combiner = Arc::new(Mutex::new(Combiner::new(queue)));
         let shared = Shared { nccl: nccl.clone(), world, root: control.clone(), combiner, watch };

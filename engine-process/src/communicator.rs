@@ -14,7 +14,7 @@ use std::{
 
 use comm::{
     ByteExchange, Call, Collective, Comm, Communicator, Fingerprint, Group, Guarantees, Pending, Work,
-    engine::{Combiner, FailureReason, SplitPlace, split_place},
+    engine::{CallKinds, Combiner, FailureReason, SplitPlace, split_place},
 };
 use numcore::{DType, Error, Result, Runtime, TensorMut};
 use parking_lot::Mutex;
@@ -49,6 +49,7 @@ struct Counts {
     splits: u64,
     sent: BTreeMap<usize, u64>,
     received: BTreeMap<usize, u64>,
+    kinds: CallKinds,
 }
 
 impl<R: Runtime> ProcessCommunicator<R> {
@@ -73,10 +74,16 @@ impl<R: Runtime> ProcessCommunicator<R> {
     }
 
     /// Hands a call to the progress thread; calls are handed over in the order of their numbers.
-    fn submit(&self, call: Fingerprint, payload: Vec<u8>, job: Box<dyn Job>) -> Result<()> {
+    fn submit(
+        &self,
+        (call, timeout): (Fingerprint, Option<Duration>),
+        payload: Vec<u8>,
+        job: Box<dyn Job>,
+    ) -> Result<()> {
         let (n, rank, op) = (self.size(), self.rank(), call.what.name());
         let mut counts = self.counts.lock();
         let key = counts.key(rank, call.what);
+        let timeout = counts.kinds.deadline(&call, timeout, self.world.deadlines);
         let peers = match (key, call.what.peer()) {
             (Key::Pair { .. }, Some(peer)) => vec![peer],
             _ => (0..n).filter(|&r| r != rank).collect::<Vec<_>>(),
@@ -98,6 +105,7 @@ impl<R: Runtime> ProcessCommunicator<R> {
             tags: vec![0; n],
             begun: false,
             since: now,
+            timeout,
             moved: now,
             left_since: None,
             job,
@@ -146,7 +154,7 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
     }
 
     fn timeout(&self) -> Duration {
-        self.world.timeout
+        self.world.deadlines.call
     }
 
     fn guarantees(&self) -> Guarantees {
@@ -160,7 +168,8 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         let op = call.what().name();
         self.check(op)?;
-        let (slot, ready, fingerprint) = (Slot::new(self.world_rank()), self.rt.record()?, call.fingerprint());
+        let (slot, ready) = (Slot::new(self.world_rank()), self.rt.record()?);
+        let fingerprint = (call.fingerprint(), call.timeout());
         let shared = Shared {
             combiner: self.combiner.clone(),
             members: self.of.members().clone(),
@@ -174,7 +183,7 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
     }
 
     fn exchange_bytes(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
-        let ByteExchange { own, of, at } = exchange;
+        let ByteExchange { own, of, at, timeout } = exchange;
         if self.size() == 1 {
             return Ok(vec![own.to_vec()]);
         }
@@ -196,7 +205,7 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
         };
         let slot = Slot::new(self.world_rank());
         let job = Exchange { rank: self.rank(), own: own.to_vec(), slot: slot.clone() };
-        self.submit(call, own.to_vec(), Box::new(job))?;
+        self.submit((call, timeout), own.to_vec(), Box::new(job))?;
         slot.wait(self.wake()).map_err(|failure| failure.error(what.name(), self.world_rank()))
     }
 

@@ -39,6 +39,8 @@ pub(crate) struct Flight {
     pub(crate) tags: Vec<u32>,
     pub(crate) begun: bool,
     pub(crate) since: Instant,
+    /// The time that the call may take.
+    pub(crate) timeout: Duration,
     pub(crate) moved: Instant,
     /// The time at which an absent rank was first known to have left the group.
     pub(crate) left_since: Option<Instant>,
@@ -121,7 +123,7 @@ impl Flight {
     pub(crate) fn check_deadline(&self) -> Result<(), FailureReason> {
         let since = if self.begun { self.since.max(self.moved) } else { self.since };
         let waited = since.elapsed();
-        if waited < self.world.timeout || !self.job.is_waited_for() {
+        if waited < self.timeout || !self.job.is_waited_for() {
             return Ok(());
         }
         let missing = if self.begun { self.job.waits_for() } else { self.absent.clone() };

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use comm::{Comm, Communicator, Places, engine::guarded};
+use comm::{Comm, Communicator, Deadlines, Places, engine::guarded};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
@@ -51,7 +51,7 @@ pub struct Processes {
     worlds: AtomicU64,
     failed: AtomicBool,
     end_timeout: Duration,
-    pub(crate) timeout: Duration,
+    pub(crate) deadlines: Deadlines,
     pub(crate) places: Places,
     limits: Limits,
     /// The address at which newcomers join, if there is one.
@@ -68,8 +68,8 @@ struct Opened {
 }
 
 impl Processes {
-    /// Joins processes by the transport that `open` makes; a separate thread calls `open`. The timeout of calls is 60
-    /// seconds until [`timeout`](Processes::timeout) sets another.
+    /// Joins processes by the transport that `open` makes; a separate thread calls `open`. Calls have the default
+    /// [`Deadlines`] until [`timeout`](Processes::timeout) sets others.
     ///
     /// # Errors
     /// Errors of `open`, and an error if the thread cannot be started.
@@ -90,7 +90,7 @@ impl Processes {
             worlds: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             end_timeout: END_TIMEOUT,
-            timeout: Duration::from_secs(60),
+            deadlines: Deadlines::default(),
             places: Places::Same,
             limits: Limits { message: MESSAGE, chunk: CHUNK },
             join_address: None,
@@ -99,8 +99,8 @@ impl Processes {
     }
 
     /// Sets the time that a call may take before every rank gets an error, for worlds made from now on.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    pub fn timeout(mut self, deadlines: impl Into<Deadlines>) -> Self {
+        self.deadlines = deadlines.into();
         self
     }
 
@@ -148,7 +148,7 @@ impl Processes {
 
     /// Takes the settings of the processes that this one was among before.
     pub(crate) fn configured_as(mut self, before: &Processes) -> Self {
-        (self.timeout, self.end_timeout, self.places) = (before.timeout, before.end_timeout, before.places);
+        (self.deadlines, self.end_timeout, self.places) = (before.deadlines, before.end_timeout, before.places);
         (self.limits, self.local_rank) = (before.limits, before.local_rank);
         self.joined_at(before.join_address.clone(), before.is_newcomer)
     }
@@ -183,16 +183,16 @@ impl Processes {
     /// # Errors
     /// An error if `ranks` has a rank that does not exist, or one twice.
     pub fn world_of<R: Runtime>(&self, ranks: &[usize], rt: &R) -> Result<Option<Comm<R>>> {
-        self.world_with(ranks, rt, self.timeout, self.places)
+        self.world_with(ranks, rt, self.deadlines, self.places)
     }
 
-    /// Makes a world as [`world_of`](Processes::world_of) does, with its own timeout and its own rule for source
+    /// Makes a world as [`world_of`](Processes::world_of) does, with its own deadlines and its own rule for source
     /// locations.
     pub fn world_with<R: Runtime>(
         &self,
         ranks: &[usize],
         rt: &R,
-        timeout: Duration,
+        deadlines: impl Into<Deadlines>,
         places: Places,
     ) -> Result<Option<Comm<R>>> {
         let number = self.worlds.fetch_add(1, Ordering::SeqCst);
@@ -203,7 +203,7 @@ impl Processes {
             return Err(Error::range("Processes::world_of", "process", *twice, "named only once"));
         }
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank) else { return Ok(None) };
-        let world = World::new(number, ranks.into(), timeout, places);
+        let world = World::new(number, ranks.into(), deadlines.into(), places);
         self.command("Processes::world_of", Command::Enter(world.clone()))?;
         let own = ProcessCommunicator::world(self.link.clone(), &world, rank, rt.clone(), self.limits)?;
         Ok(Some(Arc::new(own)))
@@ -213,7 +213,7 @@ impl Processes {
     /// messages. All survivors call it; it blocks until they know of the same losses. Over MPI it needs Open MPI 5 and
     /// `mpirun --with-ft ulfm`; otherwise the launcher ends all processes when one dies.
     pub fn recover<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
-        self.recover_within(rt, Patience { timeout: self.timeout, leaves_out: None })
+        self.recover_within(rt, Patience { timeout: self.deadlines.call, leaves_out: None })
     }
 
     /// Recovers as [`recover`](Processes::recover) does, with its own patience.
@@ -265,7 +265,7 @@ impl Processes {
     /// return errors.
     pub fn finish(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
-        let most = if self.failed.load(Ordering::SeqCst) { self.timeout } else { Duration::MAX };
+        let most = if self.failed.load(Ordering::SeqCst) { self.deadlines.call } else { Duration::MAX };
         let patience = most.min(self.end_timeout);
         drop(self.link.send(Command::Finish(patience)));
         // A join error is ignored: the thread aborts the process instead of panicking.
@@ -278,7 +278,7 @@ impl Processes {
         let (told, flushed) = mpsc::sync_channel(0);
         if self.link.send(Command::Flush(told)).is_ok() {
             // The thread answers by dropping its end of the channel.
-            let _ = flushed.recv_timeout(self.timeout);
+            let _ = flushed.recv_timeout(self.deadlines.call);
         }
     }
 

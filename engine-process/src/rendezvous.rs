@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use comm::{Collectives, Comm, Communicator, Membership, Quorum, Rendezvous};
+use comm::{Collectives, Comm, Communicator, Membership, Patient, Quorum, Rendezvous};
 use numcore::{Error, ErrorKind, Result, Runtime};
 use parking_lot::Mutex;
 
@@ -79,6 +79,8 @@ impl Word {
 
     /// Tells all processes of a world; returns the words of each. Every process calls from here.
     pub(crate) fn tell<R: Runtime>(self, comm: &Comm<R>) -> Result<Vec<Word>> {
+        // Nothing is compiled before it: it has no longer time as the first of its kind.
+        let comm = Patient::over(comm, comm.timeout());
         Ok(comm.exchange_equal(self.to_bytes())?.iter().map(Word::from_bytes).collect())
     }
 }
@@ -220,7 +222,7 @@ impl<R: Runtime> ProcessRendezvous<R> {
         let met = Arc::new(Processes::over(open).ok()?.configured_as(&self.processes));
         let all: Vec<usize> = (0..met.size()).collect();
         // A newcomer may be slow to call, which must leave time for the others to go on without it.
-        let timeout = met.timeout.min(left() / 2);
+        let timeout = met.deadlines.call.min(left() / 2);
         let telling = met.world_with(&all, &self.rt, timeout, met.places).ok()??;
         match Word::of(self.run).tell(&telling) {
             Ok(all) => {

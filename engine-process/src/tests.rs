@@ -259,7 +259,7 @@ fn worlds_that_are_over_leave_nothing() {
     let transport = transport(free(), 0, 1, &Fate::default()).unwrap();
     let mut progress = Progress::new(transport, commands).unwrap();
     for number in 0..20 {
-        let world = World::new(number, [0].into(), LONG, comm::Places::Same);
+        let world = World::new(number, [0].into(), LONG.into(), comm::Places::Same);
         progress.execute(Command::Enter(world.clone()));
         assert!(progress.worlds.contains_key(&number));
         drop(world);

@@ -1,9 +1,9 @@
 //! A world of processes, as all threads of one process see it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use comm::{
-    Fingerprint, Places,
+    Deadlines, Fingerprint, Places,
     engine::{Failure, FailureReason, FlightRecorder},
 };
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ pub(crate) struct World {
     pub(crate) number: u64,
     /// The ranks of the processes in it.
     pub(crate) members: Arc<[usize]>,
-    pub(crate) timeout: Duration,
+    pub(crate) deadlines: Deadlines,
     pub(crate) places: Places,
     state: Mutex<State>,
 }
@@ -25,10 +25,10 @@ struct State {
 }
 
 impl World {
-    pub(crate) fn new(number: u64, members: Arc<[usize]>, timeout: Duration, places: Places) -> Arc<Self> {
+    pub(crate) fn new(number: u64, members: Arc<[usize]>, deadlines: Deadlines, places: Places) -> Arc<Self> {
         let ranks = members.iter().max().map_or(0, |last| last + 1);
         let state = State { failure: None, recorder: FlightRecorder::new(ranks) };
-        Arc::new(World { number, members, timeout, places, state: Mutex::new(state) })
+        Arc::new(World { number, members, deadlines, places, state: Mutex::new(state) })
     }
 
     /// The first failure, if there was one.

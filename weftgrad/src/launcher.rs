@@ -3,11 +3,11 @@
 #[cfg(feature = "train")]
 mod from_config;
 
-use std::{num::NonZero, sync::Arc, thread::available_parallelism, time::Duration};
+use std::{num::NonZero, sync::Arc, thread::available_parallelism};
 
 #[cfg(feature = "nccl")]
 use distributed::comm::Communicator;
-use distributed::comm::{Comm, NoOpCommunicator, Ranks};
+use distributed::comm::{Comm, Deadlines, NoOpCommunicator, Ranks};
 use engine_process::{Launch, Processes, Tcp};
 use numcore::Result;
 
@@ -164,8 +164,10 @@ impl Launcher {
         self
     }
 
-    /// Sets the time that a rank waits for others in a call, before all of them get an error; 60 seconds by default.
-    pub fn timeout(mut self, most: Duration) -> Self {
+    /// Sets the time that a rank waits for others in a call, before all of them get an error: a [`Deadlines`], or one
+    /// duration for all calls. By default it is 60 seconds, and 10 minutes in the first call of a kind.
+    pub fn timeout(mut self, most: impl Into<Deadlines>) -> Self {
+        let most = most.into();
         self.engine = match self.engine {
             LaunchEngine::Threads(ranks) => LaunchEngine::Threads(ranks.timeout(most)),
             LaunchEngine::Processes(processes) => LaunchEngine::Processes(Box::new(processes.timeout(most))),
@@ -307,7 +309,7 @@ mod tests {
 
     #[test]
     fn ranks_wait_for_as_long_as_was_said() {
-        let most = Duration::from_secs(7);
+        let most = std::time::Duration::from_secs(7);
         let waits = Launcher::threads(2).timeout(most).run(|comm| Ok(comm.timeout()));
         assert_eq!(waits.unwrap(), most);
     }

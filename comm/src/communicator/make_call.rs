@@ -36,6 +36,7 @@ pub(crate) trait MakeCall<R: Runtime>: Communicator<R> {
             of: None,
             at,
             header: None,
+            timeout: None,
         })
     }
 
@@ -114,7 +115,7 @@ pub(crate) trait MakeCall<R: Runtime>: Communicator<R> {
     }
 
     fn exchange_by_gathers(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
-        let ByteExchange { own: bytes, of, at } = exchange;
+        let ByteExchange { own: bytes, of, at, .. } = exchange;
         let (rt, n) = (self.runtime(), self.size());
         if n == 1 {
             return Ok(vec![bytes.to_vec()]);
@@ -150,7 +151,7 @@ pub(crate) trait MakeCall<R: Runtime>: Communicator<R> {
             return Ok(vec![bytes]);
         }
         if self.guarantees().exchanges_on_host {
-            let all = self.exchange_bytes(ByteExchange { own: &bytes, of: None, at })?;
+            let all = self.exchange_bytes(ByteExchange { own: &bytes, of: None, at, timeout: None })?;
             let other =
                 || Error::mismatch("exchange", "a rank gave another number of bytes").on_rank(self.world_rank());
             return all.into_iter().map(|bytes| bytes.try_into().map_err(|_| other())).collect();

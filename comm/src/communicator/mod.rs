@@ -40,7 +40,8 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
     }
     /// The runtime of this rank. The engine itself works on a fork of it.
     fn runtime(&self) -> &R;
-    /// The time that a call may take, from its start to its result, before it is an error.
+    /// The time that a call may take, from its start to its result, before it is an error. The
+    /// [first of a kind](super::Deadlines) may take longer.
     fn timeout(&self) -> Duration;
     /// The engine's promises beyond this contract.
     fn guarantees(&self) -> Guarantees;
@@ -92,10 +93,13 @@ pub(crate) fn start_one<R: Runtime>(
     comm.start_all(vec![call])?.pop().ok_or_else(|| Error::internal(op, "a call was started, and nothing is in flight"))
 }
 
-/// Methods of a communicator over `self.inner` that it forwards. The wrapper handles calls in its `start_all`, and
-/// bytes in its `exchange_on_host`.
+/// Methods of a communicator over `self.inner` that it forwards, but for a timeout of its own. The wrapper handles
+/// calls in its `start_all`, and bytes in its `exchange_on_host`.
 macro_rules! of_inner {
     () => {
+        of_inner!(|own| own.inner.timeout());
+    };
+    (|$own:ident| $timeout:expr) => {
         fn group(&self) -> &super::Group {
             self.inner.group()
         }
@@ -105,7 +109,8 @@ macro_rules! of_inner {
         }
 
         fn timeout(&self) -> Duration {
-            self.inner.timeout()
+            let $own = self;
+            $timeout
         }
 
         fn next_number(&self) -> u64 {

@@ -25,7 +25,7 @@ use std::{
 
 use numcore::{DeviceId, Error, Result, Runtime, TensorMut};
 
-use super::{Call, Comm, Communicator, Group, Guarantees, Pending, Places, Work};
+use super::{Call, Comm, Communicator, Deadlines, Group, Guarantees, Pending, Places, Work};
 use super::{
     failure::FailureReason,
     matching::{SplitPlace, split_place},
@@ -48,14 +48,14 @@ pub struct ThreadCommunicator<R: Runtime> {
 
 impl<R: Runtime> ThreadCommunicator<R> {
     /// Makes the communicators of a world, one for each runtime, for one thread each. A call that takes longer than
-    /// `timeout` is an error on every rank.
-    pub fn world(runtimes: Vec<R>, timeout: Duration) -> Result<Vec<Comm<R>>> {
-        Self::members(runtimes, timeout, Places::Same)
+    /// `deadlines` allow is an error on every rank.
+    pub fn world(runtimes: Vec<R>, deadlines: impl Into<Deadlines>) -> Result<Vec<Comm<R>>> {
+        Self::members(runtimes, deadlines, Places::Same)
     }
 
     /// Makes the communicators of a [`world`](ThreadCommunicator::world); `places` sets the source lines from which
     /// matching calls may come.
-    pub fn members(runtimes: Vec<R>, timeout: Duration, places: Places) -> Result<Vec<Comm<R>>> {
+    pub fn members(runtimes: Vec<R>, deadlines: impl Into<Deadlines>, places: Places) -> Result<Vec<Comm<R>>> {
         if runtimes.is_empty() {
             return Err(Error::range("ThreadCommunicator", "number of ranks", 0, "at least 1"));
         }
@@ -68,7 +68,7 @@ impl<R: Runtime> ThreadCommunicator<R> {
             );
             return Err(Error::unsupported("ThreadCommunicator", why));
         }
-        let (world, seats) = (World::new(runtimes.len(), timeout, places), (0..runtimes.len()).collect());
+        let (world, seats) = (World::new(runtimes.len(), deadlines.into(), places), (0..runtimes.len()).collect());
         let member = |(rank, rt): (usize, R)| Ok(Arc::new(Self::join(&world, None, &seats, rank, rt)?) as Comm<R>);
         runtimes.into_iter().enumerate().map(member).collect()
     }
@@ -104,7 +104,7 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
     }
 
     fn timeout(&self) -> Duration {
-        self.world.timeout
+        self.world.deadlines.call
     }
 
     fn guarantees(&self) -> Guarantees {
@@ -119,7 +119,7 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
         let op = call.what().name();
         let slot = ResultSlot::default();
         let job = RankCall { ready: self.rt.record()?, call, slot: slot.clone() };
-        let key = self.world.post(self.group, self.rank, job).map_err(|f| f.error(op, self.world_rank()))?;
+        let (key, timeout) = self.world.post(self.group, self.rank, job).map_err(|f| f.error(op, self.world_rank()))?;
         let (world, rt) = (self.world.clone(), self.rt.clone());
         Ok(Work::pending(PostedCall {
             world,
@@ -129,6 +129,7 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
             world_rank: self.world_rank(),
             group: self.group,
             since: Instant::now(),
+            timeout,
             slot,
         }))
     }
@@ -174,12 +175,14 @@ struct PostedCall<R: Runtime> {
     key: round::RoundKey,
     world_rank: usize,
     since: Instant,
+    /// The time from `since` to its deadline.
+    timeout: Duration,
     slot: ResultSlot<R>,
 }
 
 impl<R: Runtime> Pending<Option<TensorMut<R>>> for PostedCall<R> {
     fn wait(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
-        let done = self.world.wait(self.group, self.key, self.since, &self.slot);
+        let done = self.world.wait(self.group, self.key, (self.since, self.timeout), &self.slot);
         let done = done.map_err(|f| f.error(self.op, self.world_rank))?;
         done.after.iter().try_for_each(|event| self.rt.wait(event))?;
         Ok(done.memory)

@@ -4,12 +4,11 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
-    time::Duration,
 };
 
 use numcore::{Error, Result, Runtime};
 
-use super::super::{Comm, Membership, Places, Quorum, Rendezvous};
+use super::super::{Comm, Deadlines, Membership, Places, Quorum, Rendezvous};
 use super::ThreadCommunicator;
 use crate::sync::{Condvar, Instant, Mutex};
 
@@ -30,7 +29,7 @@ pub struct ThreadSeat<R: Runtime> {
 
 struct Shared<R: Runtime> {
     quorum: Quorum,
-    timeout: Duration,
+    deadlines: Deadlines,
     places: Places,
     state: Mutex<RendezvousState<R>>,
     changed: Condvar,
@@ -54,9 +53,13 @@ struct RendezvousState<R: Runtime> {
 
 impl<R: Runtime> ThreadRendezvous<R> {
     /// Makes a rendezvous, and the seats of the first world, one for each runtime. Calls of its worlds may take
-    /// `timeout`.
-    pub fn new(runtimes: Vec<R>, quorum: Quorum, timeout: Duration) -> Result<(Self, Vec<ThreadSeat<R>>)> {
-        Self::at_places(runtimes, quorum, timeout, Places::Same)
+    /// as long as `deadlines` allow.
+    pub fn new(
+        runtimes: Vec<R>,
+        quorum: Quorum,
+        deadlines: impl Into<Deadlines>,
+    ) -> Result<(Self, Vec<ThreadSeat<R>>)> {
+        Self::at_places(runtimes, quorum, deadlines, Places::Same)
     }
 
     /// Makes a rendezvous as [`new`](ThreadRendezvous::new) does; `places` sets the source lines from which matching
@@ -64,7 +67,7 @@ impl<R: Runtime> ThreadRendezvous<R> {
     pub fn at_places(
         runtimes: Vec<R>,
         quorum: Quorum,
-        timeout: Duration,
+        deadlines: impl Into<Deadlines>,
         places: Places,
     ) -> Result<(Self, Vec<ThreadSeat<R>>)> {
         let ranks = runtimes.len();
@@ -84,7 +87,13 @@ impl<R: Runtime> ThreadRendezvous<R> {
             since: None,
             outcomes: BTreeMap::new(),
         };
-        let shared = Arc::new(Shared { quorum, timeout, places, state: Mutex::new(state), changed: Condvar::new() });
+        let shared = Arc::new(Shared {
+            quorum,
+            deadlines: deadlines.into(),
+            places,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
         let seat = |(seat, rt)| ThreadSeat { shared: shared.clone(), seat, rt };
         let seats = runtimes.into_iter().enumerate().map(seat).collect();
         Ok((ThreadRendezvous { shared }, seats))
@@ -183,7 +192,7 @@ impl<R: Runtime> RendezvousState<R> {
     fn refuse_newcomers(&mut self, first: usize, new: &[usize], why: &Error, shared: &Shared<R>) {
         let unfit = |seat: &usize| {
             let two = [first, *seat].iter().filter_map(|seat| self.waiting.get(seat).cloned()).collect();
-            let error = ThreadCommunicator::members(two, shared.timeout, shared.places).err()?;
+            let error = ThreadCommunicator::members(two, shared.deadlines, shared.places).err()?;
             Some((*seat, error.to_string()))
         };
         let mut refused: Vec<(usize, String)> = new.iter().filter_map(unfit).collect();
@@ -202,7 +211,7 @@ impl<R: Runtime> RendezvousState<R> {
         let new: Vec<usize> = self.waiting.keys().filter(|seat| !back.contains(seat)).copied().collect();
         let seats: Vec<usize> = back.iter().chain(&new).copied().collect();
         let runtimes = seats.iter().filter_map(|seat| self.waiting.get(seat).cloned()).collect();
-        let comms = match ThreadCommunicator::members(runtimes, shared.timeout, shared.places) {
+        let comms = match ThreadCommunicator::members(runtimes, shared.deadlines, shared.places) {
             Ok(comms) => comms,
             // An unfit newcomer must not end the run of the ranks that were there.
             Err(error) if !new.is_empty() => return self.refuse_newcomers(seats[0], &new, &error, shared),

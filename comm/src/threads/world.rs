@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use numcore::{Error, ErrorKind, Runtime};
 
 use super::super::{
-    Collective, Places,
+    Collective, Deadlines, Places,
+    deadlines::CallKinds,
     failure::{Failure, FailureReason, LEFT},
     recorder::FlightRecorder,
 };
@@ -16,7 +17,7 @@ use super::{
 use crate::sync::{Condvar, Instant, Mutex, mpsc::Sender};
 
 pub(super) struct World<R: Runtime> {
-    pub(super) timeout: Duration,
+    pub(super) deadlines: Deadlines,
     places: Places,
     state: Mutex<WorldState<R>>,
     changed: Condvar,
@@ -50,14 +51,15 @@ struct RankState<R: Runtime> {
     splits: u64,
     sent: BTreeMap<usize, u64>,
     received: BTreeMap<usize, u64>,
+    kinds: CallKinds,
     left: bool,
 }
 
 impl<R: Runtime> World<R> {
-    pub(super) fn new(ranks: usize, timeout: Duration, places: Places) -> Arc<Self> {
+    pub(super) fn new(ranks: usize, deadlines: Deadlines, places: Places) -> Arc<Self> {
         let recorder = FlightRecorder::new(ranks);
         let state = WorldState { failure: None, recorder, groups: BTreeMap::new(), made: 0, names: BTreeMap::new() };
-        Arc::new(World { timeout, places, state: Mutex::new(state), changed: Condvar::new() })
+        Arc::new(World { deadlines, places, state: Mutex::new(state), changed: Condvar::new() })
     }
 
     /// Enters a rank into the group of this name; the first member makes the group.
@@ -85,8 +87,13 @@ impl<R: Runtime> World<R> {
         *splits - 1
     }
 
-    /// Posts a rank's call. The last to arrive hands the work out.
-    pub(super) fn post(self: &Arc<Self>, group: usize, rank: usize, job: RankCall<R>) -> Result<RoundKey, Failure> {
+    /// Posts a rank's call, and returns the time that it may take. The last to arrive hands the work out.
+    pub(super) fn post(
+        self: &Arc<Self>,
+        group: usize,
+        rank: usize,
+        job: RankCall<R>,
+    ) -> Result<(RoundKey, Duration), Failure> {
         let mut state = self.state.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
@@ -100,12 +107,13 @@ impl<R: Runtime> World<R> {
         group: usize,
         rank: usize,
         job: RankCall<R>,
-    ) -> Result<RoundKey, FailureReason> {
+    ) -> Result<(RoundKey, Duration), FailureReason> {
         let Some(own) = state.groups.get_mut(&group) else {
             return Err(FailureReason::Mismatch { why: "a call in a group that all of its ranks have left".into() });
         };
-        let key = own.number(rank, &job);
-        state.recorder.note(own.seats[rank], own.seats.clone(), key.number(), job.call.fingerprint());
+        let (key, fingerprint) = (own.number(rank, &job), job.call.fingerprint());
+        let timeout = own.members[rank].kinds.deadline(&fingerprint, job.call.timeout(), self.deadlines);
+        state.recorder.note(own.seats[rank], own.seats.clone(), key.number(), fingerprint);
         let round = own.rounds.entry(key).or_insert_with(|| Round::new(key, own.seats.clone()));
         if let Some(why) = round.arrive(rank, job, self.places).or_else(|| own.left_member(key)) {
             return Err(why);
@@ -113,7 +121,7 @@ impl<R: Runtime> World<R> {
         if own.rounds[&key].is_complete() {
             self.dispatch(own, group, key)?;
         }
-        Ok(key)
+        Ok((key, timeout))
     }
 
     fn dispatch(self: &Arc<Self>, own: &mut RankGroup<R>, group: usize, key: RoundKey) -> Result<(), FailureReason> {
@@ -167,10 +175,10 @@ impl<R: Runtime> World<R> {
         &self,
         group: usize,
         key: RoundKey,
-        since: Instant,
+        (since, timeout): (Instant, Duration),
         slot: &ResultSlot<R>,
     ) -> Result<Done<R>, Failure> {
-        let deadline = since.checked_add(self.timeout);
+        let deadline = since.checked_add(timeout);
         let mut state = self.state.lock();
         loop {
             if let Some(done) = slot.lock().take() {
@@ -248,7 +256,7 @@ impl<R: Runtime> WorldState<R> {
 impl<R: Runtime> Default for RankState<R> {
     fn default() -> Self {
         let (sent, received) = (BTreeMap::new(), BTreeMap::new());
-        RankState { queue: None, calls: 0, splits: 0, sent, received, left: false }
+        RankState { queue: None, calls: 0, splits: 0, sent, received, kinds: CallKinds::default(), left: false }
     }
 }
 

@@ -4,30 +4,28 @@
 //! A suite's module `start` has the engine: `outcomes`, which starts the ranks, and `Answer`, the bound of a program's
 //! results.
 
-use std::time::Duration;
-
 use numcore::{Result, Runtime};
 
 use crate::start::{
     Answer,
-    comm::{self, Comm, Places, engine::all_or_first_error},
+    comm::{self, Comm, Deadlines, Places, engine::all_or_first_error},
 };
 
 /// The options of a world.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     pub size: usize,
-    pub timeout: Duration,
+    pub timeout: Deadlines,
     pub places: Places,
 }
 
 impl Ranks {
     pub fn new(size: usize) -> Self {
-        Ranks { size, timeout: Duration::from_secs(60), places: Places::Same }
+        Ranks { size, timeout: Deadlines::default(), places: Places::Same }
     }
 
-    pub fn timeout(self, timeout: Duration) -> Self {
-        Ranks { timeout, ..self }
+    pub fn timeout(self, timeout: impl Into<Deadlines>) -> Self {
+        Ranks { timeout: timeout.into(), ..self }
     }
 
     pub fn any_place(self) -> Self {

@@ -9,10 +9,12 @@ use std::{
 use numcore::{Error, Result, Runtime, trace};
 
 use super::{Checkpointed, Folder, Snapshot};
-use crate::comm::{Collectives, Comm, Communicator, all_ok, panic_message};
+use crate::comm::{Collectives, Comm, Communicator, Patient, all_ok, panic_message};
 
 /// The interval at which a thread is polled during a bounded wait.
 const POLL: Duration = Duration::from_millis(5);
+/// The factor between the timeout of other calls and that of ranks that save.
+const SLOWER: u32 = 10;
 
 /// The result of a thread's work, and the memory that it read.
 type Written = (Result<()>, Option<Snapshot>);
@@ -54,6 +56,8 @@ impl<R: Runtime> SnapshotWriter<R> {
     pub fn new(comm: &Comm<R>) -> Result<Self> {
         let own = if comm.size() == 1 { Some(comm.clone()) } else { comm.split(Some(0), comm.rank())? };
         let comm = own.ok_or_else(|| Error::internal("SnapshotWriter", "the ranks form no group"))?;
+        // A rank's thread may be starved by training, or by the file system.
+        let comm = Patient::over(&comm, comm.timeout().saturating_mul(SLOWER));
         Ok(SnapshotWriter { comm, running: None, spare: Snapshot::default() })
     }
 

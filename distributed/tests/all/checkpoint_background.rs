@@ -170,6 +170,22 @@ fn a_save_that_takes_longer_than_a_call_may_is_waited_for() {
     });
 }
 
+#[test]
+fn a_rank_that_begins_to_save_late_is_waited_for() {
+    let (call, scratch) = (Duration::from_secs(3), Scratch::new("late"));
+    let saved = Ranks::new(2).timeout(call).run(cpu, |comm| {
+        let (_model, step) = trained(&comm)?;
+        let mut writer = step.snapshot_writer()?;
+        if comm.rank() == 1 {
+            thread::sleep(call + call / 3);
+        }
+        step.save_in_background(&mut writer, &scratch.folder(), &CheckpointNotes::new())?;
+        writer.finish()
+    });
+    saved.unwrap();
+    assert_eq!(scratch.folder().latest().unwrap(), Some(1));
+}
+
 /// Changes of two ranks that save one step.
 const CHANGES: usize = 6;
 const FOLDER: &str = "WEFTGRAD_TEST_BACKGROUND_FOLDER";

@@ -17,7 +17,7 @@ impl Progress {
             let (gone, dead) = (&self.gone, &self.dead);
             let lost =
                 |flight: &Flight| flight.absent.iter().any(|&r| gone[flight.members[r]] || dead[flight.members[r]]);
-            self.flights.retain(|flight| !lost(flight) && flight.since.elapsed() < flight.world.timeout);
+            self.flights.retain(|flight| !lost(flight) && flight.since.elapsed() < flight.timeout);
             thread::sleep(NAP);
         }
         // Dropping a call that was queued behind the end reports the error to its caller.

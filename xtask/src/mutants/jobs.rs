@@ -1,9 +1,10 @@
-//! The changes of the launcher, and of processes that join a running job, that a test must notice.
+//! The changes of the launcher, of deadlines, and of processes that join a running job, that a test must notice.
 
 use super::Mutant;
 
 const LAUNCHED: &[&str] = &["test", "-p", "weftgrad-launch"];
 const JOINED: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib"];
+const CALLED: &[&str] = &["test", "-p", "weftgrad-comm", "--test", "all", "faults"];
 const LAST: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "elastic_saves"];
 
 #[rustfmt::skip]
@@ -30,4 +31,6 @@ pub(super) const OF_JOBS: &[Mutant] = &[
     Mutant { file: "engine-process/src/tcp/rendezvous.rs", from: "if !self.is_open {\n", to: "if true {\n", test: JOINED },
     Mutant { file: "engine-process/src/tcp/rendezvous.rs", from: "come.retain(|(hello, stream)| hello.rank.is_some() || !is_closed(stream));", to: "", test: JOINED },
     Mutant { file: "train/src/trainer/saving.rs", from: " && self.engine.step.ranks().everyone.size() > 1 {", to: " {", test: LAST },
+    Mutant { file: "comm/src/deadlines.rs", from: "if is_first { of.first } else { of.call }", to: "of.call", test: CALLED },
+    Mutant { file: "comm/src/deadlines.rs", from: "own.unwrap_or(if", to: "Option::<Duration>::None.or(own.filter(|_| false)).unwrap_or(if", test: CALLED },
 ];
