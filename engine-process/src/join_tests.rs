@@ -196,7 +196,7 @@ fn one_that_does_not_come_to_a_meeting_is_left_out_of_it() {
 /// Meets newcomers as rank 2 of three, once all have heard of them.
 fn meet_by_hand(worlds: &Worlds) -> Result<OpenTransport> {
     let met = worlds.processes.recover_within(&NullRuntime::new(), within(LONG))?;
-    Word::of(worlds.run).tell(&met)?;
+    Word::of(worlds.run, worlds.is_host).tell(&met)?;
     let at = worlds.processes.join_address.clone().expect("an address");
     Ok(at.meet((2, 3), None, LONG, &|| Ok(()))?.0)
 }
@@ -260,7 +260,7 @@ fn one_that_does_not_know_whether_all_have_entered_follows_those_that_do() {
             let met = Processes::over(meet_by_hand(&worlds)?)?.configured_as(&worlds.processes);
             let met = Arc::new(met);
             let world = met.world(&NullRuntime::new())?;
-            Word::of(worlds.run).tell(&world)?;
+            Word::of(worlds.run, worlds.is_host).tell(&world)?;
             let world = met.world(&NullRuntime::new())?;
             barrier(&world)?;
             // The others may not have seen its end.
@@ -290,6 +290,29 @@ fn a_newcomer_that_does_not_call_for_long_is_left_out() {
         });
         assert_eq!(all, [[0, 3, 1, 0], [1, 3, 1, 0], [2, 3, 1, 0], [0; 4]]);
     }
+}
+
+#[test]
+fn the_first_rank_on_the_host_of_the_address_takes_newcomers_in() {
+    let job = Job::new();
+    let all: Vec<Result<[usize; 4]>> = thread::scope(|scope| {
+        let run = |rank: Option<usize>| {
+            let mut worlds = job.process(rank, 3)?;
+            // The first rank is on another host.
+            worlds.is_host = rank != Some(0);
+            let mut world = worlds.next_world()?;
+            if rank.is_some() {
+                until_one_waits(&worlds, &world)?;
+                assert_eq!(worlds.newcomers(), usize::from(rank == Some(1)));
+                world = worlds.next_world()?;
+            }
+            place(&world)
+        };
+        let threads = [Some(0), Some(1), Some(2), None].map(|rank| scope.spawn(move || run(rank)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let all: Vec<[usize; 4]> = all.into_iter().map(|place| place.unwrap()).collect();
+    assert_eq!(all, [[1, 4, 1, 1], [0, 4, 1, 1], [2, 4, 1, 1], [3, 4, 1, 1]]);
 }
 
 #[test]

@@ -33,7 +33,9 @@ pub struct ProcessRendezvous<R: Runtime> {
     has_joined: bool,
     /// Processes with newcomers that this one has entered, while it is open whether all have.
     pub(crate) entered: Option<Arc<Processes>>,
-    /// True if this process has rank 0 in the last world, which listens for newcomers.
+    /// True if this process is on the host at which newcomers join.
+    pub(crate) is_host: bool,
+    /// True if this process has the first rank there in the last world, which listens for newcomers.
     listens: bool,
     door: Mutex<Option<Door>>,
 }
@@ -56,25 +58,28 @@ pub(crate) struct Word {
     has_entered: bool,
     /// True if this process has heard newcomers.
     calls_newcomers: bool,
+    /// True if this process is on the host at which newcomers join.
+    is_host: bool,
 }
 
 impl Word {
-    pub(crate) fn of(run: Run) -> Word {
-        Word { run, ..Word::default() }
+    pub(crate) fn of(run: Run, is_host: bool) -> Word {
+        Word { run, is_host, ..Word::default() }
     }
 
-    fn to_bytes(self) -> [u8; 19] {
-        let mut bytes = [0; 19];
+    fn to_bytes(self) -> [u8; 20] {
+        let mut bytes = [0; 20];
         bytes[..8].copy_from_slice(&self.run.generation.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.run.before.to_le_bytes());
-        bytes[16..].copy_from_slice(&[self.run.committed, self.has_entered, self.calls_newcomers].map(u8::from));
+        let flags = [self.run.committed, self.has_entered, self.calls_newcomers, self.is_host];
+        bytes[16..].copy_from_slice(&flags.map(u8::from));
         bytes
     }
 
-    fn from_bytes(bytes: &[u8; 19]) -> Word {
+    fn from_bytes(bytes: &[u8; 20]) -> Word {
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|k| bytes[at + k]));
-        let [committed, has_entered, calls_newcomers] = [16, 17, 18].map(|at| bytes[at] != 0);
-        Word { run: Run { generation: number(0), before: number(8), committed }, has_entered, calls_newcomers }
+        let [committed, has_entered, calls_newcomers, is_host] = [16, 17, 18, 19].map(|at| bytes[at] != 0);
+        Word { run: Run { generation: number(0), before: number(8), committed }, has_entered, calls_newcomers, is_host }
     }
 
     /// Tells all processes of a world; returns the words of each. Every process calls from here.
@@ -118,6 +123,7 @@ impl Processes {
             run: Run::default(),
             has_joined: false,
             entered: None,
+            is_host: self.join_address.as_ref().is_some_and(JoinAddress::is_here),
             listens: false,
             door: Mutex::default(),
         })
@@ -166,7 +172,8 @@ impl<R: Runtime> ProcessRendezvous<R> {
             };
             let is_first = !std::mem::replace(&mut self.has_joined, true);
             let calls_newcomers = calls && self.newcomers() > 0;
-            let own = Word { run: self.run, has_entered: self.entered.is_some(), calls_newcomers };
+            let has_entered = self.entered.is_some();
+            let own = Word { run: self.run, has_entered, calls_newcomers, is_host: self.is_host };
             // Either all members have entered this world, or one has died since and the survivors enter another.
             let mut all = match own.tell(&comm) {
                 Ok(all) => all,
@@ -184,9 +191,9 @@ impl<R: Runtime> ProcessRendezvous<R> {
                 begun.set(Instant::now());
                 continue;
             }
-            if all.iter().any(|word| word.calls_newcomers) {
+            if let Some(caller) = all.iter().position(|word| word.calls_newcomers) {
                 calls = false;
-                match self.enter(&comm, &left) {
+                match self.enter(&comm, caller, &left) {
                     Some(entered) => (comm, all) = entered,
                     None => {
                         begun.set(Instant::now());
@@ -204,7 +211,7 @@ impl<R: Runtime> ProcessRendezvous<R> {
                 return Err(Quorum::refused(&why));
             }
             self.run = Run { generation: run.generation + 1, before: comm.size() as u64, ..run };
-            self.listens = comm.rank() == 0;
+            self.listens = comm.rank() == all.iter().position(|word| word.is_host).unwrap_or(0);
             // Newcomers find this process from now on.
             self.newcomers();
             self.processes.join_address.as_ref().map_or(Ok(()), JoinAddress::announce_member)?;
@@ -214,9 +221,15 @@ impl<R: Runtime> ProcessRendezvous<R> {
 
     /// Meets newcomers with all processes of a world, in half of the time that is `left`, and tells them in half of the
     /// rest. Returns the world with them, and the words of its processes; none if this process has not got so far.
-    fn enter(&mut self, comm: &Comm<R>, left: &dyn Fn() -> Duration) -> Option<(Comm<R>, Vec<Word>)> {
+    fn enter(&mut self, comm: &Comm<R>, caller: usize, left: &dyn Fn() -> Duration) -> Option<(Comm<R>, Vec<Word>)> {
         let at = self.processes.join_address.clone()?;
-        let own = (comm.rank(), comm.size());
+        // The one that has heard them changes places with rank 0, at which all meet.
+        let rank = match comm.rank() {
+            0 => caller,
+            own if own == caller => 0,
+            own => own,
+        };
+        let own = (rank, comm.size());
         let (open, door) = at.meet(own, self.door.get_mut().take(), left() / 2, &|| comm.poll()).ok()?;
         *self.door.get_mut() = door;
         let met = Arc::new(Processes::over(open).ok()?.configured_as(&self.processes));
@@ -224,7 +237,7 @@ impl<R: Runtime> ProcessRendezvous<R> {
         // A newcomer may be slow to call, which must leave time for the others to go on without it.
         let timeout = met.deadlines.call.min(left() / 2);
         let telling = met.world_with(&all, &self.rt, timeout, met.places).ok()??;
-        match Word::of(self.run).tell(&telling) {
+        match Word::of(self.run, self.is_host).tell(&telling) {
             Ok(all) => {
                 let with_newcomers = met.world(&self.rt).ok()?;
                 self.go_on_among(met);
@@ -269,7 +282,7 @@ mod tests {
         let (few, many) =
             (Run { generation: 2, before: 5, committed: true }, Run { generation: 3, before: 4, committed: false });
         assert_eq!(few.and(many), Run { generation: 3, before: 5, committed: true });
-        let word = Word { run: few, has_entered: false, calls_newcomers: true };
+        let word = Word { run: few, has_entered: false, calls_newcomers: true, is_host: true };
         assert_eq!(Word::from_bytes(&word.to_bytes()), word);
     }
 }

@@ -67,7 +67,8 @@ impl Meeting {
             name => format!("{}-{}", name.as_deref().unwrap_or("run"), hex::<8>()?),
         };
         let secret = if is_alone { Some(hex::<32>()?) } else { None };
-        let join_port = job.max_ranks.map(|_| free_port()).transpose()?;
+        let join_port = |_| if job.endpoint.is_some() { Ok(port.saturating_add(1)) } else { free_port() };
+        let join_port = job.max_ranks.map(join_port).transpose()?;
         let members = job.max_ranks.map(|_| MemberFolder::new()).transpose()?;
         Ok(Meeting { host, port, join_port, members, name, secret })
     }
@@ -90,9 +91,10 @@ impl Meeting {
         local_rank: usize,
         (start, is_newcomer): (usize, bool),
     ) -> Vec<(&'static str, String)> {
+        let rank = job.rank_of(local_rank);
         let mut all = vec![
-            ("RANK", (job.node_rank * job.ranks + local_rank).to_string()),
-            ("WORLD_SIZE", job.world_size().max(local_rank + 1).to_string()),
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", job.world_size().max(rank + 1).to_string()),
             ("LOCAL_RANK", local_rank.to_string()),
             ("LOCAL_WORLD_SIZE", job.ranks.to_string()),
             ("GROUP_RANK", job.node_rank.to_string()),
@@ -104,7 +106,7 @@ impl Meeting {
             ("TORCHELASTIC_RUN_ID", self.name.clone()),
             (LAUNCHER, process::id().to_string()),
         ];
-        all.extend(self.join_port.map(|port| (JOIN_ADDRESS, format!("{}:{port}", Ipv4Addr::LOCALHOST))));
+        all.extend(self.join_port.map(|port| (JOIN_ADDRESS, format!("{}:{port}", self.host))));
         all.extend(is_newcomer.then(|| (NEWCOMER, "1".to_string())));
         all.extend(self.secret.iter().map(|secret| (SECRET, secret.clone())));
         all.extend(job.through.is_none().then(|| (IS_CHILD, "1".to_string())));
@@ -176,6 +178,17 @@ mod tests {
         assert_eq!((value("TORCHELASTIC_RUN_ID"), value(SECRET)), (Some("[::1]:29500"), None));
         let named = Meeting::new(&job.name("night")).unwrap();
         assert_eq!(named.name, "night");
+    }
+
+    #[test]
+    fn newcomers_of_several_nodes_join_at_one_address() {
+        let all = [0, 1].map(|node| {
+            let job = Job::new("true", 2).nodes(2, node, "a:29500").elastic(1, 4);
+            let variables = Meeting::new(&job).unwrap().variables(&job, 3, (1, true));
+            let value = |name| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| value.clone()).unwrap();
+            [value("RANK"), value("WORLD_SIZE"), value(JOIN_ADDRESS)]
+        });
+        assert_eq!(all, [["5", "6", "a:29501"], ["7", "8", "a:29501"]]);
     }
 
     #[test]

@@ -108,10 +108,11 @@ impl Job {
         self
     }
 
-    /// Lets processes join the running ranks of this node, of which there are `min` to `max` then. A rank that has
+    /// Lets processes join the running ranks, of which there are `min` to `max` on this node then. A rank that has
     /// failed is started as a newcomer, which the others take in between two steps, at most
     /// [`max_restarts`](Job::max_restarts) times in all. Each SIGUSR1 to the launcher starts one more, up to `max`.
-    /// Once fewer than `min` run, the job ends. A rank that is stopped for 15 seconds is killed.
+    /// Once fewer than `min` run here, the job ends. A rank that is stopped for 15 seconds is killed. With an endpoint,
+    /// processes of all nodes join at the port after it, as long as a rank runs on its host.
     ///
     /// The program must be an elastic run. It makes the file that `WEFTGRAD_MEMBER_FILE` names once the process is in
     /// the run. Before the first such file, a failure starts all ranks again. At the end of the run, newcomers without
@@ -132,6 +133,16 @@ impl Job {
     pub fn through(mut self, program: impl Into<PathBuf>) -> Self {
         self.through = Some(program.into());
         self
+    }
+
+    /// The rank with which a process of this node starts. Those beyond the first ranks of all nodes, which join later,
+    /// follow them by nodes.
+    pub(crate) fn rank_of(&self, local_rank: usize) -> usize {
+        let more = self.max_ranks.map_or(0, |most| most - self.ranks);
+        match local_rank.checked_sub(self.ranks) {
+            Some(later) => self.world_size() + self.node_rank * more + later,
+            None => self.node_rank * self.ranks + local_rank,
+        }
     }
 
     /// The number of ranks of all nodes.
@@ -157,14 +168,14 @@ impl Job {
         if let Some(most) = self.max_ranks.filter(|most| *most < ranks || *most > MOST_RANKS) {
             return wrong(format!("{ranks} ranks cannot begin where at most {most} run: give {ranks} to {MOST_RANKS}"));
         }
-        if self.max_ranks.is_some() && nodes > 1 {
-            return wrong("processes join jobs of one node alone: give `--min-ranks` on several nodes".into());
-        }
         if node_rank >= nodes {
             return wrong(format!("node {node_rank} is none of {nodes}: nodes count from 0"));
         }
         if let Some(endpoint) = &self.endpoint {
-            host_and_port(endpoint)?;
+            let (_, port) = host_and_port(endpoint)?;
+            if self.max_ranks.is_some() && port == u16::MAX {
+                return wrong(format!("processes join at the port after that of `{endpoint}`: give one below 65535"));
+            }
         } else if nodes > 1 {
             return wrong(
                 "several nodes need an address at which their ranks meet: give `--endpoint HOST:PORT` to all, with the host of node 0 and a free port of it".into(),
@@ -208,7 +219,7 @@ mod tests {
             (Job::new("true", 5000), "at most 4096"),
             (Job::new("true", 2).min_ranks(3), "give 1 to 2"),
             (Job::new("true", 3).elastic(1, 2), "give 3 to 4096"),
-            (of(2, 2, 0, "a:1").elastic(1, 2), "of one node alone"),
+            (of(2, 2, 0, "a:65535").elastic(1, 2), "below 65535"),
             (of(1, 2, 2, "a:1"), "nodes count from 0"),
             (of(1, 2, 0, "a"), "is no host:port"),
             (of(1, 2, 0, "a:x"), "is no host:port"),

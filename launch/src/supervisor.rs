@@ -42,7 +42,7 @@ type RankFailure = (usize, ExitStatus);
 
 /// Runs a job, and returns the exit status for the launcher.
 pub(crate) fn run(job: &Job) -> io::Result<u8> {
-    let lines = |rank| RankLines::new(job.node_rank * job.ranks + rank, job.log_dir.as_deref()).map(Arc::new);
+    let lines = |rank| RankLines::new(job.rank_of(rank), job.log_dir.as_deref()).map(Arc::new);
     let most = job.max_ranks.unwrap_or(job.ranks);
     let lines = (0..most).map(lines).collect::<io::Result<Vec<_>>>()?;
     let (sender, events) = mpsc::channel();
@@ -218,11 +218,11 @@ impl Supervisor<'_> {
     fn join(&mut self, ranks: &mut Vec<RankProcess>, rank: usize, meeting: &Meeting) -> bool {
         self.lines[rank].forget();
         self.starts += 1;
-        report(format!("rank {rank} is started to join the others\n").as_bytes());
+        report(format!("rank {} is started to join the others\n", self.job.rank_of(rank)).as_bytes());
         let newcomer = match self.begin(meeting, rank, (self.starts, true)) {
             Ok(newcomer) => newcomer,
             Err(error) => {
-                report(format!("the others go on without rank {rank}: {error}\n").as_bytes());
+                report(format!("the others go on without rank {}: {error}\n", self.job.rank_of(rank)).as_bytes());
                 return false;
             }
         };
@@ -235,7 +235,7 @@ impl Supervisor<'_> {
 
     /// Prints the end of a rank, and its last lines.
     fn report(&self, (rank, status): RankFailure) {
-        let (all, words) = (self.job.node_rank * self.job.ranks + rank, self.lines[rank].last_words());
+        let (all, words) = (self.job.rank_of(rank), self.lines[rank].last_words());
         let ending = if words.is_empty() { "" } else { "; its last words:" };
         report(&[format!("rank {all} {}{ending}\n", described(status)).as_bytes(), &words].concat());
     }

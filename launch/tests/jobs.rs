@@ -378,6 +378,29 @@ fn a_rank_that_was_lost_joins_those_that_are_left_and_another_when_asked() {
 }
 
 #[test]
+fn a_rank_of_another_node_joins_those_that_are_left() {
+    let scratch = Scratch::new("join-nodes");
+    let secret = scratch.path().join("secret");
+    fs::write(&secret, "0123456789abcdef0123456789abcdef\n").unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let node = |node: &str| {
+        let place = ["--nodes", "2", "--node-rank", node, "--endpoint", &free];
+        let elastic = ["-n", "2", "--elastic", "1:2", "--max-restarts", "1"];
+        job(&[&elastic[..], &place[..]].concat(), "joins", Some(&secret))
+    };
+    for (first, running) in [0, 2].into_iter().zip(["0", "1"].map(node)) {
+        let (status, out, errors) = ended(running);
+        assert!(
+            status == Some(0) && errors.contains("rank 3 is started to join") == (first == 2),
+            "{status:?} {errors}"
+        );
+        for rank in first..first + 2 {
+            assert!(lines_of(&out, rank).contains(&&*format!("joined {rank} of 4")), "{out} {errors}");
+        }
+    }
+}
+
+#[test]
 fn ranks_are_started_to_join_so_often_and_the_job_ends_below_its_fewest() {
     let scratch = Scratch::new("newcomers");
     let script = "touch $WEFTGRAD_MEMBER_FILE; \

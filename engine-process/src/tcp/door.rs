@@ -1,7 +1,8 @@
 //! The join address of a running job: newcomers wait there until its ranks take them in.
 //!
-//! The first rank of the job listens. Newcomers prove the secret, and wait. In an open meeting the ranks of the job
-//! come with their ranks, and newcomers get those after them. Each process then has a connection to every other. The
+//! One rank of the job listens, the first on the host of the address. Newcomers prove the secret, and wait. In an open
+//! meeting the ranks of the job come with their ranks, and newcomers get those after them. The rank that listens has
+//! rank 0 there. Each process then has a connection to every other. The
 //! connections that the ranks had before stay: if the meeting fails, the job goes on over those.
 
 use std::{
@@ -41,6 +42,11 @@ pub(crate) struct JoinAddress {
 }
 
 impl JoinAddress {
+    /// Tells whether this process is on the host of the address.
+    pub(crate) fn is_here(&self) -> bool {
+        self.addresses.iter().any(|at| TcpListener::bind((at.ip(), 0)).is_ok())
+    }
+
     /// Tells the launcher of this process, if it wants to know, that the process is in the run.
     pub(crate) fn announce_member(&self) -> Result<()> {
         let Some(file) = &self.member_file else { return Ok(()) };
