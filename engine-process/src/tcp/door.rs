@@ -37,6 +37,7 @@ pub(crate) struct JoinAddress {
     pub(super) secret: Secret,
     pub(super) bind: Option<IpAddr>,
     pub(super) silence: Duration,
+    pub(super) lends_memory: bool,
     /// The file by which a process tells its launcher that it is in the run.
     pub(super) member_file: Option<PathBuf>,
 }
@@ -77,7 +78,7 @@ impl JoinAddress {
             }
             None => (meeting.meet(check)?, None),
         };
-        Ok((joined.opened(self.silence, timeout), door))
+        Ok((joined.opened(self.silence, timeout, self.lends_memory), door))
     }
 
     fn meeting(&self, rank: Option<usize>, size: usize, timeout: Duration) -> Meeting {

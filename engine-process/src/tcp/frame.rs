@@ -27,6 +27,13 @@ pub(super) const HEARD: u8 = 6;
 pub(super) const OFFER: u8 = 7;
 /// The receive of the first offered message of this tag is shorter. The length is that of the receive, as in an offer.
 pub(super) const TOO_LONG: u8 = 8;
+/// A word by which a [lender](super::lent) makes itself known, its number as the tag; the answer if it can be read.
+pub(super) const LENDER: u8 = 9;
+pub(super) const READS: u8 = 10;
+/// The address of the next message that is lent; that message, like an offer; and the answer that it was copied.
+pub(super) const ADDRESS: u8 = 11;
+pub(super) const LENT: u8 = 12;
+pub(super) const TAKEN: u8 = 13;
 
 /// The reason that nothing more comes from the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +82,11 @@ pub(super) enum PayloadTarget {
 pub(super) type Outcome = (usize, Result<usize, String>);
 
 impl Outgoing {
+    /// A frame of the link itself, which has no payload.
+    pub(super) fn of_link(header: [u8; HEADER]) -> Self {
+        Outgoing { header, from: ptr::null(), bytes: 0, written: 0, request: None }
+    }
+
     pub(super) fn address(&self) -> (u8, u32) {
         let [kind, _, _, _, a, b, c, d, ..] = self.header;
         (kind, u32::from_le_bytes([a, b, c, d]))

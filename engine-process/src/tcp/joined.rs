@@ -24,9 +24,15 @@ impl JoinedProcesses {
     }
 
     /// The function that opens the transport over these connections. Others may say nothing for `patience` at first.
-    pub(super) fn opened(self, silence: Duration, patience: Duration) -> OpenTransport {
+    pub(super) fn opened(self, silence: Duration, patience: Duration, lends_memory: bool) -> OpenTransport {
         Box::new(move || {
-            let transport = TcpTransport::new(self.rank, self.connections, silence);
+            let is_here = |stream: &TcpStream| Some(stream.peer_addr().ok()?.ip() == stream.local_addr().ok()?.ip());
+            let here = self.connections.iter().map(|stream| stream.as_ref().and_then(is_here) == Some(true));
+            let here: Vec<bool> = here.collect();
+            let mut transport = TcpTransport::new(self.rank, self.connections, silence);
+            if lends_memory {
+                (0..here.len()).filter(|&rank| here[rank]).for_each(|rank| transport.lend_to(rank));
+            }
             Ok(Box::new(transport.await_others(patience)))
         })
     }

@@ -3,7 +3,10 @@
 //! A frame is a header of 16 bytes and a payload. A message of at most [`EAGER`] bytes is written at once. A longer one
 //! waits until the other end has announced a receive of its tag, so that its payload goes straight into place. Receives
 //! are announced when they begin, which is usually before the message is sent. Only those of more than [`EAGER`] bytes
-//! are. So a message that waits is offered, and the other end finds that its receive is too short.
+//! are. So a message that waits is offered, and the other end finds that its receive is too short. Between processes of
+//! one host, a long message is [lent](super::lent) in place of its payload.
+
+mod receives;
 
 use std::{
     collections::VecDeque,
@@ -14,9 +17,11 @@ use std::{
 
 use super::{
     frame::{
-        CONTROL, DATA, GOODBYE, HEADER, HEARD, HEARTBEAT, Incoming, LinkEnded, MARK, OFFER, Outcome, Outgoing,
-        PayloadTarget, READY, TOO_LONG, TURN, TcpReceive, UNREADY, header, is_closed, kind, too_long, with_channel,
+        ADDRESS, CONTROL, DATA, GOODBYE, HEADER, HEARD, HEARTBEAT, Incoming, LENDER, LENT, LinkEnded, MARK, OFFER,
+        Outcome, Outgoing, PayloadTarget, READS, READY, TAKEN, TOO_LONG, TURN, TcpReceive, UNREADY, header, is_closed,
+        kind, too_long,
     },
+    lent::Lending,
     outbox::{ANNOUNCED, EAGER, Outbox},
 };
 use crate::Channel;
@@ -48,6 +53,7 @@ pub(super) struct TcpLink<S> {
     /// Messages that wait at the other end, in their order: channel, tag and length.
     offers: VecDeque<(u8, u32, usize)>,
     outbox: Outbox,
+    lending: Lending,
     pub(super) ended: Option<LinkEnded>,
     /// True once the other end has said goodbye, or has heard this one's.
     has_left: bool,
@@ -72,6 +78,7 @@ impl<S: Read + Write> TcpLink<S> {
             stashed: [0; 2],
             offers: VecDeque::new(),
             outbox: Outbox::default(),
+            lending: Lending::default(),
             ended: None,
             has_left: false,
             was_heard: false,
@@ -79,6 +86,13 @@ impl<S: Read + Write> TcpLink<S> {
             last_read: now,
             last_write: now,
             last_turn: now,
+        }
+    }
+
+    /// Lends long messages to the other end, which is on this host, if the system and the other end allow it.
+    pub(super) fn lend(&mut self) {
+        for (k, word) in self.lending.begin().into_iter().flatten().enumerate() {
+            self.outbox.urgent.extend(header(LENDER, k as u32, word as usize));
         }
     }
 
@@ -179,14 +193,16 @@ impl<S: Read + Write> TcpLink<S> {
             let why = format!("nothing came for {silence:?}, though a running process writes every {:?}", silence / 8);
             // The connection stays open: a process that was stopped must not take this one for dead.
             self.end(LinkEnded::Broken(why));
+        } else if let Some(why) = self.lending.why_broken() {
+            self.end(LinkEnded::Broken(why));
+            self.stream = None;
         }
     }
 
     /// Says goodbye after all messages that can be sent. Messages that no one receives are dropped from now on.
     pub(super) fn leave(&mut self, done: &mut Vec<Outcome>) {
         self.leaving = true;
-        let header = header(GOODBYE, 0, 0);
-        self.outbox.queue.push_back(Outgoing { header, from: ptr::null(), bytes: 0, written: 0, request: None });
+        self.outbox.queue.push_back(Outgoing::of_link(header(GOODBYE, 0, 0)));
         self.write(done);
     }
 
@@ -196,12 +212,19 @@ impl<S: Read + Write> TcpLink<S> {
     }
 
     #[cfg(test)]
+    pub(super) fn lends(&self) -> bool {
+        self.outbox.lends
+    }
+
+    #[cfg(test)]
     pub(super) fn stream(&mut self) -> &mut S {
         self.stream.as_mut().expect("it is open")
     }
 
     fn end(&mut self, ended: LinkEnded) {
         self.ended = Some(if self.has_left { LinkEnded::Left } else { ended });
+        // First of all: memory of sends is used again once they have ended.
+        self.lending.end();
         self.incoming = None;
         self.receives.clear();
         self.offers.clear();
@@ -278,10 +301,9 @@ impl<S: Read + Write> TcpLink<S> {
                         done.push((request, Ok(bytes)));
                     }
                     Some(Incoming { target: PayloadTarget::Stash { on, tag, payload }, .. }) => {
-                        match self.receives.iter().position(|receive| (receive.on, receive.tag) == (on, tag)) {
+                        match self.take_receive(on, tag) {
                             // It began while the message was arriving.
-                            Some(place) => {
-                                let receive = self.receives.remove(place);
+                            Some(receive) => {
                                 self.unannounce(&receive);
                                 self.unstash(&receive, &payload, done);
                             }
@@ -316,6 +338,12 @@ impl<S: Read + Write> TcpLink<S> {
             }
             (TOO_LONG, 0..=LONGER) => self.outbox.refuse(length as u8 & 1, tag, (length >> 1) as usize, done),
             (HEARTBEAT, 0) => {}
+            (LENDER, word) if self.lending.hear(tag as usize, word)? => self.outbox.urgent.extend(header(READS, 0, 0)),
+            (LENDER, _) => {}
+            (READS, 0) => self.outbox.lends = self.lending.lends(),
+            (ADDRESS, address) => self.lending.address = address,
+            (LENT, 0..=LONGER) => self.copy_lent(length as u8 & 1, tag, (length >> 1) as usize, done),
+            (TAKEN, 0) => self.outbox.taken(done)?,
             (GOODBYE, 0) => {
                 self.has_left = true;
                 self.outbox.urgent.extend(header(HEARD, 0, 0));
@@ -325,59 +353,5 @@ impl<S: Read + Write> TcpLink<S> {
         }
         self.write(done);
         Ok(())
-    }
-
-    /// Ends receives whose message waits at the other end, and for ever: they are too short, and were not announced.
-    fn refuse_too_long(&mut self, on: u8, tag: u32, done: &mut Vec<Outcome>) {
-        loop {
-            let offer = self.offers.iter().position(|&(of, offered, _)| (of, offered) == (on, tag));
-            let place = self.receives.iter().position(|receive| (receive.on, receive.tag) == (on, tag));
-            let (Some(offer), Some(place)) = (offer, place) else { return };
-            let (bytes, room) = (self.offers[offer].2, self.receives[place].room);
-            if room > EAGER || bytes <= room {
-                return;
-            }
-            self.offers.remove(offer);
-            done.push((self.receives.remove(place).request, Err(too_long(bytes, room))));
-            self.outbox.urgent.extend(header(TOO_LONG, tag, with_channel(room, on)));
-        }
-    }
-
-    /// Begins to read a message: to its receive, or to memory of its own.
-    fn message(&mut self, on: u8, tag: u32, bytes: usize, done: &mut Vec<Outcome>) -> Result<(), String> {
-        if let Some(offer) = self.offers.iter().position(|&(of, offered, _)| (of, offered) == (on, tag)) {
-            self.offers.remove(offer);
-        }
-        let target = match self.receives.iter().position(|receive| (receive.on, receive.tag) == (on, tag)) {
-            Some(place) => {
-                let receive = self.receives.remove(place);
-                if bytes <= EAGER {
-                    self.unannounce(&receive);
-                }
-                if bytes > receive.room {
-                    done.push((receive.request, Err(too_long(bytes, receive.room))));
-                    PayloadTarget::Nowhere
-                } else {
-                    PayloadTarget::InPlace { request: receive.request, into: receive.into }
-                }
-            }
-            None if self.leaving => PayloadTarget::Nowhere,
-            None => {
-                let stashed = &mut self.stashed[usize::from(on)];
-                if *stashed + bytes > STASH {
-                    return Err(format!("it has sent more than {STASH} bytes that no call of this process receives"));
-                }
-                *stashed += bytes;
-                PayloadTarget::Stash { on, tag, payload: vec![0; bytes] }
-            }
-        };
-        self.incoming = Some(Incoming { target, read: 0, bytes });
-        Ok(())
-    }
-
-    fn unannounce(&mut self, receive: &TcpReceive) {
-        if receive.room > EAGER {
-            self.outbox.urgent.extend(header(UNREADY, receive.tag, usize::from(receive.on)));
-        }
     }
 }

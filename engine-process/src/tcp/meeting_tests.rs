@@ -199,7 +199,15 @@ fn a_host_that_has_no_address_yet_is_looked_up_again() {
 /// The join address of a job `job`, and the door of its rank 0 there.
 fn opened(at: SocketAddr) -> (JoinAddress, Door) {
     let (job, secret) = ("job".into(), Secret::default());
-    let join = JoinAddress { addresses: vec![at], job, secret, bind: None, silence: LONG, member_file: None };
+    let join = JoinAddress {
+        addresses: vec![at],
+        job,
+        secret,
+        bind: None,
+        silence: LONG,
+        lends_memory: true,
+        member_file: None,
+    };
     let door = join.listen().expect("a door");
     (join, door)
 }

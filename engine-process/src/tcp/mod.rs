@@ -4,6 +4,7 @@ mod door;
 mod environment;
 mod frame;
 mod joined;
+mod lent;
 mod link;
 #[cfg(test)]
 mod meeting_tests;
@@ -91,6 +92,8 @@ pub struct Tcp {
     bind: Option<IpAddr>,
     join_timeout: Duration,
     silence: Duration,
+    /// True if long messages to processes of this host are copied from memory to memory.
+    lends_memory: bool,
     /// The address at which processes join the running job.
     join_address: Option<String>,
     member_file: Option<PathBuf>,
@@ -109,6 +112,7 @@ impl Tcp {
             bind: None,
             join_timeout: Duration::from_secs(300),
             silence: Duration::from_secs(10),
+            lends_memory: true,
             join_address: None,
             member_file: None,
             is_newcomer: false,
@@ -172,6 +176,14 @@ impl Tcp {
         self
     }
 
+    /// Sets whether processes of one host copy long messages from memory to memory, as they do by default on Linux. The
+    /// system allows it to processes of one user that may trace each other. Otherwise, or if this is false on either
+    /// side, messages go through the connection.
+    pub fn lends_memory(mut self, lends: bool) -> Self {
+        self.lends_memory = lends;
+        self
+    }
+
     /// Meets the others. Returns the function that opens the transport, the local rank, and the address for newcomers.
     pub(crate) fn connect(&self) -> Result<(OpenTransport, usize, Option<JoinAddress>)> {
         let env = |name: &str| std::env::var(name).ok();
@@ -208,10 +220,11 @@ impl Tcp {
         if job.len() > LONGEST_JOB {
             return Err(Error::range(OP, "bytes of the job's name", job.len(), format!("at most {LONGEST_JOB}")));
         }
-        let (secret, bind, silence) = (secret.unwrap_or_default(), self.bind, self.silence);
+        let (secret, bind) = (secret.unwrap_or_default(), self.bind);
+        let (silence, lends_memory) = (self.silence, self.lends_memory);
         let at = joins.map(|addresses| {
             let (job, secret, member_file) = (job.clone(), secret.clone(), self.member_file.clone());
-            JoinAddress { addresses, job, secret, bind, silence, member_file }
+            JoinAddress { addresses, job, secret, bind, silence, lends_memory, member_file }
         });
         let (is_open, timeout) = (self.is_newcomer, self.join_timeout);
         let rank = rank.filter(|_| !is_open);
@@ -221,7 +234,7 @@ impl Tcp {
             None => error,
         })?;
         let local_rank = local_rank.unwrap_or(joined.local_rank);
-        Ok((joined.opened(silence, timeout), local_rank, at))
+        Ok((joined.opened(silence, timeout, lends_memory), local_rank, at))
     }
 
     fn secret_or(&self, env: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {

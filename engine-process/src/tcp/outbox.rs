@@ -3,10 +3,9 @@
 use std::{
     collections::VecDeque,
     io::{ErrorKind, IoSlice, Write},
-    ptr,
 };
 
-use super::frame::{HEADER, OFFER, Outcome, Outgoing, TURN, header, part, too_long, with_channel};
+use super::frame::{ADDRESS, HEADER, LENT, OFFER, Outcome, Outgoing, TURN, header, part, too_long, with_channel};
 
 /// The most bytes of a message that is sent before its receive is known.
 pub(super) const EAGER: usize = 16 << 10;
@@ -22,6 +21,10 @@ pub(super) struct Outbox {
     held: VecDeque<Outgoing>,
     /// Receives that the other end has announced, without a message so far.
     announced: VecDeque<(u8, u32)>,
+    /// True if the other end copies long messages from the memory of this process.
+    pub(super) lends: bool,
+    /// The requests of messages that are lent, in the order in which the other end copies them.
+    lent: VecDeque<usize>,
     /// True after an error of the connection.
     has_failed: bool,
 }
@@ -39,8 +42,7 @@ impl Outbox {
             self.held.push_back(message);
             self.release(on, tag);
             if self.held.len() > held {
-                let header = header(OFFER, tag, with_channel(bytes, on));
-                self.queue.push_back(Outgoing { header, from: ptr::null(), bytes: 0, written: 0, request: None });
+                self.queue.push_back(Outgoing::of_link(header(OFFER, tag, with_channel(bytes, on))));
             }
         } else {
             self.queue.push_back(message);
@@ -79,8 +81,22 @@ impl Outbox {
                 let Some(announced) = self.announced.iter().position(|of| *of == (on, tag)) else { return };
                 self.announced.remove(announced);
             }
-            self.queue.extend(self.held.remove(place));
+            match self.held.remove(place) {
+                Some(Outgoing { from, bytes, request: Some(request), .. }) if self.lends && bytes > EAGER => {
+                    self.queue.push_back(Outgoing::of_link(header(ADDRESS, 0, from as usize)));
+                    self.queue.push_back(Outgoing::of_link(header(LENT, tag, with_channel(bytes, on))));
+                    self.lent.push_back(request);
+                }
+                message => self.queue.extend(message),
+            }
         }
+    }
+
+    /// Ends the first of the messages that are lent.
+    pub(super) fn taken(&mut self, done: &mut Vec<Outcome>) -> Result<(), String> {
+        let request = self.lent.pop_front().ok_or("it has copied a message that nobody lends")?;
+        done.push((request, Ok(0)));
+        Ok(())
     }
 
     /// Writes what the connection takes. Returns true if it took anything. After an error nothing is written any more:

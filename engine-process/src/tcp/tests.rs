@@ -74,6 +74,17 @@ fn pair(silence: Duration) -> [TcpTransport<TcpStream>; 2] {
     [TcpTransport::new(0, vec![None, Some(dialed)], silence), TcpTransport::new(1, vec![Some(accepted), None], silence)]
 }
 
+/// Lets both lend their memory to each other, if the system can do that.
+fn lend(left: &mut TcpTransport<TcpStream>, right: &mut TcpTransport<TcpStream>, beside: [&Request; 2]) {
+    left.lend_to(1);
+    right.lend_to(0);
+    let begun = Instant::now();
+    while cfg!(target_os = "linux") && !(left.lends_to(1) && right.lends_to(0)) {
+        assert!(begun.elapsed() < LONG, "a process may not read its own memory");
+        drop((left.test(beside[0]), right.test(beside[1])));
+    }
+}
+
 fn send(own: &mut impl Transport, bytes: &[u8], to: usize, tag: u32) -> Request {
     // SAFETY: the bytes of tests live until the transports are dropped, and do not change.
     unsafe { own.send(Channel::Data, bytes.as_ptr(), bytes.len(), to, tag) }.unwrap()
@@ -105,6 +116,9 @@ fn messages_of_all_lengths_match_receives_of_their_tag_in_order() {
         let (mut none, mut nothing) = ([0; 1], [0; 1]);
         let (beside_left, beside_right) =
             (receive(&mut left, &mut none, 1, 9999), receive(&mut right, &mut nothing, 0, 9999));
+        if round % 4 > 1 {
+            lend(&mut left, &mut right, [&beside_left, &beside_right]);
+        }
         let mut length = || [0, 1, 100, EAGER, EAGER + 1, 200_000, 3 << 20][random.below(7) as usize];
         let sent: Vec<(u32, Vec<u8>)> = (0..12).map(|k| (k % 3, vec![k as u8 + 1; length()])).collect();
         let mut room: Vec<(u32, Vec<u8>)> = sent.iter().map(|(tag, bytes)| (*tag, vec![0; bytes.len()])).collect();
@@ -148,6 +162,7 @@ fn a_message_that_is_too_long_for_its_receive_is_an_error_on_both_sides() {
             let (mut none, mut nothing) = ([0; 1], [0; 1]);
             let (beside_left, beside_right) =
                 (receive(&mut left, &mut none, 1, 9999), receive(&mut right, &mut nothing, 0, 9999));
+            lend(&mut left, &mut right, [&beside_left, &beside_right]);
             let (message, next, mut place, mut rest) = (vec![7; sent], vec![8; 40_000], vec![0; room], vec![0; 40_000]);
             let early = is_before.then(|| receive(&mut right, &mut place, 0, 5));
             let sends = [send(&mut left, &message, 1, 5), send(&mut left, &next, 1, 5)];
@@ -229,7 +244,9 @@ fn a_silent_process_is_found() {
 fn something_else_than_a_message_ends_the_connection() {
     for (bytes, says) in [
         (&b"HTTP/1.1 400 Bad Request"[..], "where a message should begin"),
-        (&[9, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "of kind 9"),
+        (&[14, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "of kind 14"),
+        (&[9, 0xf7, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "a word 6 as a lender"),
+        (&[13, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "that nobody lends"),
         (&[1, 0xf7, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], "of kind 1 and 72057594037927936 bytes"),
         (&[1, 0xf7, 0, 0, 3, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0], "that no call of this process receives"),
     ] {
@@ -237,6 +254,39 @@ fn something_else_than_a_message_ends_the_connection() {
         other.write_all(bytes).unwrap();
         let Test::Failed(why) = end_of(&mut own) else { panic!("it failed otherwise") };
         assert!(why.contains(says), "{why}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_of_a_process_that_has_left_is_no_message() {
+    for lender_ends in [false, true] {
+        let [mut left, mut right] = pair(Duration::from_millis(200));
+        let (mut none, mut nothing, sent, mut place) = ([0; 1], [0; 1], vec![7; 1 << 20], vec![0; 1 << 20]);
+        let (beside_left, beside_right) =
+            (receive(&mut left, &mut none, 1, 9999), receive(&mut right, &mut nothing, 0, 9999));
+        lend(&mut left, &mut right, [&beside_left, &beside_right]);
+        let request = receive(&mut right, &mut place, 0, 5);
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(50) {
+            left.test(&beside_left);
+        }
+        send(&mut left, &sent, 1, 5);
+        left.test(&beside_left);
+        let left = if lender_ends {
+            drop(left);
+            None
+        } else {
+            Some(left)
+        };
+        let begun = Instant::now();
+        let mut test = Test::Pending;
+        while begun.elapsed() < Duration::from_millis(100) && test == Test::Pending {
+            test = right.test(&request);
+        }
+        let due = if lender_ends { Test::Pending } else { Test::Done(1 << 20) };
+        assert!(test == due && (lender_ends || place == sent), "{test:?}");
+        drop((left, right));
     }
 }
 

@@ -52,6 +52,17 @@ impl<S: Read + Write> TcpTransport<S> {
         self
     }
 
+    /// Lends long messages to a process of this host.
+    pub(super) fn lend_to(&mut self, rank: usize) {
+        self.peers[rank].iter_mut().for_each(|peer| peer.link.lend());
+    }
+
+    /// Tells whether a process copies long messages from the memory of this one.
+    #[cfg(test)]
+    pub(super) fn lends_to(&self, rank: usize) -> bool {
+        self.peers[rank].as_ref().is_some_and(|peer| peer.link.lends())
+    }
+
     fn register(&mut self, peer: usize, on: Channel, is_send: bool) -> usize {
         let operation = TcpOperation::With { peer, on, is_send };
         let Some(number) = self.free.pop() else {

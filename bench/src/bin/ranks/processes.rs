@@ -30,20 +30,25 @@ pub(crate) fn run(rounds: usize, trains: bool) -> Result<()> {
         let why = format!("two processes are compared with two threads; the launcher started {}", tcp.size());
         return Err(weftgrad::Error::argument("ranks", why));
     }
+    // The same without memory that processes of one host lend to each other.
+    let sockets = Tcp::from_env()?.job("sockets").lends_memory(false).join()?;
+    let (cpu, world) = (Cpu::with_threads(1), sockets.world(&Cpu::with_threads(1))?);
     tcp.run(
-        |_| Ok(Cpu::with_threads(1)),
+        |_| Ok(cpu),
         |comm| {
+            let all = [("tcp", comm), ("sockets", world)];
             #[cfg(feature = "mpi")]
             {
                 let mpi = mpi::init()?;
                 if mpi.size() == 2 {
+                    let [tcp, sockets] = all;
                     return mpi.run(
                         |_| Ok(Cpu::with_threads(1)),
-                        |other| compare(&[("tcp", comm.clone()), ("mpi", other)], cases, rounds),
+                        |other| compare(&[tcp, sockets, ("mpi", other)], cases, rounds),
                     );
                 }
             }
-            compare(&[("tcp", comm)], cases, rounds)
+            compare(&all, cases, rounds)
         },
     )
 }

@@ -1,0 +1,207 @@
+//! Memory that processes of one host lend to each other, so that a long message is copied once, and by no socket.
+//!
+//! The lender sends the address of a message in place of its bytes, and the receiver copies them from there by the
+//! system's `process_vm_readv`. That is allowed to processes that may trace each other. A container or a policy may
+//! forbid it, and the number of a process may be that of another one in another namespace. So the lender first tells a
+//! random token and its place: only who finds it there reads from that process.
+//!
+//! The token is read again behind each message. The lender removes it before the memory of any message is used again
+//! after the end of the connection. So a process that was stopped meanwhile takes nothing for a message.
+
+use std::{
+    io,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+/// The most bytes that are copied at once.
+const PART: usize = 64 << 20;
+/// The words of a token.
+const TOKEN: usize = 4;
+/// The words by which a lender makes itself known: process, place of the token, and the token.
+const WORDS: usize = 2 + TOKEN;
+
+/// The time in which the connection to a process that lends no more is closed, if that process has ended.
+const UNREAD: Duration = Duration::from_secs(1);
+
+/// Both directions of lending between two processes: nothing, until they have begun.
+#[derive(Default)]
+pub(super) struct Lending {
+    lender: Option<Lender>,
+    /// The words of the other process, and its memory once all have come.
+    words: [u64; WORDS],
+    memory: Option<LentMemory>,
+    /// The address of the next message that the other process lends.
+    pub(super) address: u64,
+    /// The time at which a message could not be copied, and the reason.
+    unread: Option<(Instant, String)>,
+}
+
+impl Lending {
+    /// Begins to lend; returns the words for the other process, if the system can do it.
+    pub(super) fn begin(&mut self) -> Option<[u64; WORDS]> {
+        self.lender = Lender::new();
+        self.lender.as_ref().map(Lender::words)
+    }
+
+    /// Tells whether this process lends.
+    pub(super) fn lends(&self) -> bool {
+        self.lender.is_some()
+    }
+
+    /// Takes a word of the other process. Returns true if it was the last one, and that process can be read.
+    pub(super) fn hear(&mut self, number: usize, word: u64) -> Result<bool, String> {
+        *self.words.get_mut(number).ok_or_else(|| format!("it has a word {number} as a lender"))? = word;
+        self.memory = if number + 1 == WORDS { LentMemory::find(self.words) } else { None };
+        Ok(self.memory.is_some())
+    }
+
+    /// Copies the next message; returns true if it is there.
+    pub(super) fn copy(&mut self, into: &mut [u8]) -> bool {
+        let nobody = || Err(io::Error::other("it has lent nothing that this process may read"));
+        let copied = self.memory.as_ref().map_or_else(nobody, |memory| memory.copy(self.address as usize, into));
+        // A process that has ended lends no more, shortly before its connections are closed.
+        let why = |error: &io::Error| (Instant::now(), format!("its memory cannot be read: {error}"));
+        self.unread = self.unread.take().or_else(|| copied.as_ref().err().map(why));
+        copied.is_ok()
+    }
+
+    /// The reason that a message could not be copied, though the other process goes on.
+    pub(super) fn why_broken(&mut self) -> Option<String> {
+        self.unread.take_if(|(since, _)| since.elapsed() > UNREAD).map(|(_, why)| why)
+    }
+
+    /// Ends the lending of this process.
+    pub(super) fn end(&mut self) {
+        self.lender = None;
+    }
+}
+
+/// The right of another process to read the memory of this one. Dropping it ends that.
+struct Lender {
+    // A box of its own: its place does not change, and no memory that was sent is beside it.
+    token: Box<[AtomicU64; TOKEN]>,
+}
+
+impl Lender {
+    /// Makes a lender; none on systems without the call.
+    fn new() -> Option<Self> {
+        let mut words = [0; TOKEN];
+        for word in &mut words {
+            *word = getrandom::u64().ok()?;
+        }
+        system::allow_siblings().then(|| Lender { token: Box::new(words.map(AtomicU64::new)) })
+    }
+
+    /// The words for the other process.
+    fn words(&self) -> [u64; WORDS] {
+        let [a, b, c, d] = std::array::from_fn(|k| self.token[k].load(Ordering::Relaxed));
+        [std::process::id().into(), self.token.as_ptr() as u64, a, b, c, d]
+    }
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        self.token.iter().for_each(|word| word.store(0, Ordering::SeqCst));
+    }
+}
+
+/// The memory of a process that lends it to this one.
+struct LentMemory {
+    process: i32,
+    token_at: usize,
+    token: [u8; 8 * TOKEN],
+}
+
+impl LentMemory {
+    /// Finds the lender that has told these words; none if it is not there, or may not be read.
+    fn find(words: [u64; WORDS]) -> Option<Self> {
+        let [process, token_at, token @ ..] = words;
+        let (process, token_at) = (i32::try_from(process).ok()?, usize::try_from(token_at).ok()?);
+        let mut bytes = [0; 8 * TOKEN];
+        bytes.chunks_exact_mut(8).zip(token).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+        let memory = LentMemory { process, token_at, token: bytes };
+        memory.copy(token_at, &mut []).ok().map(|()| memory)
+    }
+
+    /// Copies the bytes of a message that lies at this address of the lender.
+    ///
+    /// # Errors
+    /// An error if the lender has ended, or lends no more: the bytes are arbitrary then.
+    fn copy(&self, from: usize, into: &mut [u8]) -> io::Result<()> {
+        let mut at = 0;
+        loop {
+            let part = into.len().min(at + PART) - at;
+            let mut found = [0; 8 * TOKEN];
+            let remote = [(from.wrapping_add(at), part), (self.token_at, found.len())];
+            let copied = system::copy(self.process, remote, [&mut into[at..at + part], &mut found])?;
+            if copied != part + found.len() || found != self.token {
+                return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the process lends no more"));
+            }
+            at += part;
+            if at == into.len() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    use std::io::{self, IoSliceMut};
+
+    use nix::{
+        sys::uio::{RemoteIoVec, process_vm_readv},
+        unistd::Pid,
+    };
+
+    /// Lets the other ranks, which have the same parent, read the memory of this process where Yama asks for that.
+    pub(super) fn allow_siblings() -> bool {
+        // SAFETY: the call sets a property of this process and reads no memory. Without Yama it is an error.
+        let _ = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::getppid(), 0, 0, 0) };
+        true
+    }
+
+    /// Copies pieces of the memory of a process, and returns the number of bytes.
+    pub(super) fn copy(process: i32, from: [(usize, usize); 2], into: [&mut [u8]; 2]) -> io::Result<usize> {
+        let from = from.map(|(base, len)| RemoteIoVec { base, len });
+        Ok(process_vm_readv(Pid::from_raw(process), &mut into.map(IoSliceMut::new), &from)?)
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use std::io;
+
+    pub(super) fn allow_siblings() -> bool {
+        false
+    }
+
+    pub(super) fn copy(_: i32, _: [(usize, usize); 2], _: [&mut [u8]; 2]) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_lent_until_its_lender_ends() {
+        let lender = Lender::new().unwrap();
+        let (words, message) = (lender.words(), [7u8; 1000]);
+        let mut copied = [0; 1000];
+        let memory = LentMemory::find(words).expect("this process may read its own memory");
+        memory.copy(message.as_ptr() as usize, &mut copied).unwrap();
+        assert_eq!(copied, message);
+        assert!(memory.copy(8, &mut copied).is_err());
+        // Other processes, other places and other tokens are no lenders.
+        for k in 0..WORDS {
+            let mut other = words;
+            other[k] ^= 64;
+            assert!(LentMemory::find(other).is_none(), "word {k}");
+        }
+        drop(lender);
+        assert!(memory.copy(message.as_ptr() as usize, &mut copied).is_err());
+    }
+}
