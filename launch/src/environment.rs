@@ -5,11 +5,19 @@ use std::{
     fmt::Write,
     fs::{self, DirBuilder},
     io::{self, ErrorKind},
-    net::{Ipv4Addr, TcpListener},
-    os::unix::fs::DirBuilderExt,
+    net::Ipv4Addr,
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
     path::PathBuf,
     process,
 };
+
+#[cfg(not(target_os = "linux"))]
+use std::net::TcpListener;
+#[cfg(target_os = "linux")]
+use std::{net::SocketAddrV4, os::fd::AsRawFd};
+
+#[cfg(target_os = "linux")]
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt::ReuseAddr};
 
 use crate::job::{Job, SECRET, host_and_port};
 
@@ -43,6 +51,8 @@ pub(crate) struct Meeting {
     port: u16,
     /// The port at which processes join the running job, if they may.
     join_port: Option<u16>,
+    /// The ports that this launcher has chosen.
+    _reserved: Vec<ReservedPort>,
     /// The folder of the files by which processes say that they are in the run, in the same case.
     members: Option<MemberFolder>,
     /// The name of the job.
@@ -56,6 +66,13 @@ impl Meeting {
     /// earlier one meets its ranks. Several nodes have no such name in common but their endpoint, or a given one.
     pub(crate) fn new(job: &Job) -> io::Result<Self> {
         let given = job.endpoint.as_deref().map(host_and_port).transpose()?;
+        let mut reserved = Vec::new();
+        let mut free_port = || {
+            let port = ReservedPort::choose()?;
+            let number = port.number;
+            reserved.push(port);
+            io::Result::Ok(number)
+        };
         let (host, port) = match given {
             Some((host, port)) => (host.to_string(), port),
             None => (Ipv4Addr::LOCALHOST.to_string(), free_port()?),
@@ -70,7 +87,7 @@ impl Meeting {
         let join_port = |_| if job.endpoint.is_some() { Ok(port.saturating_add(1)) } else { free_port() };
         let join_port = job.max_ranks.map(join_port).transpose()?;
         let members = job.max_ranks.map(|_| MemberFolder::new()).transpose()?;
-        Ok(Meeting { host, port, join_port, members, name, secret })
+        Ok(Meeting { host, port, join_port, _reserved: reserved, members, name, secret })
     }
 
     /// Tells whether ranks of this node are in a run that others may join, or were in it.
@@ -134,17 +151,42 @@ impl Drop for MemberFolder {
     }
 }
 
-/// A port of the loopback address at which nobody listens.
-fn free_port() -> io::Result<u16> {
-    let mut last = None;
-    for _ in 0..100 {
-        let port = PORTS.0 + u16::from_le_bytes(random()?) % PORTS.1;
-        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
-            Ok(_) => return Ok(port),
-            Err(error) => last = Some(error),
+/// A port of the loopback address at which nobody listens. On Linux it is bound without a listener, so no other
+/// launcher gets it. That keeps out nobody who sets `SO_REUSEADDR`, as those who listen at a known port do.
+#[derive(Debug)]
+struct ReservedPort {
+    number: u16,
+    _bound: OwnedFd,
+}
+
+impl ReservedPort {
+    fn choose() -> io::Result<Self> {
+        let mut last = None;
+        for _ in 0..100 {
+            let number = PORTS.0 + u16::from_le_bytes(random()?) % PORTS.1;
+            match Self::bind(number) {
+                Ok(port) => return Ok(port),
+                Err(error) => last = Some(error),
+            }
         }
+        Err(last.unwrap_or_else(|| ErrorKind::AddrInUse.into()))
     }
-    Err(last.unwrap_or_else(|| ErrorKind::AddrInUse.into()))
+
+    #[cfg(target_os = "linux")]
+    fn bind(number: u16) -> io::Result<Self> {
+        let bound = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        bind(bound.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, number)))?;
+        // Set afterwards, so that the port was nobody else's.
+        setsockopt(&bound, ReuseAddr, &true)?;
+        Ok(ReservedPort { number, _bound: bound })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn bind(number: u16) -> io::Result<Self> {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, number))?;
+        // Elsewhere a bound socket keeps rank 0 out.
+        Ok(ReservedPort { number, _bound: fs::File::open("/dev/null")?.into() })
+    }
 }
 
 fn random<const N: usize>() -> io::Result<[u8; N]> {
@@ -202,6 +244,17 @@ mod tests {
         assert!(!newcomer.exists());
         let fixed = Meeting::new(&Job::new("true", 2)).unwrap();
         assert!(!fixed.has_begun() && fixed.member_file(0, 0).is_none());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_reserved_port_is_rank_0s_and_no_other_launchers() {
+        let port = ReservedPort::choose().unwrap();
+        assert!(ReservedPort::bind(port.number).is_err(), "another launcher has it too");
+        // The library sets SO_REUSEADDR.
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port.number)).unwrap();
+        let _connected = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        drop((listener, port));
     }
 
     #[test]

@@ -8,6 +8,8 @@
 
 #[cfg(unix)]
 mod environment;
+#[cfg(unix)]
+mod init;
 mod job;
 #[cfg(unix)]
 mod lines;
@@ -16,6 +18,8 @@ mod process;
 #[cfg(unix)]
 mod supervisor;
 
+#[cfg(unix)]
+pub use init::run_below_init;
 pub use job::Job;
 #[cfg(unix)]
 pub use process::{become_rank, end_with_launcher};

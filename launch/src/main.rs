@@ -53,7 +53,12 @@ fn main() -> ExitCode {
         eprintln!("weftgrad-run: {error}");
         return ExitCode::from(127);
     }
-    match run(Args::parse()) {
+    let args = Args::parse();
+    #[cfg(unix)]
+    let ended = launch::run_below_init().unwrap_or_else(|| run(args));
+    #[cfg(not(unix))]
+    let ended = run(args);
+    match ended {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             eprintln!("weftgrad-run: {error}");

@@ -240,6 +240,30 @@ fn ranks_do_not_outlive_a_launcher_that_is_killed() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn the_first_process_of_a_container_reaps_orphans_and_forwards_signals() {
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.args(["-rpf", "--mount-proc", "--kill-child"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    if !unshare().arg("true").status().is_ok_and(|status| status.success()) {
+        println!("no namespaces here: not tried");
+        return;
+    }
+    // An orphan ends, and is no zombie then. The rank ends by a signal that the first process gets.
+    let script = "setsid sh -c 'sleep 0.2 & echo $! > $DIR/orphan' < /dev/null > /dev/null 2>&1; \
+                  until [ -s $DIR/orphan ]; do sleep 0.01; done; \
+                  while [ -e /proc/$(cat $DIR/orphan) ]; do sleep 0.01; done; \
+                  trap 'echo saved; exit 5' TERM; kill -TERM 1; while :; do sleep 0.05; done";
+    let scratch = Scratch::new("init");
+    let mut command = unshare();
+    command.arg(env!("CARGO_BIN_EXE_weftgrad-run")).args(["-n", "1", "sh", "-c", script]).env("DIR", scratch.path());
+    let (status, out, errors) = ended(command.spawn().unwrap());
+    assert!(status == Some(5) && lines_of(&out, 0) == ["saved"], "{status:?} {out} {errors}");
+}
+
+#[test]
 fn all_ranks_are_started_again_apart_from_what_was_before() {
     let scratch = Scratch::new("restarts");
     let script = "echo $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $WEFTGRAD_SECRET $TORCHELASTIC_RUN_ID; \

@@ -1,5 +1,7 @@
 //! Connections whose calls end by a time, and messages of the rendezvous on them.
 
+#[cfg(target_os = "linux")]
+use std::os::fd::AsFd;
 use std::{
     io::{self, ErrorKind as Io, Read, Write},
     net::{SocketAddr, TcpStream},
@@ -74,7 +76,17 @@ pub(super) fn is_silent(stream: &TcpStream) -> bool {
     peeked(stream).is_err_and(|error| error.kind() == Io::WouldBlock)
 }
 
+/// Tells whether the process at the other end has closed a connection, behind bytes that wait to be read too.
+#[cfg(target_os = "linux")]
+pub(super) fn has_ended(stream: &TcpStream) -> bool {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    let mut look = [PollFd::new(stream.as_fd(), PollFlags::from_bits_retain(libc::POLLRDHUP))];
+    poll(&mut look, PollTimeout::ZERO).is_ok_and(|count| count > 0)
+}
+
 /// Tells whether the process at the other end has closed a connection, and all that it has sent was read.
+#[cfg(not(target_os = "linux"))]
 pub(super) fn has_ended(stream: &TcpStream) -> bool {
     !peeked(stream).map_or_else(|error| error.kind() == Io::WouldBlock, |count| count > 0)
 }
@@ -100,4 +112,32 @@ pub(super) fn read(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, thread};
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_connection_is_seen_behind_its_bytes() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let own = listener.accept().unwrap().0;
+        assert!(is_silent(&own) && !has_ended(&own));
+        other.write_all(b"words").unwrap();
+        while is_silent(&own) {
+            thread::yield_now();
+        }
+        assert!(!has_ended(&own));
+        drop(other);
+        if cfg!(not(target_os = "linux")) {
+            (&own).read_exact(&mut [0; 5]).unwrap();
+        }
+        let begun = Instant::now();
+        while !has_ended(&own) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "its end is not seen");
+        }
+    }
 }

@@ -1,0 +1,48 @@
+//! The first process of a container, which reaps all processes whose parents have ended.
+
+use std::{env, io, process::Command, thread};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        signal::{Signal, kill},
+        wait::{WaitStatus, waitpid},
+    },
+    unistd::Pid,
+};
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1},
+    iterator::Signals,
+};
+
+/// Runs this program once more as a child, if this process is the first of a container. Returns the exit status of the
+/// child; none in any other process. Signals go to the child. All orphans are reaped meanwhile, and end with this
+/// process. Called before any thread is started.
+///
+/// # Errors
+/// An error if the program cannot be started.
+pub fn run_below_init() -> Option<io::Result<u8>> {
+    (std::process::id() == 1).then(run)
+}
+
+fn run() -> io::Result<u8> {
+    // Before the child, so that no signal is lost.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])?;
+    let child = Command::new(env::current_exe()?).args(env::args_os().skip(1)).spawn()?;
+    let child = Pid::from_raw(child.id().cast_signed());
+    let forward = move || {
+        for signal in signals.forever() {
+            // A child that has just ended needs none.
+            let _ = Signal::try_from(signal).map(|signal| kill(child, signal));
+        }
+    };
+    thread::Builder::new().spawn(forward)?;
+    loop {
+        match waitpid(None, None) {
+            Ok(WaitStatus::Exited(pid, code)) if pid == child => return Ok(u8::try_from(code).unwrap_or(1)),
+            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => return Ok(128 + signal as u8),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
