@@ -1,7 +1,7 @@
 //! A run as its callbacks see it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     iter,
     sync::Arc,
     time::Duration,
@@ -106,8 +106,8 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         self.engine.properties().features
     }
 
-    /// The copies of tied parameters on this rank, by name, and the parameters' names in checkpoints.
-    pub(crate) fn copies(&self) -> Arc<BTreeMap<String, String>> {
+    /// The copies of tied parameters on this rank, by the ids of leaves: the parameters' names in checkpoints.
+    pub(crate) fn copies(&self) -> Arc<HashMap<usize, String>> {
         self.engine.properties().copies
     }
 

@@ -1,6 +1,6 @@
 //! A part of the parameters that is synchronized at once.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use autograd::Leaf;
 use nn::Param;
@@ -267,7 +267,7 @@ pub(super) fn fragments<R: Runtime>(
     named: &[(String, Param<R>)],
     count: usize,
     states: usize,
-    copies: &BTreeMap<String, String>,
+    copies: &HashMap<usize, String>,
     saves: impl Fn(&Param<R>) -> bool,
 ) -> Result<Vec<OuterFragment<R>>> {
     let trained: Vec<&Param<R>> = named.iter().map(|(_, p)| p).filter(|p| p.requires_grad()).collect();
@@ -286,7 +286,7 @@ pub(super) fn fragments<R: Runtime>(
         let whole = || TensorPlacement::whole(parameter.leaf().spec().shape);
         let placement = parameter.placed().map_or_else(whole, |placed| placed.placement().clone());
         let leaf = parameter.leaf();
-        let copied = copies.get(&*leaf.name());
+        let copied = copies.get(&leaf.id());
         let (name, saves) = (copied.map_or_else(|| leaf.name().to_string(), String::clone), saves(parameter));
         let outer = OuterLeaf { leaf, name, placement, start: 0, saves: saves && copied.is_none() };
         match parts.last_mut() {

@@ -1,7 +1,7 @@
 //! Checkpoints of several strategies. Entries have the names of the unstaged model, so any other cut, number of
 //! replicas or strategy resumes from them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use numcore::{Result, Runtime, Tensor};
 use optim::HyperParams;
@@ -24,10 +24,12 @@ impl<R: Runtime> StrategySet<R> {
         Ok(parts)
     }
 
-    /// The names of the copies of tied parameters on this rank, and of the parameters in checkpoints.
-    pub(crate) fn copies(&self) -> BTreeMap<String, String> {
-        let of = |part| Copies::of(self, part).0.into_iter().map(|copy| (copy.called, copy.name));
-        (0..self.parts.len()).flat_map(of).collect()
+    /// The copies of tied parameters in later stages of this rank, by their ids: the parameters' names in checkpoints.
+    pub(crate) fn copies(&self) -> HashMap<usize, String> {
+        let later =
+            self.ties().iter().flat_map(|tied| tied.copies.iter().map(move |(stage, leaf)| (tied, stage, leaf)));
+        let later = later.filter(|(tied, stage, _)| tied.first != **stage);
+        later.map(|(tied, _, leaf)| (leaf.id(), tied.name.clone())).collect()
     }
 
     /// A group of a part's hyper-parameters, in which each copy is renamed to its tied parameter.

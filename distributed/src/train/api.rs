@@ -1,6 +1,6 @@
 //! The trait of training steps, and the weighted sums of losses that evaluations return.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use nn::Module;
 use numcore::{Result, Runtime};
@@ -55,9 +55,9 @@ pub struct StepProperties {
     /// The number of complete batches that all ranks together take in the next step, if ranks read batches in turn.
     /// None if each rank reads its share of every batch.
     pub in_turn: Option<usize>,
-    /// The copies of tied parameters that this rank has in later stages: their names, and those of the parameters in
-    /// checkpoints.
-    pub copies: Arc<BTreeMap<String, String>>,
+    /// The copies of tied parameters that this rank has in later stages, by [`Leaf::id`](autograd::Leaf::id): the
+    /// parameters' names in checkpoints. A copy may have the name of the parameter itself.
+    pub copies: Arc<HashMap<usize, String>>,
 }
 
 impl<R: Runtime> Step<R> for TrainStep<R> {

@@ -1,6 +1,6 @@
 //! The passes of a step whose model is cut into stages.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::Module;
@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Stages<R: Runtime> {
     pub(super) pipeline: Pipeline<R>,
     /// The copies of tied parameters, as in [`StepProperties`](super::StepProperties).
-    pub(super) copies: Arc<BTreeMap<String, String>>,
+    pub(super) copies: Arc<HashMap<usize, String>>,
     pub(super) last: Option<PipelineOutput<R>>,
 }
 

@@ -154,8 +154,16 @@ impl<R: Runtime> TrainStep<R> {
         self.step_of(StepWork::idle(most, &mut nothing)).at_caller()
     }
 
-    /// Sets the number of micro-batches of later steps, which must be equal on all ranks: at least 1.
+    /// Sets the number of micro-batches of later steps, which must be equal on all ranks.
+    ///
+    /// # Errors
+    /// Fails if the number is 0, and between the losses of one step that are given to
+    /// [`backward_and_step`](TrainStep::backward_and_step).
     pub fn set_accumulation(&mut self, micro_batches: usize) -> Result<()> {
+        if !self.pushed.is_empty() {
+            let why = "a step has begun: give it the rest of its losses, or call `discard_pushed`";
+            return Err(Error::usage("TrainStep::set_accumulation", why));
+        }
         if micro_batches == 0 {
             let name = "number of micro-batches";
             return Err(Error::range("TrainStep::set_accumulation", name, micro_batches, "at least 1"));

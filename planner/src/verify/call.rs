@@ -41,7 +41,7 @@ impl CallRecord {
 
     /// Tells whether a call draws random values.
     pub(super) fn draws(call: &ObservedOp) -> bool {
-        call.op.name().contains("dropout")
+        call.op.name().contains("drop")
     }
 
     /// Tells whether two calls do the same with the same parameters.
@@ -61,7 +61,12 @@ impl CallRecord {
 impl CallOutput {
     fn of<R: Runtime>(tensor: &Tensor<R>) -> Result<Self> {
         let is_float = tensor.dtype().is_float();
-        let width = tensor.shape().dims().last().copied().unwrap_or(0);
+        // A vector is a row of one number for each of its elements.
+        let width = match tensor.shape().dims() {
+            [] => 0,
+            [_] => 1,
+            [.., last] => *last,
+        };
         Ok(CallOutput { width, values: if is_float { tensor.to_f64s()? } else { Vec::new() }, is_float })
     }
 
@@ -83,8 +88,18 @@ impl CallOutput {
     }
 }
 
-/// Pairs of equal calls of two passes, in order: a longest common subsequence.
+/// Pairs of equal calls of two passes, in order: a longest common subsequence between their common ends.
 pub(super) fn aligned(a: &[CallRecord], b: &[CallRecord]) -> Vec<(usize, usize)> {
+    let first = a.iter().zip(b).take_while(|(a, b)| a.is_like(b)).count();
+    let (rest_a, rest_b) = (&a[first..], &b[first..]);
+    let last = rest_a.iter().rev().zip(rest_b.iter().rev()).take_while(|(a, b)| a.is_like(b)).count();
+    let between = subsequence(&rest_a[..rest_a.len() - last], &rest_b[..rest_b.len() - last]);
+    let ends = (0..last).rev().map(|k| (a.len() - 1 - k, b.len() - 1 - k));
+    (0..first).map(|k| (k, k)).chain(between.into_iter().map(|(i, j)| (first + i, first + j))).chain(ends).collect()
+}
+
+/// A longest common subsequence.
+fn subsequence(a: &[CallRecord], b: &[CallRecord]) -> Vec<(usize, usize)> {
     let (rows, columns) = (a.len() + 1, b.len() + 1);
     let mut longest = vec![0u32; rows * columns];
     for i in (0..a.len()).rev() {

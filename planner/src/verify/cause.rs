@@ -32,14 +32,16 @@ pub enum Cause {
     MissingTie,
     /// The gradient differs for another reason: a backward pass differs in or after this layer.
     GradientDiffers,
-    /// The norm is that of a part of the gradients.
+    /// The norm is that of other gradients than the ranks' sums.
     PartNorm,
     /// Ranks have losses or weights of their own: these ranks do not train together, or update by other options.
     NotSummed,
-    /// The update differs, although gradients are equal.
+    /// The update differs, although the gradients of the ranks are right before their exchange.
     UpdateDiffers,
     /// A buffer is that of one rank.
     BufferOfOneRank,
+    /// The parameter has no counterpart of its name, so nothing of it was compared.
+    OtherNames,
 }
 
 impl fmt::Display for Cause {
@@ -77,11 +79,18 @@ impl fmt::Display for Cause {
             }
             Cause::MissingTie => "stages train copies of one parameter separately: tie them (`PipelineModel::ties`)",
             Cause::GradientDiffers => "the backward pass differs in this layer or after it",
-            Cause::PartNorm => "the norm is that of a part of the gradients: clip by the step's `max_norm`",
+            Cause::PartNorm => {
+                "the norm is that of other gradients, although those of the ranks are right: look at their exchange, such as a reducer of your own"
+            }
             Cause::NotSummed => {
                 "these ranks do not train together: build the step over the whole mesh, with the same options on all ranks"
             }
-            Cause::UpdateDiffers => "the optimizer updates otherwise than on one rank, from equal gradients",
+            Cause::UpdateDiffers => {
+                "the exchange of gradients or the optimizer differs from one rank, although the ranks' gradients are right"
+            }
+            Cause::OtherNames => {
+                "only one of the runs has a parameter of this name, so it was not compared: give both the same names"
+            }
             Cause::BufferOfOneRank => "the buffer is that of one rank: synchronize it (`TrainStepBuilder::buffers`)",
         };
         f.write_str(text)

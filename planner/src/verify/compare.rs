@@ -7,7 +7,7 @@ use super::{
     Cause, Difference, StepPart,
     gradients::gradient_difference,
     record::{NamedValues, RankRecord},
-    weights::{buffer_difference, initial_difference, update_difference},
+    weights::{buffer_difference, initial_difference, missing_parameter, update_difference},
 };
 
 /// The allowed relative distances of the results of many ranks.
@@ -17,21 +17,28 @@ pub(super) struct AllowedDistances {
     pub value: f64,
     /// Of the change of weights in an update: rules divide by small numbers.
     pub update: f64,
-    /// The norm, relative to that of all gradients, below which a gradient is rounding alone.
+    /// Of an output of an op call, relative to its largest element.
+    pub output: f64,
+    /// The norm, relative to that of all gradients, to which distances of smaller gradients are relative.
     pub floor: f64,
+    /// The norm, relative to that of all gradients, below which a gradient is rounding alone.
+    pub noise: f64,
+    /// The rounding of a weight, relative to the weights.
+    pub rounding: f64,
 }
 
 impl AllowedDistances {
-    /// The bounds for the narrowest dtype of a model's parameters; 0 if the plan promises the bits of one rank.
+    /// The distances for the narrowest dtype of a model. The weights have the bits of one rank if `is_exact`.
     pub(super) fn of(reference: &RankRecord, is_exact: bool) -> Self {
-        let dtypes = || reference.parameters.values().map(|parameter| parameter.dtype);
-        let (value, update, floor) = match () {
-            () if is_exact => (0.0, 0.0, 0.0),
-            () if dtypes().any(DType::is_half) => (5e-2, 3e-1, 1e-2),
-            () if dtypes().any(|dtype| dtype == DType::F32) => (1e-3, 3e-2, 1e-4),
-            () => (1e-9, 1e-6, 1e-12),
+        let allowed = |value, update, output, floor, noise, rounding| match is_exact {
+            true => AllowedDistances { value, update: 0.0, output, floor, noise: 0.0, rounding: 0.0 },
+            false => AllowedDistances { value, update, output, floor, noise, rounding },
         };
-        AllowedDistances { value, update, floor }
+        match reference.narrowest {
+            DType::F64 => allowed(1e-9, 1e-6, 1e-8, 1e-4, 1e-12, 1e-15),
+            DType::F32 => allowed(1e-3, 3e-2, 1e-4, 1e-2, 1e-4, 5e-7),
+            _ => allowed(5e-2, 3e-1, 5e-2, 1e-1, 1e-2, 8e-3),
+        }
     }
 }
 
@@ -44,7 +51,7 @@ pub(super) fn first_difference(
 ) -> Option<Difference> {
     let bounds = AllowedDistances::of(reference, is_exact);
     let steps = || 0..reference.steps.len();
-    initial_difference(plan, reference, records, bounds).or_else(|| {
+    let found = initial_difference(plan, reference, records, bounds).or_else(|| {
         steps().find_map(|step| {
             loss_difference(plan, step, reference, records, bounds)
                 .or_else(|| gradient_difference(plan, step, reference, records, bounds))
@@ -52,7 +59,8 @@ pub(super) fn first_difference(
                 .or_else(|| update_difference(plan, step, reference, records, bounds))
                 .or_else(|| buffer_difference(step, reference, records, bounds))
         })
-    })
+    });
+    found.or_else(|| missing_parameter(reference, records))
 }
 
 fn loss_difference(
@@ -63,7 +71,7 @@ fn loss_difference(
     bounds: AllowedDistances,
 ) -> Option<Difference> {
     let one = reference.steps[step].loss;
-    let off = |loss: f64| relative(&[loss], &[one], 0.0);
+    let off = |loss: f64| relative(&[loss], &[one], bounds.floor);
     let differs = |record: &&RankRecord| is_above(off(record.steps[step].loss), bounds.value);
     let ranks: Vec<usize> = records.iter().filter(differs).map(|record| record.rank).collect();
     let loss = records.get(*ranks.first()?)?.steps[step].loss;
@@ -75,7 +83,7 @@ fn loss_difference(
         |record: &&RankRecord| [Axis::Tensor, Axis::Context].iter().all(|a| plan.coordinate(*a, record.rank) == 0);
     let means: Vec<f64> = records.iter().filter(first).filter_map(|record| record.steps[step].own_loss).collect();
     let mean = means.iter().sum::<f64>() / means.len().max(1) as f64;
-    let is_mean = means.len() > 1 && !is_above(relative(&[loss], &[mean], 0.0), bounds.value.max(1e-12));
+    let is_mean = means.len() > 1 && !is_above(relative(&[loss], &[mean], bounds.floor), bounds.value.max(1e-12));
     Some(Difference {
         step: step as u64,
         stage: StepPart::Loss,
@@ -99,7 +107,7 @@ fn norm_difference(
     bounds: AllowedDistances,
 ) -> Option<Difference> {
     let one = reference.steps[step].norm?;
-    let off = |record: &RankRecord| record.steps[step].norm.map_or(0.0, |norm| relative(&[norm], &[one], 0.0));
+    let off = |record: &RankRecord| record.steps[step].norm.map_or(0.0, |norm| relative(&[norm], &[one], bounds.floor));
     let wrong: Vec<&RankRecord> = records.iter().filter(|record| is_above(off(record), bounds.value)).collect();
     let first = wrong.first()?;
     Some(Difference {
@@ -114,13 +122,19 @@ fn norm_difference(
     })
 }
 
-/// The distance of two vectors, relative to the second's norm, or to `floor` if that is larger.
+/// The distance of two vectors, relative to the second's norm, or to `floor` if that is larger. Equal infinities, and
+/// elements that are both not a number, are equal.
 pub(super) fn relative(a: &[f64], b: &[f64], floor: f64) -> f64 {
     if a.len() != b.len() {
         return f64::INFINITY;
     }
-    let off: f64 = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
-    if off == 0.0 { 0.0 } else { off / norm(b).max(floor).max(f64::MIN_POSITIVE) }
+    let differs = |(a, b): &(&f64, &f64)| a != b && !(a.is_nan() && b.is_nan());
+    let off: Vec<f64> = a.iter().zip(b).filter(differs).map(|(a, b)| a - b).collect();
+    match norm(&off) {
+        0.0 => 0.0,
+        off if off.is_finite() => off / norm(b).max(floor).max(f64::MIN_POSITIVE),
+        _ => f64::INFINITY,
+    }
 }
 
 /// Tells whether a distance is above a bound, or not a number.
@@ -132,9 +146,9 @@ pub(super) fn norm(values: &[f64]) -> f64 {
     values.iter().map(|value| value * value).sum::<f64>().sqrt()
 }
 
-/// The norm of all values.
+/// The norm of all finite values.
 pub(super) fn norm_of_all(values: &NamedValues) -> f64 {
-    norm(&values.values().map(|values| norm(values)).collect::<Vec<_>>())
+    norm(&values.values().map(|values| norm(values)).filter(|norm| norm.is_finite()).collect::<Vec<_>>())
 }
 
 /// The elements of a piece of a whole tensor.

@@ -34,23 +34,31 @@ pub(super) fn first_difference(
     reference: &RankRecord,
     records: &[RankRecord],
 ) -> Option<Difference> {
-    let bound = AllowedDistances::of(reference, false).value.max(1e-9) * 10.0;
+    let bound = AllowedDistances::of(reference, false).output;
     reference.calls.iter().enumerate().find_map(|(micro, shares)| {
         let passes: Vec<(usize, &[CallRecord])> =
             records.iter().filter_map(|record| Some((record.rank, &record.calls.get(micro)?.first()?[..]))).collect();
         let first = shares.first()?;
+        let next = |i: usize| first[i..].iter().find(|call| !call.parameters.is_empty());
         let mut calls: Vec<Matched<'_>> = (0..first.len())
             .map(|i| Matched {
-                reference: shares.iter().filter_map(|share| share.get(i)).collect(),
+                reference: vec![&first[i]],
                 ranks: BTreeMap::new(),
-                next: first[i..].iter().find(|call| !call.parameters.is_empty()).map_or("", |call| &call.module),
+                next: next(i).map_or("", |call| &call.module),
             })
             .collect();
+        for share in &shares[1..] {
+            for (i, j) in aligned(first, share) {
+                calls[i].reference.push(&share[j]);
+            }
+        }
         for (rank, pass) in passes {
             for (i, j) in aligned(first, pass) {
                 calls[i].ranks.insert(rank, &pass[j]);
             }
         }
+        // A call of some shares alone has rows that the others lack.
+        calls.retain(|call| call.reference.len() == shares.len());
         calls.iter().find_map(|call| call.difference(plan, step, reference, bound))
     })
 }
@@ -103,7 +111,7 @@ impl Matched<'_> {
             reference.steps.first().is_some_and(|step| step.buffers.keys().any(inside))
         };
         match call.op {
-            op if op.contains("dropout") || op.contains("random") => Cause::RandomValues,
+            op if op.contains("drop") => Cause::RandomValues,
             op if op.contains("batch_norm") => Cause::BatchStatistics,
             _ if has_statistics() => Cause::BatchStatistics,
             op if op.contains("norm") && is_piece => Cause::PieceStatistics,

@@ -28,12 +28,29 @@ pub(super) fn gradient_difference(
     records: &[RankRecord],
     bounds: AllowedDistances,
 ) -> Option<Difference> {
+    let skipped = |record: &RankRecord| !record.steps[step].stepped;
+    if skipped(reference) && records.iter().all(skipped) {
+        return None;
+    }
     let one = under_saved_names(reference, step);
     let (floor, many) = (bounds.floor * norm_of_all(&one), summed(plan, step, records));
     let mut wrong: Vec<Difference> = Vec::new();
     // The first that is wrong in the order of the backward pass is the origin of those that follow.
     let ready = reference.steps[step].ready.iter().map(|name| reference.saved_name(name));
     for (name, whole) in ready.filter_map(|name| one.get_key_value(name)) {
+        if !many.contains_key(name.as_str()) && norm(whole) > floor {
+            let (module, what) = parted(name);
+            wrong.push(Difference {
+                step: step as u64,
+                stage: StepPart::Gradient,
+                module,
+                what,
+                ranks: Vec::new(),
+                axis: None,
+                distance: Some(1.0),
+                cause: Cause::GradientDiffers,
+            });
+        }
         for part in many.get(name.as_str()).into_iter().flatten() {
             let Some(own) = piece(whole, part.placement) else { continue };
             let Some((axis, distance, cause)) = part.compared(plan, &own, floor, bounds) else { continue };

@@ -1,6 +1,9 @@
 //! The values of one rank in a run.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use autograd::{manual_seed, observe_ops, observe_outputs, random_state, set_random_state};
 use distributed::{
@@ -37,8 +40,10 @@ pub(super) struct RankRecord {
     pub features: Features,
     /// True if the model drew random values.
     pub draws: bool,
-    /// Copies of tied parameters, and the names of the parameters.
-    pub copies: Arc<BTreeMap<String, String>>,
+    /// The dtype of fewest digits among the outputs of op calls in the first step.
+    pub narrowest: DType,
+    /// The names of parameters that are copies of tied ones, and those of the tied ones.
+    pub copies: BTreeMap<String, String>,
     pub parameters: BTreeMap<String, ParameterRecord>,
     pub initial: NamedValues,
     pub steps: Vec<StepRecord>,
@@ -71,6 +76,8 @@ pub(super) struct ParameterRecord {
 
 /// The values of one step.
 pub(super) struct StepRecord {
+    /// False if the update was left out, since a gradient was not finite.
+    pub stepped: bool,
     pub loss: f64,
     pub own_loss: Option<f64>,
     pub norm: Option<f64>,
@@ -125,7 +132,8 @@ impl Trial {
             rank: comm.rank(),
             features: properties.features,
             draws: false,
-            copies: properties.copies,
+            narrowest: DType::F64,
+            copies: copies(&modules(&model, &step), &properties.copies),
             parameters: parameters(&modules(&model, &step)),
             initial: weights(&model, &step)?,
             steps: Vec::new(),
@@ -158,12 +166,19 @@ impl Trial {
             };
             let (metrics, seen) = observe_ops(|| step.step(take));
             let metrics = metrics?;
+            let floats = seen.iter().flat_map(|call| &call.outputs).map(|output| output.dtype);
+            let own = record.parameters.values().map(|parameter| parameter.dtype);
+            let floats = floats.chain(own).filter(|dtype| dtype.is_float());
+            record.narrowest = floats.fold(record.narrowest, |a, b| if b.size() < a.size() { b } else { a });
             // A pipeline reserves random values for each pass, whether it draws some or not.
             let is_whole = step.pipeline().is_none();
             record.draws |= is_whole && random_state().drawn != before || seen.iter().any(CallRecord::draws);
             // Each rank along context reports the weight of whole sequences.
             let weight = metrics.weight()? * step.ranks().context_ranks as f64;
             let mut seen: Vec<_> = std::mem::take(&mut *gradients.lock()).into_values().collect();
+            if self.observed.is_some() {
+                seen.clear();
+            }
             seen.sort_by_key(|gradient| gradient.before);
             let (mut values, ready) = (NamedValues::new(), seen.iter().map(|gradient| gradient.name.clone()).collect());
             for SeenGradient { name, value, .. } in seen {
@@ -176,15 +191,20 @@ impl Trial {
             }
             let mut buffers = NamedValues::new();
             for (name, buffer) in modules(&model, &step).iter().flat_map(|module| module.named_buffers()) {
+                // A counter of batches counts each share.
+                if !buffer.spec().dtype.is_float() && self.shares > 1 {
+                    continue;
+                }
                 buffers.insert(name, buffer.value().to_f64s()?);
             }
             record.steps.push(StepRecord {
+                stepped: metrics.stepped(),
                 loss: metrics.loss()?,
                 own_loss: metrics.own_loss()?,
                 norm: metrics.grad_norm()?,
                 gradients: values,
                 ready,
-                weights: weights(&model, &step)?,
+                weights: if self.observed.is_none() { weights(&model, &step)? } else { NamedValues::new() },
                 buffers,
             });
             if observes {
@@ -210,6 +230,12 @@ fn rows<R: Runtime>(all: &Tensor<R>, micro: usize, micros: usize, share: BatchSh
 /// The model, and the modules that the step holds.
 fn modules<'a, R: Runtime, M: Module<R>>(model: &'a M, step: &'a TrainStep<R>) -> Vec<&'a dyn Module<R>> {
     std::iter::once(model as &dyn Module<R>).chain(step.modules()).collect()
+}
+
+/// The names of copies of tied parameters, and those of the parameters in checkpoints.
+fn copies<R: Runtime>(modules: &[&dyn Module<R>], of: &HashMap<usize, String>) -> BTreeMap<String, String> {
+    let named = modules.iter().flat_map(|module| module.named_parameters());
+    named.filter_map(|(name, parameter)| Some((name, of.get(&parameter.leaf().id())?.clone()))).collect()
 }
 
 fn parameters<R: Runtime>(modules: &[&dyn Module<R>]) -> BTreeMap<String, ParameterRecord> {

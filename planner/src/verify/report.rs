@@ -11,6 +11,8 @@ use super::Cause;
 pub struct Verification {
     plan: ParallelPlan,
     steps: u64,
+    /// True if the one rank took the shares of the others one after the other.
+    takes_shares: bool,
     /// The differences, the likely origin first; empty if the plan trains the model of one rank.
     pub differences: Vec<Difference>,
 }
@@ -56,8 +58,8 @@ pub enum StepPart {
 }
 
 impl Verification {
-    pub(super) fn new(plan: ParallelPlan, steps: u64) -> Self {
-        Verification { plan, steps, differences: Vec::new() }
+    pub(super) fn new(plan: ParallelPlan, steps: u64, takes_shares: bool) -> Self {
+        Verification { plan, steps, takes_shares, differences: Vec::new() }
     }
 
     /// Tells whether the plan trains the model of one rank.
@@ -80,10 +82,11 @@ impl fmt::Display for Verification {
         let sizes = Axis::ALL.into_iter().chain([Axis::Expert]).filter(|axis| self.plan.size(*axis) > 1);
         let sizes: Vec<String> = sizes.map(|axis| format!("{} {}", axis.name(), self.plan.size(axis))).collect();
         let ranks = if sizes.is_empty() { "1 rank".into() } else { sizes.join(", ") };
+        let shares = if self.takes_shares { ", which took the shares one after the other" } else { "" };
         if self.is_equal() {
-            return write!(f, "{ranks}: {} steps equal those of one rank", self.steps);
+            return write!(f, "{ranks}: {} steps equal those of one rank{shares}", self.steps);
         }
-        write!(f, "{ranks}: the model is not that of one rank")?;
+        write!(f, "{ranks}: the model is not that of one rank{shares}")?;
         for difference in &self.differences {
             write!(f, "\n{difference}")?;
         }

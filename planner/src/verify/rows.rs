@@ -1,6 +1,10 @@
 //! Search of the rows of one tensor in those of another.
 
-use std::collections::BTreeSet;
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
 
 use super::call::CallOutput;
 
@@ -11,7 +15,12 @@ pub(super) struct RowSearch<'a> {
     /// The largest magnitude, by which differences are measured.
     scale: f64,
     bound: f64,
+    /// The indices of pieces that were searched before.
+    indices: RefCell<BTreeMap<ColumnPiece, ProjectionIndex>>,
 }
+
+/// The projections of all rows onto a fixed direction, ascending, each with its row.
+type ProjectionIndex = Rc<Vec<(f64, usize)>>;
 
 /// The part of a tensor that a rank has.
 pub(super) struct Found {
@@ -62,7 +71,7 @@ impl<'a> RowSearch<'a> {
         }
         let rows: Vec<&[f64]> = outputs.iter().flat_map(|output| output.rows()).collect();
         let scale = rows.iter().flat_map(|row| row.iter()).fold(0.0f64, |most, value| most.max(value.abs()));
-        Some(RowSearch { rows, width, scale: scale.max(f64::MIN_POSITIVE), bound })
+        Some(RowSearch { rows, width, scale: scale.max(f64::MIN_POSITIVE), bound, indices: RefCell::default() })
     }
 
     pub(super) fn width(&self) -> usize {
@@ -97,24 +106,29 @@ impl<'a> RowSearch<'a> {
         })
     }
 
-    /// The projections of all rows onto a fixed direction, ascending, each with its row.
-    fn index(&self, columns: ColumnPiece) -> Vec<(f64, usize)> {
-        let mut index: Vec<(f64, usize)> =
-            self.rows.iter().enumerate().map(|(k, row)| (projection(columns.of(row)), k)).collect();
-        index.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        index
+    fn index(&self, columns: ColumnPiece) -> ProjectionIndex {
+        let sorted = || {
+            let of = |(k, row): (usize, &&[f64])| (projection(columns.of(row)), k);
+            let mut index: Vec<(f64, usize)> = self.rows.iter().enumerate().map(of).collect();
+            index.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            Rc::new(index)
+        };
+        self.indices.borrow_mut().entry(columns).or_insert_with(sorted).clone()
     }
 
-    /// The rows that equal `row`, in order.
+    /// The rows that equal `row`, the nearest first.
     fn near(&self, index: &[(f64, usize)], columns: ColumnPiece, row: &[f64]) -> Vec<usize> {
         let off = self.bound * self.scale;
-        let (at, slack) = (projection(row.iter().copied()), 2.0 * off * row.len() as f64);
+        // Errors of either sign nearly cancel in the projection, whose weights have either sign too.
+        let (at, slack) = (projection(row.iter().copied()), 4.0 * off * (row.len() as f64).sqrt());
         let first = index.partition_point(|(place, _)| *place < at - slack);
         let within = index[first..].iter().take_while(|(place, _)| *place <= at + slack);
-        let same = |k: &usize| columns.of(self.rows[*k]).zip(row).all(|(a, b)| (a - b).abs() <= off);
-        let mut rows: Vec<usize> = within.map(|(_, k)| *k).filter(same).collect();
-        rows.sort_unstable();
-        rows
+        let distance =
+            |k: usize| columns.of(self.rows[k]).zip(row).fold(0.0f64, |most, (a, b)| most.max((a - b).abs()));
+        let near = within.map(|(_, k)| (distance(*k), *k)).filter(|(distance, _)| *distance <= off);
+        let mut near: Vec<(f64, usize)> = near.collect();
+        near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        near.into_iter().map(|(_, k)| k).collect()
     }
 }
 
@@ -124,8 +138,8 @@ impl Found {
     }
 }
 
-/// The product of a row with a fixed vector of numbers from 0.5 to 1.5 without order.
+/// The product of a row with a fixed vector of numbers from -0.5 to 0.5 without order.
 fn projection(row: impl Iterator<Item = f64>) -> f64 {
-    let weight = |k: usize| 0.5 + (k as f64 * 0.618_033_988_749_894_9).fract();
+    let weight = |k: usize| ((k + 1) as f64 * 0.618_033_988_749_894_9).fract() - 0.5;
     row.enumerate().map(|(k, value)| weight(k) * value).sum()
 }

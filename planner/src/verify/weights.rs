@@ -1,5 +1,7 @@
 //! Comparison of weights and buffers.
 
+use std::collections::BTreeSet;
+
 use distributed::plan::{Axis, ParallelPlan};
 
 use super::{
@@ -34,7 +36,7 @@ pub(super) fn update_difference(
     records: &[RankRecord],
     bounds: AllowedDistances,
 ) -> Option<Difference> {
-    let (now, floor) = (&reference.steps[step], bounds.floor * norm_of_all(&reference.steps[step].gradients));
+    let (now, floor) = (&reference.steps[step], bounds.noise * norm_of_all(&reference.steps[step].gradients));
     let before = step.checked_sub(1).map_or(&reference.initial, |step| &reference.steps[step].weights);
     let off = |record: &RankRecord, name: &str| {
         let (parameter, saved) = (record.parameters.get(name)?, record.saved_name(name));
@@ -46,7 +48,7 @@ pub(super) fn update_difference(
         let moved: Vec<f64> = after.iter().zip(piece(before, &parameter.placement)?).map(|(a, b)| a - b).collect();
         let own = record.steps[step].weights.get(name)?;
         let apart: Vec<f64> = own.iter().zip(&after).map(|(a, b)| a - b).collect();
-        let rounding = 1e-2 * bounds.value * norm(&after);
+        let rounding = bounds.rounding * norm(&after);
         Some(if norm(&apart) <= rounding { 0.0 } else { norm(&apart) / norm(&moved).max(f64::MIN_POSITIVE) })
     };
     let found = differing(records, bounds.update, &off)?;
@@ -77,9 +79,11 @@ pub(super) fn buffer_difference(
     for (name, whole) in one {
         let off = |record: &RankRecord| {
             let own = record.steps[step].buffers.get(name).filter(|own| own.len() == whole.len());
-            own.map_or(0.0, |own| relative(own, whole, 0.0))
+            own.map_or(0.0, |own| relative(own, whole, bounds.floor))
         };
-        let wrong: Vec<&RankRecord> = records.iter().filter(|record| is_above(off(record), bounds.value)).collect();
+        // Statistics follow weights, whose updates may be rounding that a rule enlarges.
+        let bound = bounds.value.max(bounds.update);
+        let wrong: Vec<&RankRecord> = records.iter().filter(|record| is_above(off(record), bound)).collect();
         if let Some(first) = wrong.first() {
             let ranks = wrong.iter().map(|record| record.rank).collect();
             let found = Differing { name: name.clone(), ranks, distance: off(first) };
@@ -87,6 +91,17 @@ pub(super) fn buffer_difference(
         }
     }
     None
+}
+
+/// The first parameter that only one of the two runs has, after tied copies are counted as one.
+pub(super) fn missing_parameter(reference: &RankRecord, records: &[RankRecord]) -> Option<Difference> {
+    let names = |record: &RankRecord| -> BTreeSet<String> {
+        record.parameters.keys().map(|name| record.saved_name(name).to_string()).collect()
+    };
+    let (one, many) = (names(reference), records.iter().flat_map(names).collect::<BTreeSet<_>>());
+    let name = one.symmetric_difference(&many).next()?.clone();
+    let found = Differing { name, ranks: Vec::new(), distance: f64::INFINITY };
+    Some(Difference { distance: None, ..found.difference(0, StepPart::InitialWeights, None, Cause::OtherNames) })
 }
 
 /// A parameter or buffer that differs on some ranks.

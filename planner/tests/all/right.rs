@@ -155,3 +155,40 @@ fn no_random_model_raises_an_alarm() {
         assert!(report.is_equal(), "seed {seed}, {told}: {report}");
     }
 }
+
+#[test]
+fn chunks_in_canonical_order_have_the_bits_of_one_rank() {
+    use distributed::buckets::BucketOptions;
+    for accumulation in [1, 2] {
+        let make = |mesh: &Mesh<Cpu>| {
+            let model = Gpt::new(&init(mesh), gpt())?;
+            let buckets = BucketOptions { canonical: true, ..Default::default() };
+            let step = TrainStep::builder(mesh, &model).optimizer(adamw()).buckets(buckets).accumulation(accumulation);
+            let step = step.build()?;
+            Ok((model, step))
+        };
+        let report = Verify::new(plan(&[(Axis::Data, 4)])).run(runtime, make, texts(16), gpt_loss).unwrap();
+        assert!(report.is_equal(), "{report}");
+    }
+}
+
+/// The gradient of the bias before a norm of the whole batch is rounding alone.
+#[test]
+fn statistics_of_all_ranks_are_those_of_one() {
+    use distributed::SyncBatchNorm;
+    for dtype in [DType::F64, DType::F32] {
+        let make = |mesh: &Mesh<Cpu>| {
+            let init = Init::new(mesh.world().runtime(), 42).dtype(dtype);
+            let norm = SyncBatchNorm::over(BatchNorm::new(&init, 4)?, mesh.batch());
+            let model = Sequential::new().push(Linear::new(&init, 4, 4)?).push(norm);
+            let step = TrainStep::builder(mesh, &model).optimizer(adamw()).build()?;
+            Ok((model, step))
+        };
+        let loss = |model: &Sequential<Cpu>, examples: &Examples<'_, Cpu>| {
+            let x = Var::new(examples.tensors[0].to_dtype(dtype)?);
+            Loss::sum(model.forward(&x)?.sub(&x)?.square()?.sum_all()?, examples.rows() as f64)
+        };
+        let report = Verify::new(plan(&[(Axis::Data, 2)])).run(runtime, make, numbers(8, 4), loss).unwrap();
+        assert!(report.is_equal(), "{dtype:?}: {report}");
+    }
+}

@@ -1,11 +1,13 @@
 //! The weights of the best checkpoint, for the modules of a run that is over.
 
+use std::collections::BTreeMap;
+
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
     combinations::Feature,
     comm::all_ok_after,
 };
-use nn::Module;
+use nn::{Module, ModuleExt, Param};
 use numcore::{Result, Runtime};
 
 use super::weight_averaging;
@@ -24,10 +26,14 @@ pub(super) fn put<R: Runtime, M: Module<R>, B>(folder: &Folder, best: u64, run: 
         let mut reader = CheckpointReader::open(folder.step(best))?;
         let averages = weight_averaging::were_evaluated(reader.manifest().numbers());
         let copies = run.copies();
-        let saved = |name: &str| copies.get(name).map_or(name, String::as_str).to_string();
-        run.modules().into_iter().try_for_each(|module| match averages {
-            true => reader.load_tensors(module, |name| Some(weight_averaging::in_checkpoint(&saved(name)))),
-            false => reader.load_parameters(module, |name| Some(saved(name))),
+        run.modules().into_iter().try_for_each(|module| {
+            let copied = |(name, p): (String, Param<R>)| Some((name, copies.get(&p.leaf().id())?.clone()));
+            let copied: BTreeMap<String, String> = module.named_parameters().into_iter().filter_map(copied).collect();
+            let saved = |name: &str| copied.get(name).map_or(name, String::as_str).to_string();
+            match averages {
+                true => reader.load_tensors(module, |name| Some(weight_averaging::in_checkpoint(&saved(name)))),
+                false => reader.load_parameters(module, |name| Some(saved(name))),
+            }
         })
     })
 }

@@ -3,6 +3,7 @@
 use weftgrad::{
     AnyRuntime, Device,
     data::sources::Characters,
+    distributed::plan::Axis,
     planner::verify::{Examples, Verification, Verify},
     prelude::*,
 };
@@ -22,7 +23,9 @@ pub(crate) fn verify(config: &Config, text: &str) -> Result<Verification> {
     let alone = Config { mesh: Config::default().mesh, ..config.clone() };
     let characters = Characters::of(text);
     let (tokens, vocab) = (characters.encode(text)?, characters.len());
-    let (rows, context) = (config.data.batch, config.model.context);
+    let (plan, context) = (config.plan(config.ranks)?, config.model.context);
+    let shares = plan.size(Axis::Data) * plan.size(Axis::Shard);
+    let rows = config.data.batch.next_multiple_of(shares * config.run.accumulation);
     let batch = |rt: &AnyRuntime, step: u64| {
         let token = |i: usize| i64::from(tokens[(step as usize * rows * context + i) % tokens.len()]);
         let shifted = |by: usize| {
@@ -32,7 +35,7 @@ pub(crate) fn verify(config: &Config, text: &str) -> Result<Verification> {
         };
         Ok(vec![shifted(0)?, shifted(1)?])
     };
-    Verify::new(config.plan(config.ranks)?).run(
+    Verify::new(plan).run(
         |_| Device::Cpu.open_with(Some(1)),
         |mesh| step_of(mesh, if mesh.plan().world() == 1 { &alone } else { config }, vocab),
         batch,

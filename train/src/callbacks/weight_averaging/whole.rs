@@ -18,8 +18,9 @@ impl<R: Runtime> WeightAveraging<R> {
         let comm = run.comm();
         let (copies, mut own) = (run.copies(), BTreeMap::<String, Vec<Param<R>>>::new());
         for parameter in run.modules().into_iter().flat_map(|module| module.parameters()) {
-            let name = parameter.leaf().name().to_string();
-            own.entry(copies.get(&name).cloned().unwrap_or(name)).or_default().push(parameter);
+            let leaf = parameter.leaf();
+            let name = copies.get(&leaf.id()).cloned().unwrap_or_else(|| leaf.name().to_string());
+            own.entry(name).or_default().push(parameter);
         }
         // Ranks have other stages, and other pieces of one parameter: all ranks broadcast all, and each takes its own.
         for (name, placements) in self.table(comm)? {
