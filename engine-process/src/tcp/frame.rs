@@ -30,9 +30,11 @@ pub(super) const TOO_LONG: u8 = 8;
 /// A word by which a [lender](super::lent) makes itself known, its number as the tag; the answer if it can be read.
 pub(super) const LENDER: u8 = 9;
 pub(super) const READS: u8 = 10;
-/// The address of the next message that is lent; that message, like an offer; and the answer that it was copied.
+/// The address of the next message that is lent, and that message, like an offer.
 pub(super) const ADDRESS: u8 = 11;
 pub(super) const LENT: u8 = 12;
+/// The answer to a message that is lent, with its number as the tag. The length is 0 if it was copied, or one more than
+/// that of a receive which is shorter.
 pub(super) const TAKEN: u8 = 13;
 
 /// The reason that nothing more comes from the other end.
@@ -76,6 +78,21 @@ pub(super) enum PayloadTarget {
     InPlace { request: usize, into: *mut u8 },
     Stash { on: u8, tag: u32, payload: Vec<u8> },
     Nowhere,
+}
+
+/// A message without a receive.
+pub(super) enum Stashed {
+    Here(Vec<u8>),
+    /// One that is in the memory of its sender.
+    Lent(LentMessage),
+}
+
+/// A message in the memory of its sender.
+#[derive(Clone, Copy)]
+pub(super) struct LentMessage {
+    pub(super) number: u32,
+    pub(super) address: u64,
+    pub(super) bytes: usize,
 }
 
 /// A request that has ended, with the bytes that arrived or the reason that it failed.

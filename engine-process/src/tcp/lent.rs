@@ -14,6 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::frame::LentMessage;
+
 /// The most bytes that are copied at once.
 const PART: usize = 64 << 20;
 /// The words of a token.
@@ -31,8 +33,9 @@ pub(super) struct Lending {
     /// The words of the other process, and its memory once all have come.
     words: [u64; WORDS],
     memory: Option<LentMemory>,
-    /// The address of the next message that the other process lends.
+    /// The address of the next message that the other process lends, and its number.
     pub(super) address: u64,
+    number: u32,
     /// The time at which a message could not be copied, and the reason.
     unread: Option<(Instant, String)>,
 }
@@ -56,10 +59,22 @@ impl Lending {
         Ok(self.memory.is_some())
     }
 
-    /// Copies the next message; returns true if it is there.
-    pub(super) fn copy(&mut self, into: &mut [u8]) -> bool {
+    /// Tells whether this process reads the memory of the other.
+    pub(super) fn reads(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// The next message, of this length.
+    pub(super) fn next(&mut self, bytes: usize) -> LentMessage {
+        let number = self.number;
+        self.number = number.wrapping_add(1);
+        LentMessage { number, address: self.address, bytes }
+    }
+
+    /// Copies a message from an address; returns true if it is there.
+    pub(super) fn copy(&mut self, address: u64, into: &mut [u8]) -> bool {
         let nobody = || Err(io::Error::other("it has lent nothing that this process may read"));
-        let copied = self.memory.as_ref().map_or_else(nobody, |memory| memory.copy(self.address as usize, into));
+        let copied = self.memory.as_ref().map_or_else(nobody, |memory| memory.copy(address as usize, into));
         // A process that has ended lends no more, shortly before its connections are closed.
         let why = |error: &io::Error| (Instant::now(), format!("its memory cannot be read: {error}"));
         self.unread = self.unread.take().or_else(|| copied.as_ref().err().map(why));

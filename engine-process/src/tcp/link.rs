@@ -18,8 +18,8 @@ use std::{
 use super::{
     frame::{
         ADDRESS, CONTROL, DATA, GOODBYE, HEADER, HEARD, HEARTBEAT, Incoming, LENDER, LENT, LinkEnded, MARK, OFFER,
-        Outcome, Outgoing, PayloadTarget, READS, READY, TAKEN, TOO_LONG, TURN, TcpReceive, UNREADY, header, is_closed,
-        kind, too_long,
+        Outcome, Outgoing, PayloadTarget, READS, READY, Stashed, TAKEN, TOO_LONG, TURN, TcpReceive, UNREADY, header,
+        is_closed, kind, too_long,
     },
     lent::Lending,
     outbox::{ANNOUNCED, EAGER, Outbox},
@@ -48,7 +48,7 @@ pub(super) struct TcpLink<S> {
     incoming: Option<Incoming>,
     receives: Vec<TcpReceive>,
     /// Messages without a receive, in order of arrival.
-    stash: VecDeque<(u8, u32, Vec<u8>)>,
+    stash: VecDeque<(u8, u32, Stashed)>,
     stashed: [usize; 2],
     /// Messages that wait at the other end, in their order: channel, tag and length.
     offers: VecDeque<(u8, u32, usize)>,
@@ -128,12 +128,17 @@ impl<S: Read + Write> TcpLink<S> {
         done: &mut Vec<Outcome>,
     ) {
         let receive = TcpReceive { on: kind(on), tag, request, into, room };
-        let is_its = |(on, tag, _): &(u8, u32, Vec<u8>)| (*on, *tag) == (receive.on, receive.tag);
-        if let Some((_, _, payload)) = self.stash.iter().position(is_its).and_then(|place| self.stash.remove(place)) {
-            return self.unstash(&receive, &payload, done);
+        let is_its = |(on, tag, _): &(u8, u32, Stashed)| (*on, *tag) == (receive.on, receive.tag);
+        match self.stash.iter().position(is_its).and_then(|place| self.stash.remove(place)) {
+            Some((.., Stashed::Here(payload))) => return self.unstash(&receive, &payload, done),
+            Some((.., Stashed::Lent(message))) => {
+                self.copy_lent(&receive, message, done);
+                return self.write(done);
+            }
+            None => self.receives.push(receive),
         }
-        self.receives.push(receive);
-        if room > EAGER {
+        // A message that is lent waits for no receive.
+        if room > EAGER && !self.lending.reads() {
             self.outbox.urgent.extend(header(READY, tag, usize::from(kind(on))));
             self.write(done);
         } else if self.offers.iter().any(|&(of, offered, _)| (of, offered) == (kind(on), tag)) {
@@ -211,7 +216,7 @@ impl<S: Read + Write> TcpLink<S> {
         self.was_heard || self.ended.is_some()
     }
 
-    #[cfg(test)]
+    /// Tells whether the other end copies long messages from the memory of this process.
     pub(super) fn lends(&self) -> bool {
         self.outbox.lends
     }
@@ -307,7 +312,7 @@ impl<S: Read + Write> TcpLink<S> {
                                 self.unannounce(&receive);
                                 self.unstash(&receive, &payload, done);
                             }
-                            None => self.stash.push_back((on, tag, payload)),
+                            None => self.stash.push_back((on, tag, Stashed::Here(payload))),
                         }
                     }
                     _ => {}
@@ -340,10 +345,10 @@ impl<S: Read + Write> TcpLink<S> {
             (HEARTBEAT, 0) => {}
             (LENDER, word) if self.lending.hear(tag as usize, word)? => self.outbox.urgent.extend(header(READS, 0, 0)),
             (LENDER, _) => {}
-            (READS, 0) => self.outbox.lends = self.lending.lends(),
+            (READS, 0) if self.lending.lends() => self.outbox.begin_lending(),
             (ADDRESS, address) => self.lending.address = address,
-            (LENT, 0..=LONGER) => self.copy_lent(length as u8 & 1, tag, (length >> 1) as usize, done),
-            (TAKEN, 0) => self.outbox.taken(done)?,
+            (LENT, 0..=LONGER) => self.lent(length as u8 & 1, tag, (length >> 1) as usize, done)?,
+            (TAKEN, 0..=LONGEST) => self.outbox.taken(tag, (length as usize).checked_sub(1), done)?,
             (GOODBYE, 0) => {
                 self.has_left = true;
                 self.outbox.urgent.extend(header(HEARD, 0, 0));

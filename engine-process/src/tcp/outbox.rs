@@ -23,8 +23,10 @@ pub(super) struct Outbox {
     announced: VecDeque<(u8, u32)>,
     /// True if the other end copies long messages from the memory of this process.
     pub(super) lends: bool,
-    /// The requests of messages that are lent, in the order in which the other end copies them.
-    lent: VecDeque<usize>,
+    /// The messages that are lent: their numbers, requests and lengths.
+    lent: VecDeque<(u32, usize, usize)>,
+    /// The number of messages that were lent so far.
+    numbered: u32,
     /// True after an error of the connection.
     has_failed: bool,
 }
@@ -37,7 +39,9 @@ impl Outbox {
     /// Queues a message, or offers it and holds it until its receive is announced.
     pub(super) fn push(&mut self, message: Outgoing) {
         let (on, tag) = message.address();
-        if message.bytes > EAGER || self.held.iter().any(|held| held.address() == (on, tag)) {
+        if message.bytes > EAGER && self.lends {
+            self.lend(message);
+        } else if message.bytes > EAGER || self.held.iter().any(|held| held.address() == (on, tag)) {
             let (bytes, held) = (message.bytes, self.held.len());
             self.held.push_back(message);
             self.release(on, tag);
@@ -81,21 +85,33 @@ impl Outbox {
                 let Some(announced) = self.announced.iter().position(|of| *of == (on, tag)) else { return };
                 self.announced.remove(announced);
             }
-            match self.held.remove(place) {
-                Some(Outgoing { from, bytes, request: Some(request), .. }) if self.lends && bytes > EAGER => {
-                    self.queue.push_back(Outgoing::of_link(header(ADDRESS, 0, from as usize)));
-                    self.queue.push_back(Outgoing::of_link(header(LENT, tag, with_channel(bytes, on))));
-                    self.lent.push_back(request);
-                }
-                message => self.queue.extend(message),
-            }
+            self.queue.extend(self.held.remove(place));
         }
     }
 
-    /// Ends the first of the messages that are lent.
-    pub(super) fn taken(&mut self, done: &mut Vec<Outcome>) -> Result<(), String> {
-        let request = self.lent.pop_front().ok_or("it has copied a message that nobody lends")?;
-        done.push((request, Ok(0)));
+    /// Lends long messages from now on, and those that are held: the other end needs no announced receives for them.
+    pub(super) fn begin_lending(&mut self) {
+        self.lends = true;
+        self.announced.clear();
+        for message in std::mem::take(&mut self.held) {
+            if message.bytes > EAGER { self.lend(message) } else { self.queue.push_back(message) }
+        }
+    }
+
+    fn lend(&mut self, message: Outgoing) {
+        let ((on, tag), Outgoing { from, bytes, request, .. }) = (message.address(), message);
+        self.queue.push_back(Outgoing::of_link(header(ADDRESS, 0, from as usize)));
+        self.queue.push_back(Outgoing::of_link(header(LENT, tag, with_channel(bytes, on))));
+        self.lent.extend(request.map(|request| (self.numbered, request, bytes)));
+        self.numbered = self.numbered.wrapping_add(1);
+    }
+
+    /// Ends a message that is lent: the other end has it, or has less room for it.
+    pub(super) fn taken(&mut self, number: u32, room: Option<usize>, done: &mut Vec<Outcome>) -> Result<(), String> {
+        let place = self.lent.iter().position(|(own, ..)| *own == number);
+        let (_, request, bytes) =
+            place.and_then(|place| self.lent.remove(place)).ok_or("it has copied a message that nobody lends")?;
+        done.push((request, room.map_or(Ok(0), |room| Err(too_long(bytes, room)))));
         Ok(())
     }
 

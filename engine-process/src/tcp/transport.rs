@@ -185,7 +185,8 @@ impl<S: Read + Write> Transport for TcpTransport<S> {
     }
 
     fn moves_while_tested(&self) -> bool {
-        false
+        // This thread copies messages that are lent, and the lender waits for that.
+        self.peers.iter().flatten().any(|peer| peer.link.lends())
     }
 
     fn abort(&mut self) {}

@@ -8,9 +8,10 @@ use std::{
 use super::{
     super::{
         frame::{
-            Incoming, Outcome, PayloadTarget, TAKEN, TOO_LONG, TcpReceive, UNREADY, header, too_long, with_channel,
+            Incoming, LentMessage, Outcome, PayloadTarget, Stashed, TAKEN, TOO_LONG, TcpReceive, UNREADY, header,
+            too_long, with_channel,
         },
-        outbox::EAGER,
+        outbox::{ANNOUNCED, EAGER},
     },
     STASH, TcpLink,
 };
@@ -34,9 +35,7 @@ impl<S: Read + Write> TcpLink<S> {
 
     /// Begins to read a message: to its receive, or to memory of its own.
     pub(super) fn message(&mut self, on: u8, tag: u32, bytes: usize, done: &mut Vec<Outcome>) -> Result<(), String> {
-        if let Some(offer) = self.offers.iter().position(|&(of, offered, _)| (of, offered) == (on, tag)) {
-            self.offers.remove(offer);
-        }
+        self.forget_offer(on, tag);
         let target = match self.take_receive(on, tag) {
             Some(receive) => {
                 if bytes <= EAGER {
@@ -63,18 +62,39 @@ impl<S: Read + Write> TcpLink<S> {
         Ok(())
     }
 
-    /// Copies a message that is lent to its receive. Without one it is dropped: the receive was withdrawn.
-    pub(super) fn copy_lent(&mut self, on: u8, tag: u32, bytes: usize, done: &mut Vec<Outcome>) {
-        self.outbox.urgent.extend(header(TAKEN, 0, 0));
-        let Some(TcpReceive { request, into, room, .. }) = self.take_receive(on, tag) else { return };
+    /// Takes note of a message that is lent, and copies it if its receive has begun.
+    pub(super) fn lent(&mut self, on: u8, tag: u32, bytes: usize, done: &mut Vec<Outcome>) -> Result<(), String> {
+        self.forget_offer(on, tag);
+        let message = self.lending.next(bytes);
+        match self.take_receive(on, tag) {
+            Some(receive) => self.copy_lent(&receive, message, done),
+            None if self.leaving => self.outbox.urgent.extend(header(TAKEN, message.number, 0)),
+            None if self.stash.len() > ANNOUNCED => return Err(format!("it lends more than {ANNOUNCED} messages")),
+            None => self.stash.push_back((on, tag, Stashed::Lent(message))),
+        }
+        Ok(())
+    }
+
+    /// Copies a message that is lent to its receive.
+    pub(super) fn copy_lent(&mut self, receive: &TcpReceive, message: LentMessage, done: &mut Vec<Outcome>) {
+        let (&TcpReceive { request, into, room, .. }, LentMessage { number, address, bytes }) = (receive, message);
         if bytes > room {
+            self.outbox.urgent.extend(header(TAKEN, number, room + 1));
             return done.push((request, Err(too_long(bytes, room))));
         }
         // SAFETY: the receiver promises `room` bytes until the request has ended; they are initialised, and nothing
         // else refers to them.
         let place = unsafe { slice::from_raw_parts_mut(into, bytes) };
-        if self.lending.copy(place) {
+        if self.lending.copy(address, place) {
             done.push((request, Ok(bytes)));
+            self.outbox.urgent.extend(header(TAKEN, number, 0));
+        }
+    }
+
+    /// Forgets the first offer of a tag, whose message has come.
+    fn forget_offer(&mut self, on: u8, tag: u32) {
+        if let Some(offer) = self.offers.iter().position(|&(of, offered, _)| (of, offered) == (on, tag)) {
+            self.offers.remove(offer);
         }
     }
 
