@@ -7,11 +7,29 @@ use super::{
 };
 use crate::simd::prefetch;
 
+/// The use of the output's old value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Old {
+    /// It is overwritten.
+    Overwritten,
+    /// It is added to the sum.
+    Added,
+    /// The sum continues from it, so that a sum in parts has the bits of the whole. The factor is 1.
+    Continued,
+}
+
+impl Old {
+    /// The use of an old value that is added, or overwritten.
+    pub(crate) fn added(yes: bool) -> Self {
+        if yes { Old::Added } else { Old::Overwritten }
+    }
+}
+
 /// The addends of the output `a · b`: bias and residual.
 #[derive(Clone, Copy)]
 pub(crate) struct Epilogue<T> {
-    /// True if the output's old value is added.
-    pub add: bool,
+    /// The use of the output's old value.
+    pub old: Old,
     /// Matrices of the output's shape, added in order once the sums over `k` are complete.
     pub addends: [Option<Matrix<*const T>>; 2],
 }
@@ -24,12 +42,12 @@ unsafe impl<T: Sync> Sync for Epilogue<T> {}
 impl<T> Epilogue<T> {
     /// An epilogue without addends. With `add`, the output's old value is added.
     pub(crate) fn accumulate(add: bool) -> Self {
-        Epilogue { add, addends: [None, None] }
+        Epilogue { old: Old::added(add), addends: [None, None] }
     }
 
     /// Tells whether nothing but the output's old value is added.
     pub(super) fn only_accumulates(&self) -> bool {
-        self.add && !self.has_addends()
+        self.old != Old::Overwritten && !self.has_addends()
     }
 
     /// Tells whether there are matrices to add.
@@ -50,12 +68,13 @@ impl<T> Epilogue<T> {
     /// This epilogue over elements of another type, in the same memory.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn cast<U>(self) -> Epilogue<U> {
-        Epilogue { add: self.add, addends: self.addends.map(|x| x.map(Matrix::<*const T>::cast)) }
+        Epilogue { old: self.old, addends: self.addends.map(|x| x.map(Matrix::<*const T>::cast)) }
     }
 
     /// The epilogue of one block of `k`: later blocks are added to the first, and the last one completes the sum.
     pub(super) fn for_k_block(self, first: bool, last: bool) -> Self {
-        Epilogue { add: self.add || !first, addends: if last { self.addends } else { [None, None] } }
+        let old = if first { self.old } else { Old::Added };
+        Epilogue { old, addends: if last { self.addends } else { [None, None] } }
     }
 }
 

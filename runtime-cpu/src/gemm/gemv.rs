@@ -6,7 +6,7 @@
 //! has its bits.
 
 use super::{
-    epilogue::Epilogue,
+    epilogue::{Epilogue, Old},
     loops::KC,
     matrix::{GemmSize, Matrix},
     vector::{Vector, Vectors},
@@ -122,7 +122,7 @@ impl<T: Vectors> Gemv<T> {
         let (out, mut tile) = (out.offset(0, j), Tile([[T::ZERO; GROUP]; STEPS]));
         // With k = 0 the output is still written.
         for from in (0..size.k.max(1)).step_by(KC) {
-            let (to, add) = (size.k.min(from + KC), epilogue.add || from > 0);
+            let (to, add) = (size.k.min(from + KC), epilogue.old == Old::Added || from > 0);
             // SAFETY: the caller guarantees valid operands and the vector.
             unsafe {
                 let mut acc = [[R::splat(T::ZERO); GROUP]; M];

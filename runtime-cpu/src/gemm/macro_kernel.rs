@@ -2,7 +2,7 @@
 //! micro-tile in registers.
 
 use super::{
-    epilogue::Epilogue,
+    epilogue::{Epilogue, Old},
     matrix::Matrix,
     pack_a::{AMicroPanel, AOperand, ColumnPanel, GatheredPanel, PackedA, RowPanel, pack_a},
     vector::{Vector, Vectors},
@@ -201,7 +201,8 @@ impl<T: Vectors> MacroKernel<'_, T> {
     unsafe fn micro_panel<R: Vector<T>, const MR: usize, const NV: usize>(&self, i: usize, a: impl AMicroPanel<T>) {
         let (blocking, width) = (Blocking { mr: MR, nv: NV, lanes: R::LANES }, NV * R::LANES);
         let are_whole = i + MR <= self.m && self.out.column == 1;
-        let end = if are_whole { blocking.full_panels(self.n) * width } else { 0 };
+        let continued = self.epilogue.old == Old::Continued;
+        let end = if are_whole && !continued { blocking.full_panels(self.n) * width } else { 0 };
         let has_addends = self.epilogue.has_addends();
         for j in (0..end).step_by(width) {
             let tile = MicroTile { kc: self.kc, a, b: self.b.panel(j, width) };
@@ -212,7 +213,7 @@ impl<T: Vectors> MacroKernel<'_, T> {
             // SAFETY: the micro-panel of B and the micro-tile of the output are within `[kc, n]` and `[m, n]`, which
             // the caller guarantees.
             unsafe {
-                tile.run::<R, MR, NV>(out.at, out.row, self.alpha, epilogue.add);
+                tile.run::<R, MR, NV, false>(out.at, out.row, self.alpha, epilogue.old == Old::Added);
                 if has_addends {
                     epilogue.add_to::<R>(out, (MR, width));
                 }
@@ -220,9 +221,11 @@ impl<T: Vectors> MacroKernel<'_, T> {
         }
         // SAFETY: the caller guarantees valid operands; the edge's micro-tiles are those from column `end` on.
         unsafe {
-            match self.m - i {
-                ..=MR_EDGE => self.edge_panels::<R, MR_EDGE, NV>(i, end, a),
-                _ => self.edge_panels::<R, MR, NV>(i, end, a),
+            match (self.m - i <= MR_EDGE, continued) {
+                (true, false) => self.edge_panels::<R, MR_EDGE, NV, false>(i, end, a),
+                (false, false) => self.edge_panels::<R, MR, NV, false>(i, end, a),
+                (true, true) => self.edge_panels::<R, MR_EDGE, NV, true>(i, end, a),
+                (false, true) => self.edge_panels::<R, MR, NV, true>(i, end, a),
             }
         }
     }
@@ -233,7 +236,7 @@ impl<T: Vectors> MacroKernel<'_, T> {
     /// # Safety
     /// As for [`run`]; the CPU supports the vector `R`, and `a` is valid for `kc` columns.
     #[inline(always)]
-    unsafe fn edge_panels<R: Vector<T>, const MR: usize, const NV: usize>(
+    unsafe fn edge_panels<R: Vector<T>, const MR: usize, const NV: usize, const CONTINUED: bool>(
         &self,
         i: usize,
         mut j: usize,
@@ -255,11 +258,14 @@ impl<T: Vectors> MacroKernel<'_, T> {
                 let mut edge_tile = std::mem::MaybeUninit::<[T; MAX_MICRO_TILE]>::uninit();
                 let (at, row) =
                     if whole { (out.at, out.row) } else { (edge_tile.as_mut_ptr().cast::<T>(), width as isize) };
-                let (alpha, add) = if whole { (self.alpha, self.epilogue.add) } else { (T::ONE, false) };
+                if CONTINUED && !whole {
+                    load_edge(at, (MR, width), out, (m, left.min(width)));
+                }
+                let (alpha, add) = if whole { (self.alpha, self.epilogue.old == Old::Added) } else { (T::ONE, false) };
                 match width / R::LANES {
-                    1 => tile.run::<R, MR, 1>(at, row, alpha, add),
-                    2 if NV > 2 => tile.run::<R, MR, 2>(at, row, alpha, add),
-                    _ => tile.run::<R, MR, NV>(at, row, alpha, add),
+                    1 => tile.run::<R, MR, 1, CONTINUED>(at, row, alpha, add),
+                    2 if NV > 2 => tile.run::<R, MR, 2, CONTINUED>(at, row, alpha, add),
+                    _ => tile.run::<R, MR, NV, CONTINUED>(at, row, alpha, add),
                 }
                 if !whole {
                     store_edge(at, width, (m, left.min(width)), out, self);
@@ -279,13 +285,14 @@ struct MicroTile<T, S> {
 }
 
 impl<T: Vectors, S: AMicroPanel<T>> MicroTile<T, S> {
-    /// The micro-kernel: `out = alpha · a · b (+ out)`.
+    /// The micro-kernel: `out = alpha · a · b (+ out)`. Whether sums continue from the old `out` is known when it is
+    /// compiled: otherwise accumulators are not kept in registers, and a GEMM takes 1.6 times as long.
     ///
     /// # Safety
     /// Both micro-panels are valid for `kc` products of each sum, and `out` for `MR` rows of `NV` vectors; the CPU
     /// supports the vector `R`.
     #[inline(always)]
-    unsafe fn run<R: Vector<T>, const MR: usize, const NV: usize>(
+    unsafe fn run<R: Vector<T>, const MR: usize, const NV: usize, const CONTINUED: bool>(
         &self,
         out: *mut T,
         out_row: isize,
@@ -297,6 +304,13 @@ impl<T: Vectors, S: AMicroPanel<T>> MicroTile<T, S> {
             let mut acc = [[R::splat(T::ZERO); NV]; MR];
             for i in 0..MR {
                 prefetch(out.wrapping_offset(i as isize * out_row), NV * R::LANES);
+            }
+            if CONTINUED {
+                for (i, row) in acc.iter_mut().enumerate() {
+                    for (v, acc) in row.iter_mut().enumerate() {
+                        *acc = R::load(out.offset(i as isize * out_row).add(v * R::LANES));
+                    }
+                }
             }
             // Loops, not `for_each`: a closure of this size is not inlined, and then compiled without the vector's
             // instructions.
@@ -343,6 +357,21 @@ impl<T: Vectors, S: AMicroPanel<T>> MicroTile<T, S> {
     }
 }
 
+/// Copies the `[m, n]` elements that exist from the output to a micro-tile of zeros on the stack.
+///
+/// # Safety
+/// `tile` is valid for the rows and columns of `size`, and `out` for `[m, n]` elements, which are not more.
+unsafe fn load_edge<T: Vectors>(tile: *mut T, size: (usize, usize), out: Matrix<*mut T>, (m, n): (usize, usize)) {
+    let (rows, width) = size;
+    for i in 0..rows {
+        for j in 0..width {
+            // SAFETY: row `i` and column `j` of the micro-tile, and of the output where it has them; the caller
+            // guarantees both.
+            unsafe { *tile.add(i * width + j) = if i < m && j < n { *out.offset(i, j).at } else { T::ZERO } };
+        }
+    }
+}
+
 /// Copies the `[m, n]` elements that exist from a micro-tile on the stack to the output.
 ///
 /// # Safety
@@ -360,7 +389,7 @@ unsafe fn store_edge<T: Vectors>(
             // SAFETY: row `i < m` and column `j < n` of both, which the caller guarantees.
             unsafe {
                 let x = (*tile.add(i * row_stride + j)).mul(kernel.alpha);
-                *to = if kernel.epilogue.add { x.add(*to) } else { x };
+                *to = if kernel.epilogue.old == Old::Added { x.add(*to) } else { x };
             }
         }
     }

@@ -39,7 +39,7 @@ pub(crate) use amx::{
     BackgroundTask, Interleaved, SplitBf16, Tile, TileUnit, not_finite, split_pairs, split_row, unpair_rows,
 };
 pub(crate) use conv_weights::{ConvSize, ConvWeights, gemm_im2col_lhs};
-pub(crate) use epilogue::Epilogue;
+pub(crate) use epilogue::{Epilogue, Old};
 pub(crate) use im2col::{Im2col, OVERREAD};
 pub(crate) use linear::linear;
 pub(crate) use loops::{CacheLine, KC as K_BLOCK, gemm, gemm_operand, workspace};

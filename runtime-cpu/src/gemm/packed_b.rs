@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    epilogue::Epilogue,
+    epilogue::{Epilogue, Old},
     macro_kernel::{self, BMicroPanels, Blocking, MacroKernel},
     matrix::Matrix,
     pack_a::AOperand,
@@ -42,7 +42,13 @@ impl<'a, T: Vectors> PackedB<'a, T> {
         PackedB { simd, elements: to, k, n }
     }
 
-    /// Computes `out = alpha · a · b (+ out)` for `m` rows of `a`, the rows `k` of `b` and its first `n` columns.
+    /// `[k, n]` elements that [`new`](PackedB::new) has packed.
+    pub(crate) fn of_packed(simd: Simd, (k, n): (usize, usize), elements: &'a [T]) -> PackedB<'a, T> {
+        assert!(elements.len() >= Self::len(k, n));
+        PackedB { simd, elements, k, n }
+    }
+
+    /// Computes `out = alpha · a · b`, with this use of the old `out`, for `m` rows of `a`, the rows `k` of `b` and its first `n` columns.
     /// Column 0 of `a` is multiplied by row `k.start` of `b`. Columns up to the end of a micro-panel may be written,
     /// where `b` has them.
     ///
@@ -55,7 +61,7 @@ impl<'a, T: Vectors> PackedB<'a, T> {
         a: AOperand<'_, T>,
         out: Matrix<*mut T>,
         alpha: T,
-        add: bool,
+        old: Old,
     ) {
         debug_assert!(k.end <= self.k && n <= self.n);
         let kernel = MacroKernel {
@@ -66,7 +72,7 @@ impl<'a, T: Vectors> PackedB<'a, T> {
             b: BMicroPanels { at: self.elements.as_ptr(), kc: self.k, from: k.start },
             out,
             alpha,
-            epilogue: Epilogue::accumulate(add),
+            epilogue: Epilogue { old, addends: [None, None] },
         };
         // SAFETY: the caller guarantees `a` and `out`; `b` is packed for this `simd`. Attention's `a` is read in place
         // and needs no workspace.

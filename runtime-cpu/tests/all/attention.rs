@@ -133,6 +133,41 @@ fn the_same_bits_wherever_operands_lie_and_whoever_computes() {
     }
 }
 
+/// What is before and after a sequence, in a batch or in a cache, changes no bit of its outputs.
+#[test]
+fn keys_that_a_query_does_not_see_change_no_bit() {
+    for cpu in runtimes().iter().filter(|cpu| cpu.simd() != Simd::Amx) {
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            for (n, before, after) in [(30, 7, 3), (270, 301, 0), (530, 1, 40)] {
+                let alone = ins(cpu, dtype, [1, 2, 1, n, n, 20, 12], false);
+                let first = kernel(FusedOp::Attention(causal()), &[&alone.q, &alone.k, &alone.v]);
+                let rows = n - 3..n;
+                let queries = alone.q.narrow(2, rows.start, 3).unwrap();
+                let op = Attention { lower_right: true, ..causal() };
+                let last = kernel(FusedOp::Attention(op), &[&queries, &alone.k, &alone.v]);
+                let of = |x: &T, start, len| x.narrow(2, start, len).unwrap();
+                same_bits(&last[0], &of(&first[0], rows.start, 3), &format!("the last of {n} on {cpu:?}"));
+                // The same among others, which a mask hides.
+                let all = before + n + after;
+                let others = ins(cpu, dtype, [1, 2, 1, all, all, 20, 12], false);
+                let [q, k, v] = [(&alone.q, &others.q), (&alone.k, &others.k), (&alone.v, &others.v)]
+                    .map(|(x, other)| cat(&[&of(other, 0, before), x, &of(other, before + n, after)], 2).unwrap());
+                let inside = |i: usize| (before..before + n).contains(&i);
+                let hidden = |i: usize| if inside(i / all) == inside(i % all) { 0.0 } else { f64::NEG_INFINITY };
+                let mask = store(cpu, dtype, &[all, all], &(0..all * all).map(hidden).collect::<Vec<_>>());
+                let packed = kernel(FusedOp::Attention(Attention { masked: true, ..causal() }), &[&q, &k, &v, &mask]);
+                for (i, (got, due)) in packed.iter().zip(&first).enumerate() {
+                    same_bits(
+                        &of(got, before, n),
+                        due,
+                        &format!("output {i} of {dtype}, {n} after {before} on {cpu:?}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// The level of tiles and the one below it, where there are both.
 fn tiles_and_below() -> Option<[Cpu; 2]> {
     let levels = [Simd::Amx, Simd::Avx512];

@@ -227,7 +227,7 @@ pub(super) fn keys<S: StoredFloat>(
             dots_of(simd, p, h, [g_staging, q_staging], dots);
         }
     }
-    let mut add = Adds { dq: banded, dk: banded };
+    let mut add = Adds { dq: Old::added(banded), dk: Old::added(banded) };
     for keys in chunks_of(mine, KEYS) {
         let Some(any) = heads.first() else { break };
         let n = keys.len();
@@ -244,7 +244,7 @@ pub(super) fn keys<S: StoredFloat>(
             let value = upcast(simd, any.v.offset(keys.start, 0), (n, value_depth), keys_staging);
             Right { dk, dv, kt, k, vt: PackedB::new(simd, value.transposed(), (value_depth, n), vt) }
         };
-        add.dk = banded;
+        add.dk = Old::added(banded);
         for (h, dots) in heads.iter().zip(dots.chunks(p.queries.max(1))) {
             for rows in chunks(p.queries, QUERIES).filter(|rows| p.meets(rows, &keys)) {
                 // SAFETY: these queries of the operands.
@@ -259,10 +259,10 @@ pub(super) fn keys<S: StoredFloat>(
                     }
                 };
                 block_grads(call, p, h, (&rows, &keys), (&right, &left), ([s, ds, slopes], dots), add);
-                add.dk = true;
+                add.dk = Old::Added;
             }
         }
-        add.dq = true;
+        add.dq = Old::Added;
         // SAFETY: these keys' gradients, which are this task's alone.
         unsafe {
             store_rounded(simd, dk, dk_out, (n, depth));
@@ -293,9 +293,9 @@ struct Left<'a, T> {
 /// The gradients to which a block adds its contribution; it overwrites the old values of the others.
 #[derive(Clone, Copy)]
 struct Adds {
-    dq: bool,
-    /// True for the gradients of keys and of values.
-    dk: bool,
+    dq: Old,
+    /// The use of the old gradients of keys and of values.
+    dk: Old,
 }
 
 /// Computes what one block of queries and keys contributes to the gradients.
@@ -315,9 +315,10 @@ fn block_grads<S: StoredFloat>(
         let (s, ds) = (&mut s[at.clone()], &mut ds[at]);
         // SAFETY: these queries of the operands, and their gradients, which are this task's alone.
         unsafe {
-            p.scores::<S>(h.at, (&step, left.q.offset(first, 0)), (keys, right.kt), call.engine().simd, s, slopes);
+            let (q, to, simd) = (left.q.offset(first, 0), (&mut *s, SCORE_STRIDE), call.engine().simd);
+            p.scores::<S>(h.at, (&step, q), (keys, right.kt), simd, to, slopes);
             let upstream = AOperand::Strided(left.g.offset(first, 0));
-            right.vt.gemm((step.len(), 0..p.value_depth, n), upstream, block(ds), one(), false);
+            right.vt.gemm((step.len(), 0..p.value_depth, n), upstream, block(ds), one(), Old::Overwritten);
             score_grads(
                 call.engine().simd,
                 s,
@@ -366,9 +367,9 @@ multiversion! {
             // A query that saw nothing has no finite logsumexp, and no weight; where the weights are lost, so is the
             // upstream gradient 0.
             let none = lse == T::from_f64(f64::NEG_INFINITY) || lse < -far || lse > far;
-            let (unit, base) = if none { (T::default(), T::default()) } else { (one(), lse * T::LOG2E) };
+            let (unit, base) = if none { (T::default(), T::default()) } else { (one(), lse) };
             for (s, d) in s[..end].iter_mut().zip(&mut ds[..end]) {
-                *s = Math::exp2_flushed(*s - base) * unit;
+                *s = Math::exp2_flushed((*s - base) * T::LOG2E) * unit;
                 *d = *s * (*d - dot);
             }
         }

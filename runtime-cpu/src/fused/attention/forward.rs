@@ -2,18 +2,19 @@
 
 use std::ops::Range;
 
-use numcore::{Element as _, Result, Support, fused::Attention};
+use numcore::{Result, Support, fused::Attention};
+
+use smallvec::SmallVec;
 
 use super::{super::one, super::softmax::finite, *};
-use crate::{
-    math::{Math, Real as _},
-    simd::multiversion,
-};
+use crate::{gemm::Old, machine::Machine, math::Math, simd::multiversion};
 
 /// The smallest number of queries of one task, which share the packed keys and values.
 const QUERIES: usize = 256;
 /// Tasks of a call that has fewer heads, about.
 const TASKS: usize = 32;
+/// Steps of [`ROWS`] queries that share a block of keys where all keys and values do not fit into L2.
+const LONG_STEPS: usize = 4;
 
 /// Matrices of one query head and its key head.
 pub(super) struct ForwardHead<S> {
@@ -51,8 +52,9 @@ pub(super) fn tasks<S: StoredFloat>(
     Ok(Support::Done)
 }
 
-/// Computes these queries against all keys they see. Outputs are accumulated in scratch memory, since their rows may be
-/// far apart, and half-precision ones are rounded once.
+/// Computes these queries against all keys they see. All scores of a few queries exist before their largest is known,
+/// and with it their weights. Outputs are accumulated in scratch memory, since their rows may be far apart, and
+/// half-precision ones are rounded once.
 pub(super) fn queries<S: StoredFloat>(
     call: &FusedCall<'_>,
     p: &AttentionProblem,
@@ -61,84 +63,110 @@ pub(super) fn queries<S: StoredFloat>(
     lse: &mut [S::Lane],
 ) -> Result<()> {
     let simd = call.engine().simd;
+    let visible = p.visible(&rows);
+    let packed = [PackedB::<S::Lane>::len(p.depth, KEYS), PackedB::<S::Lane>::len(KEYS, p.value_depth)];
+    let blocks = visible.div_ceil(KEYS).max(1);
+    // Keys and values beyond L2 are read for more queries at a time.
+    let most =
+        if blocks * (packed[0] + packed[1]) * size_of::<S::Lane>() <= Machine::get().l2 / 2 { 1 } else { LONG_STEPS };
+    let group = (most * ROWS).min(rows.len());
+    // Blocks that one group alone reads are packed where the next ones will be.
+    let kept = if group == rows.len() { 1 } else { blocks };
+    let stride = blocks * KEYS + (SCORE_STRIDE - KEYS);
     let mut scratch = Scratch::<S::Lane, _>::new(
         call.cpu,
         [
-            PackedB::<S::Lane>::len(p.depth, KEYS),
-            PackedB::<S::Lane>::len(KEYS, p.value_depth),
-            ROWS * SCORE_STRIDE,
-            rows.len() * p.value_depth,
-            rows.len(),
-            rows.len(),
+            kept * packed[0],
+            kept * packed[1],
+            group.next_multiple_of(ROWS) * stride,
+            group * p.value_depth,
+            group,
+            group,
             staging::<S>(KEYS * p.depth.max(p.value_depth)),
             staging::<S>(ROWS * p.depth),
         ],
     )?;
     let [keys_packed, values_packed, s, o, top, sum, keys_staging, queries_staging] = scratch.buffers();
-    let [top, sum] = [top, sum].map(|x| &mut x[..rows.len()]);
-    let o = &mut o[..rows.len() * p.value_depth];
-    top.fill(S::Lane::from_f64(f64::NEG_INFINITY));
-    sum.fill(S::Lane::default());
-    o.fill(S::Lane::default());
-    for keys in chunks(p.visible(&rows), KEYS).filter(|keys| p.meets(&rows, keys)) {
-        let n = keys.len();
-        // SAFETY: these keys of the operands.
-        let (k, v) = unsafe {
-            let k = upcast(simd, h.k.offset(keys.start, 0), (n, p.depth), keys_staging);
-            let k = PackedB::new(simd, k.transposed(), (p.depth, n), keys_packed);
-            let v = upcast(simd, h.v.offset(keys.start, 0), (n, p.value_depth), keys_staging);
-            (k, PackedB::new(simd, v, (n, p.value_depth), values_packed))
-        };
-        for step in chunks_of(rows.clone(), ROWS).filter(|step| p.meets(step, &keys)) {
-            // SAFETY: these queries of the operand.
-            unsafe {
-                let q = upcast(simd, h.q.offset(step.start, 0), (step.len(), p.depth), queries_staging);
-                p.scores::<S>(h.at, (&step, q), (&keys, k), simd, s, &mut []);
+    let mut is_packed: SmallVec<[[bool; 2]; 32]> = SmallVec::from_elem([false; 2], blocks);
+    for group in chunks_of(rows.clone(), group.max(1)) {
+        let len = group.len();
+        let blocks = || chunks(visible, KEYS).filter(|keys| p.meets(&group, keys));
+        let steps = |keys: Range<usize>| chunks_of(group.clone(), ROWS).filter(move |step| p.meets(step, &keys));
+        for keys in blocks() {
+            let (n, i) = (keys.len(), keys.start / KEYS);
+            let to = &mut keys_packed[i % kept * packed[0]..][..packed[0]];
+            if kept == 1 || !std::mem::replace(&mut is_packed[i][0], true) {
+                // SAFETY: these keys of the operand.
+                unsafe {
+                    let k = upcast(simd, h.k.offset(keys.start, 0), (n, p.depth), keys_staging);
+                    PackedB::new(simd, k.transposed(), (p.depth, n), to);
+                }
             }
-            let at = step.start - rows.start..step.end - rows.start;
-            let seen = p.seen_by(&step, &keys);
-            let o = &mut o[at.start * p.value_depth..at.end * p.value_depth];
-            weights(simd, s, o, &mut top[at.clone()], &mut sum[at], seen);
-            let o = Matrix { at: o.as_mut_ptr(), row: p.value_depth as isize, column: 1 };
-            // SAFETY: weights of these queries, and their rows of the output.
-            unsafe {
-                v.gemm((step.len(), 0..seen.last, p.value_depth), AOperand::Strided(read(block(s))), o, one(), true)
-            };
+            let k = PackedB::of_packed(simd, (p.depth, n), to);
+            for step in steps(keys.clone()) {
+                let s = &mut s[(step.start - group.start) * stride + keys.start..];
+                // SAFETY: these queries of the operand.
+                unsafe {
+                    let q = upcast(simd, h.q.offset(step.start, 0), (step.len(), p.depth), queries_staging);
+                    p.scores::<S>(h.at, (&step, q), (&keys, k), simd, (s, stride), &mut []);
+                }
+            }
         }
+        let (top, sum) = (&mut top[..len], &mut sum[..len]);
+        for step in chunks_of(group.clone(), ROWS) {
+            let at = step.start - group.start..step.end - group.start;
+            // The blocks that have a key that a query of the step sees.
+            let (start, end) = (p.start(step.start), p.visible(&step));
+            let all = if start < end { start / KEYS * KEYS..end } else { 0..0 };
+            let s = &mut s[at.start * stride + all.start..];
+            weights(simd, (s, stride), &mut top[at.clone()], &mut sum[at], p.seen_by(&step, &all));
+        }
+        let o = &mut o[..len * p.value_depth];
+        o.fill(S::Lane::default());
+        for keys in blocks() {
+            let (n, i) = (keys.len(), keys.start / KEYS);
+            let to = &mut values_packed[i % kept * packed[1]..][..packed[1]];
+            if kept == 1 || !std::mem::replace(&mut is_packed[i][1], true) {
+                // SAFETY: these values of the operand.
+                unsafe {
+                    let v = upcast(simd, h.v.offset(keys.start, 0), (n, p.value_depth), keys_staging);
+                    PackedB::new(simd, v, (n, p.value_depth), to);
+                }
+            }
+            let v = PackedB::of_packed(simd, (n, p.value_depth), to);
+            for step in steps(keys.clone()) {
+                let first = step.start - group.start;
+                let weights = Matrix { at: s[first * stride + keys.start..].as_ptr(), row: stride as isize, column: 1 };
+                let to = &mut o[first * p.value_depth..];
+                let to = Matrix { at: to.as_mut_ptr(), row: p.value_depth as isize, column: 1 };
+                let size = (step.len(), 0..p.seen(step.end - 1, &keys), p.value_depth);
+                // SAFETY: weights of these queries, and their rows of the output.
+                unsafe { v.gemm(size, AOperand::Strided(weights), to, one(), Old::Continued) };
+            }
+        }
+        let lse = &mut lse[group.start - rows.start..][..len];
+        finish(simd, o, h.o.offset(group.start, 0), lse, top, sum);
     }
-    finish(simd, o, h.o.offset(rows.start, 0), lse, top, sum);
     Ok(())
 }
 
 multiversion! {
-    /// Turns scores into weights relative to the largest score so far, and rescales the outputs so far.
-    fn weights<T: (Float)>(s: &mut [T], o: &mut [T], top: &mut [T], sum: &mut [T], seen: Seen) {
-        let width = o.len() / top.len();
-        let mut before = [T::default(); ROWS];
+    /// Turns scores into weights relative to the largest of their row, whose sums have no order.
+    fn weights<T: (Float)>(s: (&mut [T], usize), top: &mut [T], sum: &mut [T], seen: Seen) {
+        let (s, stride) = s;
         // Rows are independent: first all largest scores are found, then all weights.
         for (i, top) in top.iter_mut().enumerate() {
             let here = seen.of(i);
-            let row = &mut s[i * SCORE_STRIDE..][..here.next_multiple_of(row_reduce::LANES)];
+            let row = &mut s[i * stride..][..here.next_multiple_of(row_reduce::LANES)];
             row[here..].fill(T::from_f64(f64::NEG_INFINITY));
-            before[i] = *top;
-            *top = row_reduce::greatest(*top, row);
+            *top = row_reduce::greatest(T::from_f64(f64::NEG_INFINITY), row);
         }
         for (i, (&top, sum)) in top.iter().zip(sum).enumerate() {
-            let row = &mut s[i * SCORE_STRIDE..][..KEYS];
             let end = seen.of(i).next_multiple_of(row_reduce::LANES);
+            let row = &mut s[i * stride..][..end.max(seen.last)];
             let base = finite(top);
-            let row_sum = row_reduce::update_sum(&mut row[..end], |x| Math::exp2_flushed(x - base));
-            if end < seen.last {
-                row[end..seen.last].fill(T::default());
-            }
-            if before[i] != top {
-                let factor = Math::exp2_flushed(before[i] - base);
-                for x in &mut o[i * width..(i + 1) * width] {
-                    *x = *x * factor;
-                }
-                *sum = *sum * factor;
-            }
-            *sum = *sum + row_sum;
+            *sum = row_reduce::update_exact_sum(&mut row[..end], |x| Math::exp2_flushed((x - base) * T::LOG2E));
+            row[end..].fill(T::default());
         }
     }
 
@@ -146,10 +174,9 @@ multiversion! {
     fn finish<S: (StoredFloat)>(
         o: &[S::Lane], out: Matrix<*mut S>, lse: &mut [S::Lane], top: &[S::Lane], sum: &[S::Lane],
     ) {
-        let (zero, width, low) = (S::Lane::default(), o.len() / top.len(), lowest::<S::Lane>());
+        let (zero, width) = (S::Lane::default(), o.len() / top.len());
         for (i, (&top, &sum)) in top.iter().zip(sum).enumerate() {
-            // Scores that were the lowest finite value before the change of units must still be.
-            lse[i] = if top == low { low } else { finite(top) * S::Lane::LN2 + Math::log(sum) };
+            lse[i] = finite(top) + Math::log(sum);
             let inverse = if sum == zero { zero } else { one::<S::Lane>() / sum };
             // SAFETY: a row of the output.
             let to = unsafe { std::slice::from_raw_parts_mut(out.offset(i, 0).at, width) };

@@ -1,13 +1,16 @@
-//! Attention in blocks of queries and keys with an online softmax (Dao, *FlashAttention-2*, 2023): scores exist one
-//! block at a time, so memory is linear in the sequence length.
+//! Attention in blocks of queries and keys (Dao, *FlashAttention-2*, 2023): scores of a few queries exist at a time, so
+//! memory is linear in the sequence length.
 //!
-//! Keys and values are packed once per block of keys, and all queries of a task pass over them. Scores are in units of
-//! log 2, so that weights are powers of two.
+//! Keys and values are packed once per block of keys, and all queries of a task pass over them. Backward, and forward by
+//! AMX, have one block of scores at a time; forward by vectors has all scores of a few queries. So weights are relative
+//! to the largest of all scores, and no weight is ever rescaled.
 //!
 //! In a block through which the diagonal of a causal call passes, only scores below it are computed, a few rows at a
 //! time. Blocks outside of a sliding window are skipped; inside a block keys before the window have scores of `−∞`.
 //!
 //! **Invariant**: the partition into tasks, and with it the order of every sum, depends only on the sizes of the call.
+//! By vectors the bits of a query's output depend on its own keys alone: outputs are summed key by key, a hidden key adds
+//! nothing, and the sum of weights is exact. So neither padding nor other sequences around a sequence change them.
 
 mod backward;
 mod forward;
@@ -28,8 +31,8 @@ use super::{Float, FusedCall, StoredFloat, half_rows, row_reduce};
 use crate::{
     Cpu, CpuBuffer, Simd,
     element::Stored,
-    gemm::{AOperand, Matrix, PackedB},
-    math::{Math, Real},
+    gemm::{AOperand, Matrix, Old, PackedB},
+    math::Math,
     operand::{Base, Operand},
     simd::multiversion,
 };
@@ -142,8 +145,8 @@ impl AttentionProblem {
         if rows.is_empty() { 0 } else { self.seen(rows.end - 1, &(0..self.keys)) }
     }
 
-    /// Scores of a few queries and those keys of a block that the last of them sees, in units of log 2 and in rows of
-    /// [`SCORE_STRIDE`] elements; with a soft cap also its slopes, in as many rows.
+    /// Scores of a few queries and those keys of a block that the last of them sees, in rows that are some elements
+    /// apart; with a soft cap also its slopes, in as many rows of [`SCORE_STRIDE`] elements.
     ///
     /// # Safety
     /// `q` is valid for these queries, and `k` has these keys.
@@ -153,53 +156,44 @@ impl AttentionProblem {
         (rows, q): (&Range<usize>, Matrix<*const S::Lane>),
         (keys, k): (&Range<usize>, PackedB<'_, S::Lane>),
         simd: Simd,
-        s: &mut [S::Lane],
+        (s, stride): (&mut [S::Lane], usize),
         slopes: &mut [S::Lane],
     ) {
         let n = self.seen(rows.end - 1, keys);
-        let unit = if self.mask.is_some() { 1.0 } else { std::f64::consts::LOG2_E };
-        let scale = S::Lane::from_f64(self.softcap.map_or(self.scale * unit, |cap| self.scale / cap));
+        let scale = S::Lane::from_f64(self.softcap.map_or(self.scale, |cap| self.scale / cap));
+        let to = Matrix { at: s.as_mut_ptr(), row: stride as isize, column: 1 };
         // SAFETY: the caller guarantees the queries and keys; `s` is a mutable slice with a row for each query.
-        unsafe { k.gemm((rows.len(), 0..self.depth, n), AOperand::Strided(q), block(s), scale, false) };
+        unsafe { k.gemm((rows.len(), 0..self.depth, n), AOperand::Strided(q), to, scale, Old::Overwritten) };
         if let Some(cap) = self.softcap {
-            cap_rows(simd, s, slopes, (rows.len(), n), S::Lane::from_f64(cap * unit));
+            cap_rows(simd, (s, stride), slopes, (rows.len(), n), S::Lane::from_f64(cap));
         }
-        self.add_mask::<S>((b, h), rows, keys, n, s);
-        for (row, s) in rows.clone().zip(s.chunks_exact_mut(SCORE_STRIDE)) {
+        self.add_mask::<S>((b, h), rows, keys, n, (s, stride));
+        for (row, s) in rows.clone().zip(s.chunks_mut(stride)) {
             let hidden = self.start(row).saturating_sub(keys.start).min(n);
             s[..hidden].fill(S::Lane::from_f64(f64::NEG_INFINITY));
         }
     }
 
-    /// Adds the mask, if there is one, to `n` scores of each of these rows, and makes their unit log 2.
+    /// Adds the mask, if there is one, to `n` scores of each of these rows.
     fn add_mask<S: StoredFloat>(
         &self,
         (b, h): (usize, usize),
         rows: &Range<usize>,
         keys: &Range<usize>,
         n: usize,
-        s: &mut [S::Lane],
+        (s, stride): (&mut [S::Lane], usize),
     ) {
         let Some(mask) = &self.mask else { return };
-        let (along, lowest) = (mask.layout.strides()[3], lowest::<S::Lane>());
+        let along = mask.layout.strides()[3];
         let values: Base<S> = mask.base();
-        for (row, s) in rows.clone().zip(s.chunks_exact_mut(SCORE_STRIDE)) {
+        for (row, s) in rows.clone().zip(s.chunks_mut(stride)) {
             let first = offset(&mask.layout, [b, h, row, keys.start]);
             for (j, x) in s[..n].iter_mut().enumerate() {
                 // SAFETY: a position of the mask, which was broadcast to the scores.
-                let score = *x + unsafe { values.get(first + j as isize * along) }.load();
-                let log = score * S::Lane::LOG2E;
-                // The lowest finite value hides a key like `−∞`, but only next to larger scores; so it must stay
-                // finite.
-                *x = if score >= lowest && log < lowest { lowest } else { log };
+                *x = *x + unsafe { values.get(first + j as isize * along) }.load();
             }
         }
     }
-}
-
-/// The lowest finite value of the type.
-fn lowest<T: Float>() -> T {
-    T::from_f64(if size_of::<T>() == 4 { f32::MIN.into() } else { f64::MIN })
 }
 
 fn offset(layout: &Layout, at: [usize; 4]) -> isize {
@@ -291,10 +285,10 @@ impl Seen {
 
 multiversion! {
     /// Computes `cap · tanh` of `n` scores of each row, and its slopes if `slopes` is not empty.
-    fn cap_rows<T: (Float)>(s: &mut [T], slopes: &mut [T], size: (usize, usize), cap: T) {
-        let (rows, n) = size;
+    fn cap_rows<T: (Float)>(s: (&mut [T], usize), slopes: &mut [T], size: (usize, usize), cap: T) {
+        let ((s, stride), (rows, n)) = (s, size);
         for i in 0..rows {
-            let s = &mut s[i * SCORE_STRIDE..][..n];
+            let s = &mut s[i * stride..][..n];
             for x in s.iter_mut() {
                 *x = Math::tanh(*x);
             }

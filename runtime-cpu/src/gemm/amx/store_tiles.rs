@@ -10,7 +10,7 @@ use super::{
     split::{TileElement, not_finite},
     tile_rows::prefetch_row,
 };
-use crate::gemm::{Epilogue, Matrix};
+use crate::gemm::{Epilogue, Matrix, Old};
 
 /// The most addends of the epilogue, with the output's old value.
 const ADDENDS: usize = 3;
@@ -27,7 +27,7 @@ impl<T> OutputStore<T> {
     pub(super) fn new(out: Matrix<*mut T>, epilogue: Epilogue<T>) -> Self {
         let old = Matrix { at: out.at.cast_const(), row: out.row, column: out.column };
         let [first, second] = epilogue.addends;
-        let addends = [epilogue.add.then_some(old), first, second];
+        let addends = [(epilogue.old == Old::Added).then_some(old), first, second];
         let addends: SmallVec<[_; ADDENDS]> = addends.into_iter().flatten().collect();
         let unit_stride = out.column == 1 && addends.iter().all(|x| matches!(x.column, 0 | 1));
         OutputStore { out, addends, unit_stride }
