@@ -6,6 +6,8 @@
 
 mod binary;
 mod pairs;
+mod policy;
+mod preference;
 
 use std::sync::LazyLock;
 
@@ -20,6 +22,8 @@ use binary::softplus_of_negative;
 pub use binary::{BinaryOptions, bce_with_logits_by, dice, focal, gaussian_nll};
 pub use numcore::fused::{CrossEntropyOptions, Reduction};
 pub use pairs::{TripletOptions, cosine_embedding, info_nce, margin_ranking, triplet};
+pub use policy::{PolicyOptions, TokenMean, group_advantages, grpo, ppo};
+pub use preference::{DpoOptions, KtoOptions, dpo, ipo, kto, logprobs, orpo};
 
 macro_rules! elementwise {
     ($($(#[$doc:meta])* $name:ident($x:ident, $y:ident $(; $number:ident)?) = $loss:expr;)*) => {$(

@@ -14,6 +14,7 @@ mod layers;
 mod linear_cross_entropy;
 mod losses;
 mod losses_of_pairs;
+mod losses_of_preferences;
 mod module;
 mod moe;
 mod per_example;
