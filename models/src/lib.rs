@@ -41,7 +41,9 @@ pub use decoder::{Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, Deco
 pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
 pub use files::{JsonObject, SaveOptions};
 pub use gathered::gathered;
-pub use generate::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
+pub use generate::{
+    FinishReason, Generated, GenerationOptions, Prompt, Rollout, RolloutBatch, Sampling, StopTexts, generate, rollouts,
+};
 pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
 pub use pretrained::{Pretrained, PretrainedReport, require_no_adapters};
 pub use quantize::{QuantizeConfig, Weight4bit, quantize};

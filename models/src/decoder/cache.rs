@@ -78,6 +78,25 @@ impl<R: Runtime> KvCache<R> {
         self.padding.iter().zip(&self.ended).map(move |(&padding, &ended)| if ended { end } else { padding })
     }
 
+    /// A cache of some rows of others, in this order, with room for `capacity` tokens of each. Rows end together in it,
+    /// and it begins with the longest: what none of them has is dropped.
+    pub(crate) fn of_rows(rows: &[(&KvCache<R>, usize)], capacity: usize) -> Result<Self> {
+        let own = |&(cache, row): &(&KvCache<R>, usize)| cache.len - cache.padding[row];
+        let len = rows.iter().map(own).max().unwrap_or(0);
+        let layers = rows.first().map_or(0, |(cache, _)| cache.layers.len());
+        let layers = (0..layers).map(|i| {
+            let rows: Vec<_> = rows.iter().map(|of| (&of.0.layers[i], of.1, own(of))).collect();
+            LayerCache::of_rows(&rows, len, capacity)
+        });
+        Ok(KvCache {
+            layers: layers.collect::<Result<_>>()?,
+            padding: rows.iter().map(|of| len - own(of)).collect(),
+            ended: rows.iter().map(|(cache, row)| cache.ended[*row]).collect(),
+            capacity,
+            len,
+        })
+    }
+
     pub(super) fn layer(&mut self, i: usize) -> &mut LayerCache<R> {
         &mut self.layers[i]
     }
@@ -109,6 +128,31 @@ impl<R: Runtime> KvCache<R> {
 }
 
 impl<R: Runtime> LayerCache<R> {
+    /// The layer of [`KvCache::of_rows`]: rows of layers with their own tokens, of which a window may keep the last.
+    fn of_rows(rows: &[(&Self, usize, usize)], len: usize, capacity: usize) -> Result<Self> {
+        let kept = |&(layer, _, own): &(&Self, usize, usize)| own.min(layer.len - layer.dropped);
+        let most = rows.iter().map(kept).max().unwrap_or(0);
+        let window = rows.first().and_then(|of| of.0.window);
+        let mut new = LayerCache { memory: None, capacity, window, dropped: len - most, len, written: len };
+        let Some(like) = rows.iter().find_map(|of| of.0.memory.as_ref()) else { return Ok(new) };
+        let joined = |which: usize| {
+            let (like, shape) = (&like[which], like[which].shape());
+            let room = (most.max(1) * 2).max(LEAST).min(capacity.max(most));
+            let mut to = TensorMut::zeros(like.runtime(), shape.with(0, rows.len()).with(2, room), like.dtype())?;
+            for (i, of) in rows.iter().enumerate().filter(|(_, of)| kept(of) > 0) {
+                let (Some(memory), kept) = (&of.0.memory, kept(of)) else { continue };
+                let end = of.0.len - of.0.dropped;
+                let from = memory[which].narrow(0, of.1, 1)?.narrow(2, end - kept, kept)?;
+                let row = ViewOp::Slice { axis: 0, start: i, len: 1, step: 1 };
+                let place = ViewOp::Slice { axis: 2, start: most - kept, len: kept, step: 1 };
+                to.accumulate_view(&[row, place], &Op::identity(), &[&from])?;
+            }
+            to.freeze()
+        };
+        new.memory = Some([joined(0)?, joined(1)?]);
+        Ok(new)
+    }
+
     /// Adds keys and values `[B, G, T, D]`. Returns all that are kept now, `[B, G, S, D]`: those of the last `S`
     /// tokens.
     pub(super) fn extend(&mut self, keys: &Var<R>, values: &Var<R>) -> Result<[Var<R>; 2]> {

@@ -14,6 +14,7 @@ use nn::{
 };
 use numcore::{
     Error, Result, Runtime, Within,
+    fused::{CrossEntropyOptions, Reduction},
     ops::{Apply, IndexOps, PointwiseOps},
 };
 use serde_json::{Map, Value};
@@ -205,6 +206,23 @@ impl<R: Runtime> Decoder<R> {
     #[track_caller]
     pub fn logits(&self, states: &Var<R>) -> Result<Var<R>> {
         self.parts.project(states).at_caller()
+    }
+
+    /// Computes log-probabilities `[B, T]` (at least `f32`) of `tokens` (`i64`, `[B, T]`) from
+    /// [`states`](Decoder::states): token `t` is the one that follows the state's. A token of −100 has 0. Few logits are
+    /// in memory at a time, if the head is not cut; see [`loss::logprobs`](nn::loss::logprobs).
+    ///
+    /// On the CPU a token's bits depend on its own text alone, neither on padding, packing and the other rows of the
+    /// batch, nor on a cache. So the ratio of a policy that is trained to the one that sampled is 1 at first. (On one
+    /// instruction set, except AMX.)
+    ///
+    /// # Errors
+    /// Fails if shapes do not fit.
+    #[track_caller]
+    pub fn logprobs(&self, states: &Var<R>, tokens: &Var<R>) -> Result<Var<R>> {
+        let cross_entropy = CrossEntropyOptions { reduction: Reduction::None, ..Default::default() };
+        let loss = VocabularyLoss { cross_entropy, z_loss: 0.0 };
+        self.parts.loss_of_normalized(states, tokens, &loss).at_caller()?.neg()
     }
 
     /// Computes the balance loss of all layers' mixtures together (`load_balancing_loss_func` of transformers), times

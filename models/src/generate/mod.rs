@@ -1,8 +1,9 @@
-//! Text from a decoder, greedy or sampled, for samples during training and evaluation. It is no server: a batch begins
-//! and ends together.
+//! Text from a decoder, greedy or sampled: for samples during training, for evaluation and for rollouts. Of many
+//! prompts some are in the batch at a time, and the next takes the place of one that ends (continuous batching).
 
 mod options;
 mod processors;
+mod rollout;
 mod stop;
 
 use autograd::{Var, no_grad};
@@ -14,9 +15,10 @@ use numcore::{
 
 pub use options::{GenerationOptions, Sampling};
 use processors::{Draw, process};
+pub use rollout::{Rollout, RolloutBatch, rollouts};
 pub use stop::{FinishReason, StopTexts};
 
-use crate::{Decoder, DecoderInputs};
+use crate::{Decoder, DecoderInputs, KvCache};
 
 /// A prompt: the tokens that are to be continued.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,15 +37,19 @@ impl From<Vec<u32>> for Prompt {
 }
 
 /// The continuation of a prompt.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
     /// The tokens after the prompt, with the stop token if one ended the text.
     pub tokens: Vec<u32>,
+    /// The model's log-probability of each token ([`Decoder::logprobs`]), if
+    /// [`logprobs`](GenerationOptions::logprobs) is set; of no token otherwise. No option of sampling changes it.
+    pub logprobs: Vec<f64>,
     /// The reason why the text ended.
     pub reason: FinishReason,
 }
 
-/// Continues prompts, which may differ in length. No gradients are recorded.
+/// Continues prompts, which may differ in length. No gradients are recorded. With
+/// [`rows`](GenerationOptions::rows) prompts wait until another text ends; the texts are the same.
 ///
 /// # Errors
 /// Fails if a prompt is empty, leaves no room within `max_length`, or is longer than learned positions reach. Fails too
@@ -73,82 +79,117 @@ pub fn generate<R: Runtime>(
         return Err(Error::config("generate", "max_length", why)).at_caller();
     }
     if prompts.is_empty() || options.max_new_tokens == 0 {
-        let nothing = |_: &Prompt| Generated { tokens: Vec::new(), reason: FinishReason::Length };
+        let nothing = |_: &Prompt| Generated { tokens: vec![], logprobs: vec![], reason: FinishReason::Length };
         return Ok(prompts.iter().map(nothing).collect());
     }
-    no_grad(|| Batch::new(model, prompts, options, stop)?.run()).at_caller()
+    no_grad(|| Batch::new(model, options, stop).run(prompts)).at_caller()
 }
 
-/// The rows that are being continued.
+/// The texts that are being continued, in order of the prompts as long as none ends.
 struct Batch<'a, R: Runtime> {
     model: &'a Decoder<R>,
     options: &'a GenerationOptions,
     stop: Option<&'a StopTexts<'a>>,
     rows: Vec<Row<'a>>,
-    width: usize,
+    /// The keys and values of all tokens of the rows but their last.
+    cache: Option<KvCache<R>>,
 }
 
 struct Row<'a> {
+    /// The index of the prompt.
+    at: usize,
     prompt: &'a Prompt,
     new: Vec<u32>,
+    logprobs: Vec<f64>,
     ended: Option<FinishReason>,
 }
 
+/// The rows of a cache whose text goes on.
+fn going<'c, R: Runtime>(cache: &'c Option<KvCache<R>>, rows: &[Row<'_>]) -> Vec<(&'c KvCache<R>, usize)> {
+    let all = rows.iter().enumerate().filter(|(_, row)| row.ended.is_none());
+    all.filter_map(|(i, _)| Some((cache.as_ref()?, i))).collect()
+}
+
 impl<'a, R: Runtime> Batch<'a, R> {
-    fn new(
-        model: &'a Decoder<R>,
-        prompts: &'a [Prompt],
-        options: &'a GenerationOptions,
-        stop: Option<&'a StopTexts<'a>>,
-    ) -> Result<Self> {
-        let row = |prompt: &'a Prompt| Row { prompt, new: Vec::new(), ended: None };
-        let width = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
-        Ok(Batch { model, options, stop, rows: prompts.iter().map(row).collect(), width })
+    fn new(model: &'a Decoder<R>, options: &'a GenerationOptions, stop: Option<&'a StopTexts<'a>>) -> Self {
+        Batch { model, options, stop, rows: Vec::new(), cache: None }
     }
 
-    fn run(mut self) -> Result<Vec<Generated>> {
-        let padding = self.rows.iter().map(|row| self.width - row.prompt.tokens.len()).collect();
-        // The last token is never read back by the model.
-        let capacity = self.width.saturating_add(self.options.max_new_tokens - 1);
-        let mut cache = self.model.cache(capacity, padding);
-        let mut tokens = self.prompts()?;
-        for step in 0..self.options.max_new_tokens {
-            let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
-            let states = self.model.states(&tokens, inputs)?;
-            let last = states.narrow(1, states.dims()[1] - 1, 1)?;
-            let logits = self.model.logits(&last)?.value()?.to_dtype(DType::F32)?.to_vec::<f32>()?;
-            self.extend(step, logits)?;
-            for (i, _) in self.rows.iter().enumerate().filter(|(_, row)| row.ended.is_some()) {
+    fn run(mut self, prompts: &'a [Prompt]) -> Result<Vec<Generated>> {
+        let most = self.options.rows.unwrap_or(prompts.len());
+        let mut waiting = prompts.iter().enumerate();
+        let mut done: Vec<Option<Generated>> = vec![None; prompts.len()];
+        loop {
+            let ended = self.rows.iter().filter(|row| row.ended.is_some()).count();
+            let fits = most - (self.rows.len() - ended);
+            // Places are given to others all at once, or, at the end, given up when half of them are empty.
+            if self.rows.is_empty() || waiting.len() > 0 && ended > 0 || 2 * ended >= self.rows.len() {
+                let next = waiting.by_ref().take(fits).map(|(at, prompt)| Row {
+                    at,
+                    prompt,
+                    new: Vec::new(),
+                    logprobs: Vec::new(),
+                    ended: None,
+                });
+                for row in self.exchange(next.collect())? {
+                    let reason = row.ended.unwrap_or(FinishReason::Length);
+                    done[row.at] = Some(Generated { tokens: row.new, logprobs: row.logprobs, reason });
+                }
+                if self.rows.is_empty() && waiting.len() == 0 {
+                    return Ok(done.into_iter().flatten().collect());
+                }
+            }
+            if self.rows.iter().any(|row| row.ended.is_none()) {
+                self.step()?;
+            }
+        }
+    }
+
+    /// Takes the rows whose text has ended out of the batch, and `next` into it, with their first token.
+    fn exchange(&mut self, mut next: Vec<Row<'a>>) -> Result<Vec<Row<'a>>> {
+        let mut begun = None;
+        if !next.is_empty() {
+            let width = next.iter().map(|row| row.prompt.tokens.len()).max().unwrap_or(0);
+            let padding: Vec<_> = next.iter().map(|row| width - row.prompt.tokens.len()).collect();
+            let padded = |(row, &pad): (&Row<'_>, &usize)| {
+                let tokens = row.prompt.tokens.iter().map(|&token| i64::from(token));
+                std::iter::repeat_n(0, pad).chain(tokens).collect::<Vec<_>>()
+            };
+            let tokens: Vec<_> = next.iter().zip(&padding).flat_map(padded).collect();
+            // The last token is never read back by the model.
+            let capacity = width.saturating_add(self.options.max_new_tokens - 1);
+            let mut cache = self.model.cache(capacity, padding);
+            self.extend(&mut next, &tokens, &mut cache)?;
+            begun = Some(cache);
+        }
+        let old = std::mem::take(&mut self.rows);
+        let cache = match old.is_empty() && next.iter().all(|row| row.ended.is_none()) {
+            true => begun,
+            false => {
+                let parts = [going(&self.cache, &old), going(&begun, &next)].concat();
+                let longest = parts.iter().map(|(cache, _)| cache.len()).max().unwrap_or(0);
+                Some(KvCache::of_rows(&parts, longest.saturating_add(self.options.max_new_tokens))?)
+            }
+        };
+        let (rows, ended): (Vec<_>, Vec<_>) = old.into_iter().chain(next).partition(|row| row.ended.is_none());
+        (self.rows, self.cache) = (rows, cache);
+        Ok(ended)
+    }
+
+    /// Adds a token to each row. Rows that ended repeat their last.
+    fn step(&mut self) -> Result<()> {
+        let last = |row: &Row<'_>| i64::from(row.new.last().copied().unwrap_or(0));
+        let tokens: Vec<_> = self.rows.iter().map(last).collect();
+        let (mut rows, cache) = (std::mem::take(&mut self.rows), self.cache.take());
+        if let Some(mut cache) = cache {
+            self.extend(&mut rows, &tokens, &mut cache)?;
+            for (i, _) in rows.iter().enumerate().filter(|(_, row)| row.ended.is_some()) {
                 cache.end(i);
             }
-            if self.rows.iter().all(|row| row.ended.is_some()) {
-                break;
-            }
-            tokens = self.last_tokens()?;
+            self.cache = Some(cache);
         }
-        let generated = |row: Row<'_>| Generated { tokens: row.new, reason: row.ended.unwrap_or(FinishReason::Length) };
-        Ok(self.rows.into_iter().map(generated).collect())
-    }
-
-    /// The prompts `[B, T]`, padded on the left.
-    fn prompts(&self) -> Result<Var<R>> {
-        let padded = |row: &Row<'_>| {
-            let pad = std::iter::repeat_n(0, self.width - row.prompt.tokens.len());
-            pad.chain(row.prompt.tokens.iter().map(|&token| i64::from(token))).collect::<Vec<_>>()
-        };
-        self.tokens(&self.rows.iter().flat_map(padded).collect::<Vec<_>>())
-    }
-
-    /// The newest token of each row, `[B, 1]`; rows that ended repeat their last.
-    fn last_tokens(&self) -> Result<Var<R>> {
-        let last = |row: &Row<'_>| i64::from(row.new.last().copied().unwrap_or(0));
-        self.tokens(&self.rows.iter().map(last).collect::<Vec<_>>())
-    }
-
-    fn tokens(&self, tokens: &[i64]) -> Result<Var<R>> {
-        let rows = self.rows.len();
-        let rt = self.model.parts.start()?.tokens.weight.leaf().runtime().clone();
-        Ok(Var::new(Tensor::from_slice(&rt, [rows, tokens.len() / rows], tokens)?))
+        self.rows = rows;
+        Ok(())
     }
 
     /// The most tokens of a row's text. The token after the last learned position can be chosen, but not read.
@@ -158,14 +199,20 @@ impl<'a, R: Runtime> Batch<'a, R> {
         learned.into_iter().chain(self.options.max_length).min().unwrap_or(usize::MAX)
     }
 
-    /// Chooses the next token of each row that has not ended, by logits `[B, V]`.
-    fn extend(&mut self, step: usize, mut logits: Vec<f32>) -> Result<()> {
-        let vocab = logits.len() / self.rows.len();
-        let (options, stop, most) = (self.options, self.stop, self.most());
-        for (row, scores) in self.rows.iter_mut().zip(logits.chunks_exact_mut(vocab)) {
-            if row.ended.is_some() {
-                continue;
-            }
+    /// Reads tokens `[B, T]` and chooses the next token of each row that has not ended.
+    fn extend(&self, rows: &mut [Row<'a>], tokens: &[i64], cache: &mut KvCache<R>) -> Result<()> {
+        let (model, options, stop, most) = (self.model, self.options, self.stop, self.most());
+        let rt = model.parts.start()?.tokens.weight.leaf().runtime().clone();
+        let read = |tokens: &[i64]| {
+            Ok::<_, Error>(Var::new(Tensor::from_slice(&rt, [rows.len(), tokens.len() / rows.len()], tokens)?))
+        };
+        let states = model.states(&read(tokens)?, DecoderInputs { cache: Some(cache), ..Default::default() })?;
+        let last = states.narrow(1, states.dims()[1] - 1, 1)?;
+        let mut logits = model.logits(&last)?.value()?.to_dtype(DType::F32)?.to_vec::<f32>()?;
+        let vocab = logits.len() / rows.len();
+        for (row, scores) in rows.iter_mut().zip(logits.chunks_exact_mut(vocab)).filter(|(row, _)| row.ended.is_none())
+        {
+            let step = row.new.len();
             process(scores, &[&row.prompt.tokens, &row.new], options).within(format_args!("new token {step}"))?;
             let draw = Draw { seed: options.seed, stream: row.prompt.stream, step: step as u64 };
             let token = draw.choose(scores, options.sampling.is_some())?;
@@ -175,7 +222,16 @@ impl<'a, R: Runtime> Batch<'a, R> {
                 false => stop.map_or(Ok(None), |stop| stop.reached(&row.new))?,
             };
             let len = row.prompt.tokens.len() + row.new.len();
-            row.ended = row.ended.or((len >= most).then_some(FinishReason::Length));
+            let full = len >= most || row.new.len() == options.max_new_tokens;
+            row.ended = row.ended.or(full.then_some(FinishReason::Length));
+        }
+        if options.logprobs {
+            let chosen: Vec<_> = rows.iter().map(|row| i64::from(row.new.last().copied().unwrap_or(0))).collect();
+            let logprobs = model.logprobs(&last, &Var::new(Tensor::from_slice(&rt, [rows.len(), 1], &chosen)?))?;
+            let logprobs = logprobs.value()?.to_f64s()?;
+            for (row, logprob) in rows.iter_mut().zip(logprobs).filter(|(row, _)| row.logprobs.len() < row.new.len()) {
+                row.logprobs.push(logprob);
+            }
         }
         Ok(())
     }

@@ -26,6 +26,10 @@ pub struct GenerationOptions {
     pub repetition_penalty: f64,
     /// The seed of the random numbers.
     pub seed: u64,
+    /// The most texts that are continued at a time; all if `None`. Others wait, and take the places of those that end.
+    pub rows: Option<usize>,
+    /// True if the log-probability of each chosen token is computed too, by one more product with the head.
+    pub logprobs: bool,
 }
 
 /// The sampling of tokens. Logits are changed in the order of the fields, as in transformers.
@@ -52,6 +56,8 @@ impl Default for GenerationOptions {
             sampling: None,
             repetition_penalty: 1.0,
             seed: 0,
+            rows: None,
+            logprobs: false,
         }
     }
 }
@@ -118,6 +124,8 @@ impl GenerationOptions {
             sampling: fields.flag("do_sample")?.unwrap_or(false).then_some(sampling),
             repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
             seed: 0,
+            rows: None,
+            logprobs: false,
         };
         options.check()?;
         Ok(options)
@@ -139,6 +147,9 @@ impl GenerationOptions {
         // Comparisons that NaN does not pass.
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
             return wrong("repetition_penalty", format!("a penalty of {} is not above 0", self.repetition_penalty));
+        }
+        if self.rows == Some(0) {
+            return wrong("rows", "with 0 texts at a time none is continued".into());
         }
         let Some(Sampling { temperature, top_k, top_p, min_p, typical_p }) = self.sampling else { return Ok(()) };
         // Logits are divided as f32.

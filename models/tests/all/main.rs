@@ -14,6 +14,7 @@ mod gguf;
 mod pickle;
 mod quantized;
 mod ranks;
+mod same;
 mod saving;
 mod stages;
 mod tensor;

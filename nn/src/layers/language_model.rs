@@ -266,9 +266,15 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     /// targets are those of whole sequences. The loss then uses this rank's part of them ([`ContextSlot::loss`]).
     #[track_caller]
     pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
-        let x = self.normalized(x)?;
+        self.loss_of_normalized(&self.normalized(x)?, targets, loss)
+    }
+
+    /// The loss of [`next_token_loss_of`](LanguageModel::next_token_loss_of), from values that are
+    /// [`normalized`](LanguageModel::normalized).
+    #[track_caller]
+    pub fn loss_of_normalized(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
         let Some((weight, bias)) = self.end()?.projection.plain().filter(|_| loss.z_loss == 0.0) else {
-            return self.logits_loss(*loss)?.of(&self.project_here(&x)?, targets);
+            return self.logits_loss(*loss)?.of(&self.project_here(x)?, targets);
         };
         self.context.loss(targets, loss, |targets, loss| {
             x.linear_cross_entropy_with(&weight, bias.as_ref(), targets, loss.cross_entropy)
