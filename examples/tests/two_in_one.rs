@@ -47,5 +47,12 @@ fn adapters_over_four_bits_on_a_mesh() {
 fn a_policy_in_shards_beside_its_reference() {
     let said = said(env!("CARGO_BIN_EXE_grpo"));
     assert!(said.contains("ratios are 0 from 1 and divergences 0 from 0"), "{said}");
+    assert_eq!(said.matches("the mean reward rises").count(), 3, "{said}");
     assert_eq!([numbers(&said, "mean rewards").len(), numbers(&said, "    losses").len()], [8, 16], "{said}");
+}
+
+#[test]
+fn preferences_in_shards_and_in_a_pipeline() {
+    let said = said(env!("CARGO_BIN_EXE_dpo"));
+    assert_eq!([numbers(&said, "in shards").len(), numbers(&said, "in a pipeline").len()], [16, 16], "{said}");
 }
