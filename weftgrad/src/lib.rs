@@ -245,6 +245,7 @@ pub mod book {
     chapter!(hugging_face, "hugging-face.md");
     #[cfg(feature = "text")]
     chapter!(chat, "chat.md");
+    chapter!(preference_and_reinforcement, "preference-and-reinforcement.md");
     chapter!(coming_from, "coming-from.md");
     chapter!(verify, "verify.md");
     chapter!(conventions, "conventions.md");
