@@ -52,6 +52,9 @@ pub struct ObservedOp {
     pub node: Option<u64>,
 }
 
+/// An op call with its outputs.
+pub type ObservedCall<R> = (ObservedOp, Vec<Tensor<R>>);
+
 /// Runs `f`, and returns with its result the op calls that it applied to variables on this thread, in order. Unrecorded
 /// calls are included; views of leaves are not.
 pub fn observe_ops<T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedOp>) {
@@ -61,7 +64,7 @@ pub fn observe_ops<T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedOp>) {
 
 /// Runs `f` as [`observe_ops`] does, and returns the outputs of each op call too. All outputs stay in memory.
 /// Calls on variables of another runtime are left out.
-pub fn observe_outputs<R: Runtime, T>(f: impl FnOnce() -> T) -> (T, Vec<(ObservedOp, Vec<Tensor<R>>)>) {
+pub fn observe_outputs<R: Runtime, T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedCall<R>>) {
     let (result, seen) = observed(Observed::Outputs, f);
     let of = |(call, outputs): SeenOp| Some((call, *outputs?.downcast::<Vec<Tensor<R>>>().ok()?));
     (result, seen.into_iter().filter_map(of).collect())

@@ -3,7 +3,7 @@
 //! and reference have the same bits; later losses are those of one rank.
 #![forbid(unsafe_code)]
 
-use std::ops::Range;
+use std::{ops::Range, slice::from_ref};
 
 use weftgrad::{
     distributed::{
@@ -58,7 +58,7 @@ fn in_a_pipeline(comm: Comm<Cpu>) -> Result<Vec<f64>> {
     let mut step = TrainStep::builder(&mesh, model).optimizer(small::adamw(1e-3)).build()?;
     let mut run = |k| {
         let [tokens, targets, fixed] = pairs(&comm, &reference, k, 0..small::ROWS)?;
-        step.step(|_| MicroBatches::split(&[tokens.clone()], &[targets.clone(), fixed.clone()], MICRO_BATCHES))?.loss()
+        step.step(|_| MicroBatches::split(from_ref(&tokens), &[targets.clone(), fixed.clone()], MICRO_BATCHES))?.loss()
     };
     (0..STEPS).map(&mut run).collect()
 }

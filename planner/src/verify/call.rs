@@ -1,6 +1,6 @@
 //! Op calls of a forward pass, with the values of their outputs.
 
-use autograd::ObservedOp;
+use autograd::{ObservedCall, ObservedOp};
 use nn::{Module, modules_of_calls};
 use numcore::{Result, Runtime, Tensor, ops::Rule};
 
@@ -25,10 +25,7 @@ pub(super) struct CallOutput {
 
 impl CallRecord {
     /// The records of the calls of a model's forward pass.
-    pub(super) fn all<R: Runtime>(
-        model: &impl Module<R>,
-        seen: Vec<(ObservedOp, Vec<Tensor<R>>)>,
-    ) -> Result<Vec<CallRecord>> {
+    pub(super) fn all<R: Runtime>(model: &impl Module<R>, seen: Vec<ObservedCall<R>>) -> Result<Vec<CallRecord>> {
         let (calls, outputs): (Vec<ObservedOp>, Vec<_>) = seen.into_iter().unzip();
         let modules = modules_of_calls(model, &calls);
         let record = |((call, module), outputs): ((ObservedOp, String), Vec<Tensor<R>>)| {

@@ -139,7 +139,7 @@ pub(super) fn relative(a: &[f64], b: &[f64], floor: f64) -> f64 {
 
 /// Tells whether a distance is above a bound, or not a number.
 pub(super) fn is_above(distance: f64, bound: f64) -> bool {
-    !(distance <= bound)
+    distance.is_nan() || distance > bound
 }
 
 pub(super) fn norm(values: &[f64]) -> f64 {

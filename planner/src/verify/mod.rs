@@ -145,7 +145,7 @@ impl Verify {
             records.into_iter().next().ok_or_else(|| Error::internal("Verify", "the run on one rank has no record"))
         };
         let many = |steps: u64, observed: Option<u64>| {
-            trial(&self.plan, 0, steps, observed).within(&format!("the run on {} ranks", self.plan.world()))
+            trial(&self.plan, 0, steps, observed).within(format!("the run on {} ranks", self.plan.world()))
         };
         let mut taken = 1;
         let mut reference = one(1, self.steps, None)?;

@@ -13,10 +13,13 @@ fn gpt_report(axes: &[(Axis, usize)], config: GptConfig, zero: ZeroStage, sequen
     Verify::new(plan(axes)).run(runtime, make, texts(16), gpt_loss).unwrap()
 }
 
+/// Axes, the stage of ZeRO, and whether sequences are cut along tensor.
+type Case<'a> = (&'a [(Axis, usize)], ZeroStage, bool);
+
 #[test]
 fn a_gpt_over_every_axis_is_that_of_one_rank() {
     use Axis::{Context, Data, Shard, Tensor};
-    let plans: [(&[(Axis, usize)], ZeroStage, bool); 8] = [
+    let plans: [Case<'_>; 8] = [
         (&[(Data, 2)], ZeroStage::None, false),
         (&[(Data, 4)], ZeroStage::Optimizer, false),
         (&[(Data, 2), (Shard, 2)], ZeroStage::Gradients, false),
