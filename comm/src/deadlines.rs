@@ -9,7 +9,7 @@ use super::{
 };
 
 /// The time that a call may take, from its start to its result, before every rank gets an error. A [`Duration`] is one
-/// time for all calls.
+/// time for all calls. NCCL gives every call the time of a call.
 ///
 /// ```
 /// # use comm::Deadlines;

@@ -4,6 +4,7 @@
 mod byte_lengths;
 mod collectives;
 mod collectives_types;
+mod deadlines;
 mod faults;
 mod in_order;
 mod thread_engine;

@@ -5,6 +5,9 @@ extern crate self as comm;
 
 include!("../../../comm/tests/support/contract.rs");
 
+#[path = "../../../comm/tests/all/deadlines.rs"]
+mod deadlines;
+
 #[allow(dead_code, reason = "other suites use the rest")]
 #[path = "../support/start.rs"]
 mod start;

@@ -5,5 +5,8 @@ extern crate self as comm;
 
 include!("../../../comm/tests/support/contract.rs");
 
+#[path = "../../../comm/tests/all/deadlines.rs"]
+mod deadlines;
+
 #[path = "../support/start.rs"]
 mod start;
