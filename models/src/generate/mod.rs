@@ -49,7 +49,8 @@ pub struct Generated {
 }
 
 /// Continues prompts, which may differ in length. No gradients are recorded. With
-/// [`rows`](GenerationOptions::rows) prompts wait until another text ends; the texts are the same.
+/// [`rows`](GenerationOptions::rows) prompts wait until another text ends. The texts are the
+/// same where [`Decoder::logprobs`] has the same bits in any batch; elsewhere rounding may change a draw.
 ///
 /// # Errors
 /// Fails if a prompt is empty, leaves no room within `max_length`, or is longer than learned positions reach. Fails too

@@ -24,7 +24,7 @@ pub struct Rollout {
 /// [`group_advantages`](nn::loss::group_advantages).
 ///
 /// Completion `i` of a prompt has the stream of random numbers `group · stream + i`: ranks give their prompts streams of
-/// their own. Log-probabilities are computed, whatever `options` says, and the bits of training: see
+/// their own. Log-probabilities are computed, whatever `options` says, with the bits of training on the CPU: see
 /// [`Decoder::logprobs`].
 ///
 /// # Errors

@@ -48,7 +48,7 @@ fn clipped<'b>(new: Expr<'b>, old: Expr<'b>, advantage: Expr<'b>, low: Expr<'b>,
 /// token, with the importance ratio `ρ = exp(new − old)`.
 ///
 /// `new` and `old` are log-probabilities `[N, T]` of sampled tokens, by the trained policy and by the one that sampled
-/// them. `advantages` are `[N, T]`, or `[N, 1]`. `mask: [N, T]` is true for tokens that count.
+/// them. `advantages` are `[N, T]`, or `[N, 1]`. `mask: [N, T]` is true for tokens that count. `new` alone has a gradient.
 ///
 /// # Errors
 /// Fails if shapes do not fit, a bound is not in [0, 1] or negative, or `kl` is not 0.
@@ -64,7 +64,8 @@ pub fn ppo<T: Apply>(new: &T, old: &T, advantages: &T, mask: &T, options: Policy
     }
     let mask = check("ppo", new, [old].as_slice(), advantages, mask, &options)?;
     let [low, high] = bounds(&options);
-    averaged(&new.apply_program(&P, &[old, advantages, &mask], &[low.into(), high.into()])?, &mask, options.mean)
+    let [old, advantages] = [old, advantages].map(Apply::detach);
+    averaged(&new.apply_program(&P, &[&old, &advantages, &mask], &[low.into(), high.into()])?, &mask, options.mean)
 }
 
 /// Group relative policy optimization (Shao et al. 2024): the clipped policy gradient of [`ppo`] plus
@@ -87,7 +88,8 @@ pub fn grpo<T: Apply>(new: &T, old: &T, reference: &T, advantages: &T, mask: &T,
     let mask = check("grpo", new, &[old, reference], advantages, mask, &options)?;
     let [low, high] = bounds(&options);
     let numbers = [low.into(), high.into(), options.kl.into()];
-    averaged(&new.apply_program(&P, &[old, advantages, &mask, reference], &numbers)?, &mask, options.mean)
+    let [old, advantages, reference] = [old, advantages, reference].map(Apply::detach);
+    averaged(&new.apply_program(&P, &[&old, &advantages, &mask, &reference], &numbers)?, &mask, options.mean)
 }
 
 /// Advantages within groups of completions of one prompt: a reward less its group's mean, over the group's standard

@@ -163,7 +163,8 @@ pub fn kto<T: Apply>(policy: &T, reference: &T, desirable: &T, kl: &T, options: 
 pub fn orpo<T: Apply>(policy: [&T; 2], beta: f64, reduction: Reduction) -> Result<T> {
     static P: LazyLock<Program> = LazyLock::new(|| {
         Program::new("orpo", |[c, r], [beta]| {
-            let [c_odds, r_odds] = [c, r].map(|x| x - (-x.expm1()).log());
+            // A probability that rounds to 1 has finite odds.
+            let [c_odds, r_odds] = [c, r].map(|x| x.min(-1e-12)).map(|x| x - (-x.expm1()).log());
             [-c - (c_odds - r_odds).log_sigmoid() * beta]
         })
     });

@@ -168,6 +168,21 @@ fn keys_that_a_query_does_not_see_change_no_bit() {
     }
 }
 
+/// Equal weights of very many keys: a sum key by key would lose four digits.
+#[test]
+fn long_rows_keep_their_digits() {
+    for cpu in &runtimes() {
+        let keys = 20_000;
+        let [q, k] = [1, keys].map(|rows| store(cpu, DType::F32, &[1, 1, rows, 8], &vec![0.0; 8 * rows]));
+        let v = store(cpu, DType::F32, &[1, 1, keys, 8], &vec![f64::from(0.1f32); 8 * keys]);
+        let op = Attention { lower_right: true, ..causal() };
+        let out = &kernel(FusedOp::Attention(op), &[&q, &k, &v])[0];
+        for x in out.to_f64s().unwrap() {
+            assert!((x / f64::from(0.1f32) - 1.0).abs() < 2e-5, "{x} on {cpu:?}");
+        }
+    }
+}
+
 /// The level of tiles and the one below it, where there are both.
 fn tiles_and_below() -> Option<[Cpu; 2]> {
     let levels = [Simd::Amx, Simd::Avx512];

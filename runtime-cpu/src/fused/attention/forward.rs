@@ -16,6 +16,12 @@ const TASKS: usize = 32;
 /// Steps of [`ROWS`] queries that share a block of keys where all keys and values do not fit into L2.
 const LONG_STEPS: usize = 4;
 
+/// The most bytes of packed keys and values that a task keeps for its next queries.
+const KEPT: usize = 8 << 20;
+/// The largest number of keys over which outputs are summed key by key, so that their bits do not depend on where a
+/// block begins. A longer chain of additions would lose digits: blocks of more keys are summed one by one.
+const CHAINED: usize = 2048;
+
 /// Matrices of one query head and its key head.
 pub(super) struct ForwardHead<S> {
     pub at: (usize, usize),
@@ -65,13 +71,16 @@ pub(super) fn queries<S: StoredFloat>(
     let simd = call.engine().simd;
     let visible = p.visible(&rows);
     let packed = [PackedB::<S::Lane>::len(p.depth, KEYS), PackedB::<S::Lane>::len(KEYS, p.value_depth)];
-    let blocks = visible.div_ceil(KEYS).max(1);
+    // The first key of the first block that a query sees.
+    let origin = p.start(rows.start).min(visible) / KEYS * KEYS;
+    let blocks = (visible - origin).div_ceil(KEYS).max(1);
+    let old = if p.keys <= CHAINED { Old::Continued } else { Old::Added };
     // Keys and values beyond L2 are read for more queries at a time.
-    let most =
-        if blocks * (packed[0] + packed[1]) * size_of::<S::Lane>() <= Machine::get().l2 / 2 { 1 } else { LONG_STEPS };
+    let bytes = blocks * (packed[0] + packed[1]) * size_of::<S::Lane>();
+    let most = if bytes <= Machine::get().l2 / 2 { 1 } else { LONG_STEPS };
     let group = (most * ROWS).min(rows.len());
-    // Blocks that one group alone reads are packed where the next ones will be.
-    let kept = if group == rows.len() { 1 } else { blocks };
+    // Blocks that one group alone reads are packed where the next ones will be. So are more than can be kept.
+    let kept = if group == rows.len() || bytes > KEPT { 1 } else { blocks };
     let stride = blocks * KEYS + (SCORE_STRIDE - KEYS);
     let mut scratch = Scratch::<S::Lane, _>::new(
         call.cpu,
@@ -93,7 +102,7 @@ pub(super) fn queries<S: StoredFloat>(
         let blocks = || chunks(visible, KEYS).filter(|keys| p.meets(&group, keys));
         let steps = |keys: Range<usize>| chunks_of(group.clone(), ROWS).filter(move |step| p.meets(step, &keys));
         for keys in blocks() {
-            let (n, i) = (keys.len(), keys.start / KEYS);
+            let (n, i) = (keys.len(), (keys.start - origin) / KEYS);
             let to = &mut keys_packed[i % kept * packed[0]..][..packed[0]];
             if kept == 1 || !std::mem::replace(&mut is_packed[i][0], true) {
                 // SAFETY: these keys of the operand.
@@ -104,7 +113,7 @@ pub(super) fn queries<S: StoredFloat>(
             }
             let k = PackedB::of_packed(simd, (p.depth, n), to);
             for step in steps(keys.clone()) {
-                let s = &mut s[(step.start - group.start) * stride + keys.start..];
+                let s = &mut s[(step.start - group.start) * stride + keys.start - origin..];
                 // SAFETY: these queries of the operand.
                 unsafe {
                     let q = upcast(simd, h.q.offset(step.start, 0), (step.len(), p.depth), queries_staging);
@@ -118,13 +127,13 @@ pub(super) fn queries<S: StoredFloat>(
             // The blocks that have a key that a query of the step sees.
             let (start, end) = (p.start(step.start), p.visible(&step));
             let all = if start < end { start / KEYS * KEYS..end } else { 0..0 };
-            let s = &mut s[at.start * stride + all.start..];
+            let s = &mut s[at.start * stride + all.start.max(origin) - origin..];
             weights(simd, (s, stride), &mut top[at.clone()], &mut sum[at], p.seen_by(&step, &all));
         }
         let o = &mut o[..len * p.value_depth];
         o.fill(S::Lane::default());
         for keys in blocks() {
-            let (n, i) = (keys.len(), keys.start / KEYS);
+            let (n, i) = (keys.len(), (keys.start - origin) / KEYS);
             let to = &mut values_packed[i % kept * packed[1]..][..packed[1]];
             if kept == 1 || !std::mem::replace(&mut is_packed[i][1], true) {
                 // SAFETY: these values of the operand.
@@ -136,12 +145,13 @@ pub(super) fn queries<S: StoredFloat>(
             let v = PackedB::of_packed(simd, (n, p.value_depth), to);
             for step in steps(keys.clone()) {
                 let first = step.start - group.start;
-                let weights = Matrix { at: s[first * stride + keys.start..].as_ptr(), row: stride as isize, column: 1 };
+                let weights =
+                    Matrix { at: s[first * stride + keys.start - origin..].as_ptr(), row: stride as isize, column: 1 };
                 let to = &mut o[first * p.value_depth..];
                 let to = Matrix { at: to.as_mut_ptr(), row: p.value_depth as isize, column: 1 };
                 let size = (step.len(), 0..p.seen(step.end - 1, &keys), p.value_depth);
                 // SAFETY: weights of these queries, and their rows of the output.
-                unsafe { v.gemm(size, AOperand::Strided(weights), to, one(), Old::Continued) };
+                unsafe { v.gemm(size, AOperand::Strided(weights), to, one(), old) };
             }
         }
         let lse = &mut lse[group.start - rows.start..][..len];
