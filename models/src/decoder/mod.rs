@@ -214,7 +214,7 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// On the CPU a token's bits depend on its own text alone, neither on padding, packing and the other rows of the
     /// batch, nor on a cache. So the ratio of a policy that is trained to the one that sampled is 1 at first. (On one
-    /// instruction set, except AMX.)
+    /// instruction set, except AMX, and in rows of at most 2048 tokens.)
     ///
     /// # Errors
     /// Fails if shapes do not fit.
