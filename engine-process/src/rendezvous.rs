@@ -152,7 +152,7 @@ impl<R: Runtime> Rendezvous<R> for ProcessRendezvous<R> {
 impl<R: Runtime> ProcessRendezvous<R> {
     fn form_world(&mut self) -> Result<Membership<R>> {
         let most = self.quorum.join_timeout;
-        // The time begins anew when an attempt to meet newcomers ends, since ranks end theirs a while apart.
+        // The time of a meeting begins when the attempt before it ends: ranks end an attempt a while apart.
         let begun = Cell::new(Instant::now());
         let left = || most.saturating_sub(begun.get().elapsed());
         // Newcomers with whom no meeting comes about do not keep the others.

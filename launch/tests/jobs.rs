@@ -468,7 +468,7 @@ fn a_newcomer_that_cannot_be_started_does_not_end_the_others() {
 #[test]
 fn newcomers_that_are_left_at_the_end_of_a_run_do_not_keep_it() {
     let scratch = Scratch::new("left");
-    // Those of the run end well, or all fail, while a newcomer waits to be taken in.
+    // All members end well, or all fail, while a newcomer waits to be taken in.
     for (code, due, says) in [(0, 0, "rank 1 is started to join"), (5, 5, "no rank is left that was in the run")] {
         let script = format!(
             "if [ ${{WEFTGRAD_NEWCOMER:-0}} = 1 ]; then touch $DIR/waits-{code}; sleep 1000; fi; \

@@ -1,5 +1,5 @@
-//! DPO (Rafailov et al. 2023): a policy learns to prefer even tokens to odd ones, alone, in shards (ZeRO stage 3) and in
-//! a pipeline of two stages. The reference is a frozen copy. The first loss is exactly ln 2 everywhere, since policy
+//! DPO (Rafailov et al. 2023): a policy learns to prefer even tokens to odd ones. It is trained alone, in shards (ZeRO
+//! stage 3) and in a pipeline of two stages. The reference is a frozen copy. The first loss is exactly ln 2 everywhere, since policy
 //! and reference have the same bits; later losses are those of one rank.
 #![forbid(unsafe_code)]
 

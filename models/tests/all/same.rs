@@ -174,7 +174,7 @@ fn a_token_has_the_bits_of_its_text_alone() {
         let due = batched(model, &texts[row..=row], 0);
         let (got, how) = match way {
             0 => (batched(model, &texts, row), "in a batch".into()),
-            // Positions that are learned begin anew with each text, too.
+            // Learned positions begin at 0 in each text, too.
             1 => (packed(model, &texts, row), "packed".into()),
             _ => {
                 let pieces = random.pieces(texts.iter().map(Vec::len).max().unwrap());

@@ -5,9 +5,7 @@ use numcore::{DType, placement::TensorPlacement};
 
 use super::{
     Cause, Difference, StepPart,
-    gradients::gradient_difference,
     record::{NamedValues, RankRecord},
-    weights::{buffer_difference, initial_difference, missing_parameter, update_difference},
 };
 
 /// The allowed relative distances of the results of many ranks.
@@ -42,84 +40,63 @@ impl AllowedDistances {
     }
 }
 
-/// The first difference in the results of a run, in the order in which a step computes them.
-pub(super) fn first_difference(
-    plan: &ParallelPlan,
-    reference: &RankRecord,
-    records: &[RankRecord],
-    is_exact: bool,
-) -> Option<Difference> {
-    let bounds = AllowedDistances::of(reference, is_exact);
-    let steps = || 0..reference.steps.len();
-    let found = initial_difference(plan, reference, records, bounds).or_else(|| {
-        steps().find_map(|step| {
-            loss_difference(plan, step, reference, records, bounds)
-                .or_else(|| gradient_difference(plan, step, reference, records, bounds))
-                .or_else(|| norm_difference(step, reference, records, bounds))
-                .or_else(|| update_difference(plan, step, reference, records, bounds))
-                .or_else(|| buffer_difference(step, reference, records, bounds))
-        })
-    });
-    found.or_else(|| missing_parameter(reference, records))
+/// The records of one rank and of the ranks of a plan, and the distances that are allowed between them.
+pub(super) struct Comparison<'a> {
+    pub plan: &'a ParallelPlan,
+    pub reference: &'a RankRecord,
+    pub records: &'a [RankRecord],
+    pub allowed: AllowedDistances,
 }
 
-fn loss_difference(
-    plan: &ParallelPlan,
-    step: usize,
-    reference: &RankRecord,
-    records: &[RankRecord],
-    bounds: AllowedDistances,
-) -> Option<Difference> {
-    let one = reference.steps[step].loss;
-    let off = |loss: f64| relative(&[loss], &[one], bounds.floor);
-    let differs = |record: &&RankRecord| is_above(off(record.steps[step].loss), bounds.value);
-    let ranks: Vec<usize> = records.iter().filter(differs).map(|record| record.rank).collect();
-    let loss = records.get(*ranks.first()?)?.steps[step].loss;
-    let value = |rank: usize| records.get(rank).map_or(f64::NAN, |record| record.steps[step].loss);
-    let disagrees = |axis: &Axis| (0..records.len()).any(|rank| value(plan.group(*axis, rank)[0]) != value(rank));
-    let axis = Axis::ALL.into_iter().find(disagrees);
-    // One rank of each share, on the stage that computes losses.
-    let first =
-        |record: &&RankRecord| [Axis::Tensor, Axis::Context].iter().all(|a| plan.coordinate(*a, record.rank) == 0);
-    let means: Vec<f64> = records.iter().filter(first).filter_map(|record| record.steps[step].own_loss).collect();
-    let mean = means.iter().sum::<f64>() / means.len().max(1) as f64;
-    let is_mean = means.len() > 1 && !is_above(relative(&[loss], &[mean], bounds.floor), bounds.value.max(1e-12));
-    Some(Difference {
-        step: step as u64,
-        stage: StepPart::Loss,
-        module: String::new(),
-        what: format!("{loss} in place of {one}"),
-        ranks,
-        axis,
-        distance: Some(off(loss)),
-        cause: match axis {
+impl Comparison<'_> {
+    /// The first difference in the results, in the order in which a step computes them.
+    pub(super) fn first_difference(&self) -> Option<Difference> {
+        let of_step = |step| {
+            self.loss(step)
+                .or_else(|| self.gradient(step))
+                .or_else(|| self.norm(step))
+                .or_else(|| self.update(step))
+                .or_else(|| self.buffer(step))
+        };
+        let steps = 0..self.reference.steps.len();
+        self.initial_weights().or_else(|| steps.into_iter().find_map(of_step)).or_else(|| self.missing_parameter())
+    }
+
+    fn loss(&self, step: usize) -> Option<Difference> {
+        let (one, AllowedDistances { value: bound, floor, .. }) = (self.reference.steps[step].loss, self.allowed);
+        let losses: Vec<f64> = self.records.iter().map(|record| record.steps[step].loss).collect();
+        let off = |loss: f64| relative(&[loss], &[one], floor);
+        let ranks: Vec<usize> = (0..losses.len()).filter(|&rank| is_above(off(losses[rank]), bound)).collect();
+        let loss = losses[*ranks.first()?];
+        let disagrees =
+            |axis: &Axis| (0..losses.len()).any(|rank| losses[self.plan.group(*axis, rank)[0]] != losses[rank]);
+        let axis = Axis::ALL.into_iter().find(disagrees);
+        // One rank of each share, on the stage that computes losses.
+        let first =
+            |rank: usize| [Axis::Tensor, Axis::Context].iter().all(|axis| self.plan.coordinate(*axis, rank) == 0);
+        let shares = self.records.iter().filter(|record| first(record.rank));
+        let means: Vec<f64> = shares.filter_map(|record| record.steps[step].own_loss).collect();
+        let mean = means.iter().sum::<f64>() / means.len().max(1) as f64;
+        let is_mean = means.len() > 1 && !is_above(relative(&[loss], &[mean], floor), bound);
+        let cause = match axis {
             Some(_) => Cause::NotSummed,
             None if is_mean => Cause::MeanOfMeans,
             None => Cause::LossDiffers,
-        },
-    })
-}
+        };
+        let (what, distance) = (format!("{loss} in place of {one}"), Some(off(loss)));
+        Some(Difference { what, ranks, axis, distance, ..Difference::of(step, StepPart::Loss, "", cause) })
+    }
 
-fn norm_difference(
-    step: usize,
-    reference: &RankRecord,
-    records: &[RankRecord],
-    bounds: AllowedDistances,
-) -> Option<Difference> {
-    let one = reference.steps[step].norm?;
-    let off = |record: &RankRecord| record.steps[step].norm.map_or(0.0, |norm| relative(&[norm], &[one], bounds.floor));
-    let wrong: Vec<&RankRecord> = records.iter().filter(|record| is_above(off(record), bounds.value)).collect();
-    let first = wrong.first()?;
-    Some(Difference {
-        step: step as u64,
-        stage: StepPart::Norm,
-        module: String::new(),
-        what: format!("{} in place of {one}", first.steps[step].norm.unwrap_or(f64::NAN)),
-        ranks: wrong.iter().map(|record| record.rank).collect(),
-        axis: None,
-        distance: Some(off(first)),
-        cause: Cause::PartNorm,
-    })
+    fn norm(&self, step: usize) -> Option<Difference> {
+        let one = self.reference.steps[step].norm?;
+        let off = |norm: f64| relative(&[norm], &[one], self.allowed.floor);
+        let norms = self.records.iter().filter_map(|record| Some((record.rank, record.steps[step].norm?)));
+        let wrong: Vec<(usize, f64)> = norms.filter(|(_, norm)| is_above(off(*norm), self.allowed.value)).collect();
+        let &(_, norm) = wrong.first()?;
+        let (what, distance) = (format!("{norm} in place of {one}"), Some(off(norm)));
+        let ranks = wrong.into_iter().map(|(rank, _)| rank).collect();
+        Some(Difference { what, ranks, distance, ..Difference::of(step, StepPart::Norm, "", Cause::PartNorm) })
+    }
 }
 
 /// The distance of two vectors, relative to the second's norm, or to `floor` if that is larger. Equal infinities, and
@@ -158,9 +135,4 @@ pub(super) fn piece(whole: &[f64], placement: &TensorPlacement) -> Option<Vec<f6
     }
     let runs = placement.runs(0..placement.local().numel());
     Some(runs.flat_map(|run| whole[run.logical..run.logical + run.len].iter().copied()).collect())
-}
-
-/// The module and the parameter of a full name.
-pub(super) fn parted(name: &str) -> (String, String) {
-    name.rsplit_once('.').map_or_else(|| (String::new(), name.into()), |(module, own)| (module.into(), own.into()))
 }

@@ -7,7 +7,7 @@ use distributed::plan::{Axis, ParallelPlan};
 use super::{
     Cause, Difference, StepPart,
     call::{CallOutput, CallRecord, aligned},
-    compare::AllowedDistances,
+    compare::Comparison,
     record::RankRecord,
     rows::RowSearch,
 };
@@ -26,49 +26,46 @@ struct Matched<'a> {
     next: &'a str,
 }
 
-/// The first op call of a forward pass whose outputs the plan's ranks do not have. None if there is none, or calls were
-/// not recorded, as in a pipeline.
-pub(super) fn first_difference(
-    plan: &ParallelPlan,
-    step: u64,
-    reference: &RankRecord,
-    records: &[RankRecord],
-) -> Option<Difference> {
-    let bound = AllowedDistances::of(reference, false).output;
-    reference.calls.iter().enumerate().find_map(|(micro, shares)| {
-        let passes: Vec<(usize, &[CallRecord])> =
-            records.iter().filter_map(|record| Some((record.rank, &record.calls.get(micro)?.first()?[..]))).collect();
-        let first = shares.first()?;
-        let next = |i: usize| first[i..].iter().find(|call| !call.parameters.is_empty());
-        let mut calls: Vec<Matched<'_>> = (0..first.len())
-            .map(|i| Matched {
-                reference: vec![&first[i]],
-                ranks: BTreeMap::new(),
-                next: next(i).map_or("", |call| &call.module),
-            })
-            .collect();
-        for share in &shares[1..] {
-            for (i, j) in aligned(first, share) {
-                calls[i].reference.push(&share[j]);
+impl Comparison<'_> {
+    /// The first op call of a forward pass whose outputs the plan's ranks do not have. None if there is none, or calls
+    /// were not recorded, as in a pipeline.
+    pub(super) fn first_call(&self, step: usize) -> Option<Difference> {
+        let Comparison { reference, records, .. } = *self;
+        reference.calls.iter().enumerate().find_map(|(micro, shares)| {
+            let first = shares.first()?;
+            let next = |i: usize| first[i..].iter().find(|call| !call.parameters.is_empty());
+            let mut calls: Vec<Matched<'_>> = (0..first.len())
+                .map(|i| Matched {
+                    reference: vec![&first[i]],
+                    ranks: BTreeMap::new(),
+                    next: next(i).map_or("", |call| &call.module),
+                })
+                .collect();
+            for share in &shares[1..] {
+                for (i, j) in aligned(first, share) {
+                    calls[i].reference.push(&share[j]);
+                }
             }
-        }
-        for (rank, pass) in passes {
-            for (i, j) in aligned(first, pass) {
-                calls[i].ranks.insert(rank, &pass[j]);
+            for record in records {
+                let Some(pass) = record.calls.get(micro).and_then(|shares| shares.first()) else { continue };
+                for (i, j) in aligned(first, pass) {
+                    calls[i].ranks.insert(record.rank, &pass[j]);
+                }
             }
-        }
-        // A call of some shares alone has rows that the others lack.
-        calls.retain(|call| call.reference.len() == shares.len());
-        calls.iter().find_map(|call| call.difference(plan, step, reference, bound))
-    })
+            // A call of some shares alone has rows that the others lack.
+            calls.retain(|call| call.reference.len() == shares.len());
+            calls.iter().find_map(|call| call.difference(self, step))
+        })
+    }
 }
 
 impl Matched<'_> {
-    fn difference(&self, plan: &ParallelPlan, step: u64, reference: &RankRecord, bound: f64) -> Option<Difference> {
+    fn difference(&self, of: &Comparison<'_>, step: usize) -> Option<Difference> {
+        let Comparison { plan, reference, allowed, .. } = *of;
         let call = self.reference.first()?;
         let (ranks, cause) = (0..call.outputs.len()).find_map(|k| {
             let outputs: Vec<&CallOutput> = self.reference.iter().map(|call| &call.outputs[k]).collect();
-            let rows = RowSearch::of(&outputs, bound)?;
+            let rows = RowSearch::of(&outputs, allowed.output)?;
             let own: BTreeMap<usize, &CallOutput> = self
                 .ranks
                 .iter()
@@ -76,25 +73,17 @@ impl Matched<'_> {
                 .filter(|(_, o)| rows.may_hold(o))
                 .collect();
             let (missing, twice) = unlike(plan, &rows, &own);
-            match (missing.is_empty(), twice.is_empty()) {
-                (false, _) => Some((missing.clone(), self.cause(&missing, &rows, reference, &own))),
-                (_, false) => Some((twice, Cause::DataReadTwice)),
-                _ => None,
+            if !missing.is_empty() {
+                let cause = self.cause(&missing, &rows, reference, &own);
+                return Some((missing, cause));
             }
+            (!twice.is_empty()).then_some((twice, Cause::DataReadTwice))
         })?;
         let sizes: Vec<Axis> = Axis::ALL.into_iter().filter(|axis| plan.size(*axis) > 1).collect();
         let axis = if let [axis] = sizes[..] { Some(axis) } else { None };
-        let module = if cause == Cause::BatchStatistics { self.next.into() } else { call.module.clone() };
-        Some(Difference {
-            step,
-            stage: StepPart::Forward,
-            module,
-            what: call.what(),
-            ranks,
-            axis,
-            distance: None,
-            cause,
-        })
+        let module = if cause == Cause::BatchStatistics { self.next } else { &call.module };
+        let (module, what) = (module.into(), call.what());
+        Some(Difference { module, what, ranks, axis, ..Difference::of(step, StepPart::Forward, "", cause) })
     }
 
     fn cause(
@@ -131,7 +120,7 @@ fn unlike(plan: &ParallelPlan, rows: &RowSearch<'_>, own: &BTreeMap<usize, &Call
         match rows.find(output, taken.entry(tensor).or_default()) {
             Some(part) => {
                 let of = found.entry(tensor).or_default();
-                of.extend(part.rows.iter().map(|row| (part.columns(), *row, rank)));
+                of.extend(part.rows.iter().map(|row| (part.columns, *row, rank)));
             }
             None if SUMMED.iter().any(|axes| is_part(plan, rows, own, rank, axes)) => {}
             None => missing.push(rank),

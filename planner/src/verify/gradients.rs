@@ -7,7 +7,8 @@ use numcore::placement::TensorPlacement;
 
 use super::{
     Cause, Difference, StepPart,
-    compare::{AllowedDistances, is_above, norm, norm_of_all, parted, piece, relative},
+    compare::{AllowedDistances, Comparison, is_above, norm, norm_of_all, piece, relative},
+    observed::add_to,
     record::{NamedValues, RankRecord},
 };
 
@@ -20,52 +21,37 @@ struct PieceGradient<'a> {
     ranks: Vec<usize>,
 }
 
-/// The gradient that differs, in the parameter nearest to the loss.
-pub(super) fn gradient_difference(
-    plan: &ParallelPlan,
-    step: usize,
-    reference: &RankRecord,
-    records: &[RankRecord],
-    bounds: AllowedDistances,
-) -> Option<Difference> {
-    let skipped = |record: &RankRecord| !record.steps[step].stepped;
-    if skipped(reference) && records.iter().all(skipped) {
-        return None;
-    }
-    let one = under_saved_names(reference, step);
-    let (floor, many) = (bounds.floor * norm_of_all(&one), summed(plan, step, records));
-    let mut wrong: Vec<Difference> = Vec::new();
-    // The first that is wrong in the order of the backward pass is the origin of those that follow.
-    let ready = reference.steps[step].ready.iter().map(|name| reference.saved_name(name));
-    for (name, whole) in ready.filter_map(|name| one.get_key_value(name)) {
-        if !many.contains_key(name.as_str()) && norm(whole) > floor {
-            let (module, what) = parted(name);
-            wrong.push(Difference {
-                step: step as u64,
-                stage: StepPart::Gradient,
-                module,
-                what,
-                ranks: Vec::new(),
-                axis: None,
-                distance: Some(1.0),
-                cause: Cause::GradientDiffers,
-            });
+impl Comparison<'_> {
+    /// The gradient that differs, in the parameter nearest to the loss.
+    pub(super) fn gradient(&self, step: usize) -> Option<Difference> {
+        let Comparison { plan, reference, records, allowed } = *self;
+        let skipped = |record: &RankRecord| !record.steps[step].stepped;
+        if skipped(reference) && records.iter().all(skipped) {
+            return None;
         }
-        for part in many.get(name.as_str()).into_iter().flatten() {
-            let Some(own) = piece(whole, part.placement) else { continue };
-            let Some((axis, distance, cause)) = part.compared(plan, &own, floor, bounds) else { continue };
-            let cause = match is_untied(whole, name, &one, &many, floor, bounds) {
-                true => Cause::MissingTie,
-                false => cause,
-            };
-            let ((module, what), ranks) = (parted(name), part.ranks.clone());
-            let stage = StepPart::Gradient;
-            let distance = Some(distance);
-            wrong.push(Difference { step: step as u64, stage, module, what, ranks, axis, distance, cause });
+        let one = under_saved_names(reference, step);
+        let (floor, many) = (allowed.floor * norm_of_all(&one), summed(plan, step, records));
+        let of = |name: &str, cause| Difference::of(step, StepPart::Gradient, name, cause);
+        let mut wrong: Vec<Difference> = Vec::new();
+        // The first that is wrong in the order of the backward pass is the origin of those that follow.
+        let ready = reference.steps[step].ready.iter().map(|name| reference.saved_name(name));
+        for (name, whole) in ready.filter_map(|name| one.get_key_value(name)) {
+            let parts = many.get(name.as_str());
+            if parts.is_none() && norm(whole) > floor {
+                wrong.push(Difference { distance: Some(1.0), ..of(name, Cause::GradientDiffers) });
+            }
+            for part in parts.into_iter().flatten() {
+                let Some(own) = piece(whole, part.placement) else { continue };
+                let Some((axis, distance, cause)) = part.compared(plan, &own, floor, allowed) else { continue };
+                let is_untied = is_untied(whole, name, &one, &many, floor, allowed);
+                let cause = if is_untied { Cause::MissingTie } else { cause };
+                let (ranks, distance) = (part.ranks.clone(), Some(distance));
+                wrong.push(Difference { ranks, axis, distance, ..of(name, cause) });
+            }
         }
+        let told = wrong.iter().position(|found| found.cause != Cause::GradientDiffers);
+        (!wrong.is_empty()).then(|| wrong.swap_remove(told.unwrap_or(0)))
     }
-    let told = wrong.iter().position(|found| found.cause != Cause::GradientDiffers);
-    (!wrong.is_empty()).then(|| wrong.swap_remove(told.unwrap_or(0)))
 }
 
 impl PieceGradient<'_> {
@@ -75,7 +61,7 @@ impl PieceGradient<'_> {
         plan: &ParallelPlan,
         one: &[f64],
         floor: f64,
-        bounds: AllowedDistances,
+        allowed: AllowedDistances,
     ) -> Option<(Option<Axis>, f64, Cause)> {
         let sums = || self.along_tensor.values();
         let total = total(sums());
@@ -84,14 +70,14 @@ impl PieceGradient<'_> {
             true => off(&total),
             false => sums().map(|sum| off(sum)).fold(0.0, f64::max),
         };
-        if !is_above(distance, bounds.value) {
+        if !is_above(distance, allowed.value) {
             return None;
         }
-        let loose = bounds.value.max(1e-9) * 10.0;
+        let loose = 10.0 * allowed.value;
         if !self.is_partial && self.along_tensor.len() > 1 && off(&total) <= loose {
             return Some((Some(Axis::Tensor), distance, Cause::PartialGradient));
         }
-        let sum = if self.is_partial { &total } else { sums().find(|sum| is_above(off(sum), bounds.value))? };
+        let sum = if self.is_partial { &total } else { sums().find(|sum| is_above(off(sum), allowed.value))? };
         let factor = sum.iter().zip(one).map(|(a, b)| a * b).sum::<f64>() / norm(one).powi(2).max(f64::MIN_POSITIVE);
         let scaled: Vec<f64> = one.iter().map(|value| value * factor).collect();
         if norm(one) > floor && factor != 0.0 && relative(sum, &scaled, floor) <= loose {
@@ -112,7 +98,7 @@ fn is_untied(
     one: &NamedValues,
     many: &BTreeMap<&str, Vec<PieceGradient<'_>>>,
     floor: f64,
-    bounds: AllowedDistances,
+    allowed: AllowedDistances,
 ) -> bool {
     let sum_of = |parts: &[PieceGradient<'_>]| match parts {
         [part] if part.placement.is_whole() => part.along_tensor.values().next().cloned(),
@@ -121,7 +107,7 @@ fn is_untied(
     let Some(own) = many.get(name).and_then(|parts| sum_of(parts)) else { return false };
     let others = many.iter().filter(|(other, _)| !one.contains_key(**other));
     let mut sums = others.filter_map(|(_, parts)| sum_of(parts)).filter(|sum| sum.len() == own.len());
-    sums.any(|sum| relative(&total([&own, &sum].into_iter()), whole, floor) <= bounds.value.max(1e-9) * 10.0)
+    sums.any(|sum| relative(&total([&own, &sum].into_iter()), whole, floor) <= 10.0 * allowed.value)
 }
 
 fn total<'a>(mut sums: impl Iterator<Item = &'a Vec<f64>>) -> Vec<f64> {
@@ -136,12 +122,7 @@ fn total<'a>(mut sums: impl Iterator<Item = &'a Vec<f64>>) -> Vec<f64> {
 fn under_saved_names(record: &RankRecord, step: usize) -> NamedValues {
     let mut all = NamedValues::new();
     for (name, gradient) in &record.steps[step].gradients {
-        let saved = record.saved_name(name);
-        let sum = match all.get(saved) {
-            Some(before) => total([before, gradient].into_iter()),
-            None => gradient.clone(),
-        };
-        all.insert(saved.into(), sum);
+        add_to(&mut all, record.saved_name(name).into(), gradient);
     }
     all
 }
@@ -170,11 +151,7 @@ fn summed<'a>(
             });
             let part = &mut parts[place];
             part.ranks.push(record.rank);
-            let sum = match part.along_tensor.remove(&tensor) {
-                Some(before) => total([&before, gradient].into_iter()),
-                None => gradient.clone(),
-            };
-            part.along_tensor.insert(tensor, sum);
+            add_to(&mut part.along_tensor, tensor, gradient);
         }
     }
     all

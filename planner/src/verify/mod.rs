@@ -9,6 +9,7 @@ mod cause;
 mod compare;
 mod forward;
 mod gradients;
+mod observed;
 mod record;
 mod report;
 mod rows;
@@ -30,6 +31,7 @@ use numcore::{Error, Result, Runtime, Tensor, Within};
 pub use cause::Cause;
 pub use report::{Difference, StepPart, Verification};
 
+use compare::{AllowedDistances, Comparison};
 use record::{RankRecord, Trial};
 
 /// A comparison of a plan with one rank.
@@ -118,9 +120,9 @@ impl Verify {
     /// other, with their streams of random values. Otherwise it takes all their examples at once.
     ///
     /// # Errors
-    /// Fails if a model in stages draws random values: each stage has a stream of its own. Fails if a run fails, on one
-    /// rank or on many; the error says on which. A difference is not an error, but part of
-    /// the report.
+    /// Fails if a run fails, on one rank or on many; the error says on which. The rows of a step must be a multiple of
+    /// its micro-batches times the shares of ranks. A model in stages may draw no random values, since each stage has a
+    /// stream of its own. A difference is not an error, but part of the report.
     pub fn run<R, M, I>(
         &self,
         runtime: impl Fn(usize) -> Result<R>,
@@ -159,18 +161,18 @@ impl Verify {
             (taken, reference) = (shares, one(shares, self.steps, None)?);
         }
         let records = many(self.steps, None)?;
-        let is_exact = is_canonical && shares == self.plan.world();
+        let allowed = AllowedDistances::of(&reference, is_canonical && shares == self.plan.world());
         let mut report = Verification::new(self.plan.clone(), self.steps, taken > 1);
-        let Some(mut found) = compare::first_difference(&self.plan, &reference, &records, is_exact) else {
-            return Ok(report);
-        };
+        let comparison = Comparison { plan: &self.plan, reference: &reference, records: &records, allowed };
+        let Some(mut found) = comparison.first_difference() else { return Ok(report) };
         drop((reference, records));
         let at = found.step;
         let forward = match found.stage {
             StepPart::InitialWeights => None,
             _ => {
                 let (reference, records) = (one(taken, at + 1, Some(at))?, many(at + 1, Some(at))?);
-                forward::first_difference(&self.plan, at, &reference, &records)
+                let comparison = Comparison { plan: &self.plan, reference: &reference, records: &records, allowed };
+                comparison.first_call(at as usize)
             }
         };
         if forward.is_some() {

@@ -1,13 +1,10 @@
 //! The values of one rank in a run.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, HashMap};
 
 use autograd::{manual_seed, observe_ops, observe_outputs, random_state, set_random_state};
 use distributed::{
-    combinations::{Feature, Features},
+    combinations::Features,
     comm::{Comm, Communicator},
     mesh::Mesh,
     plan::ParallelPlan,
@@ -15,14 +12,9 @@ use distributed::{
     train::{Step, StepInput, TrainStep},
 };
 use nn::{Module, ModuleExt};
-use numcore::{
-    DType, Error, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ViewOps},
-    placement::TensorPlacement,
-};
-use parking_lot::Mutex;
+use numcore::{DType, Error, Result, Runtime, Tensor, ops::ViewOps, placement::TensorPlacement};
 
-use super::{Examples, call::CallRecord};
+use super::{Examples, call::CallRecord, observed::ObservedGradients};
 
 /// A run of some steps.
 pub(super) struct Trial {
@@ -30,7 +22,7 @@ pub(super) struct Trial {
     /// The number of shares of each batch that one rank takes after one another; 0 on the ranks of a plan.
     pub shares: usize,
     pub steps: u64,
-    /// The step of which op calls are recorded.
+    /// The step of which op calls are recorded, in place of the weights of all steps.
     pub observed: Option<u64>,
 }
 
@@ -51,17 +43,7 @@ pub(super) struct RankRecord {
     pub calls: Vec<Vec<Vec<CallRecord>>>,
 }
 
-/// The gradients of leaves, by their ids.
-type SeenGradients<R> = BTreeMap<usize, SeenGradient<R>>;
-
-struct SeenGradient<R: Runtime> {
-    name: String,
-    /// The number of gradients that were final before.
-    before: usize,
-    value: Tensor<R>,
-}
-
-/// NamedValues by name.
+/// Values by name.
 pub(super) type NamedValues = BTreeMap<String, Vec<f64>>;
 
 /// A parameter, as a rank has it.
@@ -113,21 +95,10 @@ impl Trial {
         let (rt, mesh) = (comm.runtime().clone(), Mesh::new(&comm, self.plan.clone())?);
         let (model, mut step) = make(&mesh)?;
         let (share, own, properties) = (step.ranks().share, step.accumulation(), step.properties());
-        let (count, of) = (self.shares.max(1), self.shares.max(share.of));
+        let count = self.shares.max(1);
         step.set_accumulation(own * count)?;
-        let gradients: Arc<Mutex<SeenGradients<R>>> = Arc::default();
-        let (seen, adds) = (gradients.clone(), properties.features.has(Feature::ReduceEachPass));
-        let mut finals = 0;
-        step.on_gradient(move |leaf, gradient| {
-            let mut seen = seen.lock();
-            let value = match seen.remove(&leaf.id()).filter(|_| adds) {
-                Some(before) => before.value.add(gradient)?,
-                None => gradient.copy()?,
-            };
-            seen.insert(leaf.id(), SeenGradient { name: leaf.name().to_string(), before: finals, value });
-            finals += 1;
-            Ok(())
-        });
+        let gradients = ObservedGradients::of(&mut step);
+        let results = self.observed.is_none();
         let mut record = RankRecord {
             rank: comm.rank(),
             features: properties.features,
@@ -135,7 +106,7 @@ impl Trial {
             narrowest: DType::F64,
             copies: copies(&modules(&model, &step), &properties.copies),
             parameters: parameters(&modules(&model, &step)),
-            initial: weights(&model, &step)?,
+            initial: if results { weights(&model, &step)? } else { NamedValues::new() },
             steps: Vec::new(),
             calls: Vec::new(),
         };
@@ -153,10 +124,11 @@ impl Trial {
                 present.into_iter().for_each(|before: usize| states[before] = random_state());
                 let taken = *present.insert(k % count);
                 set_random_state(states[taken]);
-                let (index, micro_batch) = (if self.shares > 0 { taken } else { share.index }, k / count);
-                let of = BatchShare { index, of: if self.shares == 1 { 1 } else { of } };
-                let tensors = tensors.iter().map(|tensor| rows(tensor, micro_batch, own, of)).collect::<Result<_>>()?;
-                let examples = Examples { mesh: &mesh, step: number, micro_batch, share: of, tensors };
+                let share = if self.shares == 0 { share } else { BatchShare { index: taken, of: count } };
+                let micro_batch = k / count;
+                let own_rows = |tensor: &Tensor<R>| rows(tensor, micro_batch, own, share);
+                let tensors = tensors.iter().map(own_rows).collect::<Result<_>>()?;
+                let examples = Examples { mesh: &mesh, step: number, micro_batch, share, tensors };
                 if !observes {
                     return input(&model, &examples);
                 }
@@ -166,29 +138,16 @@ impl Trial {
             };
             let (metrics, seen) = observe_ops(|| step.step(take));
             let metrics = metrics?;
-            let floats = seen.iter().flat_map(|call| &call.outputs).map(|output| output.dtype);
-            let own = record.parameters.values().map(|parameter| parameter.dtype);
-            let floats = floats.chain(own).filter(|dtype| dtype.is_float());
+            let outputs = seen.iter().flat_map(|call| &call.outputs).map(|output| output.dtype);
+            let weights_of = record.parameters.values().map(|parameter| parameter.dtype);
+            let floats = outputs.chain(weights_of).filter(|dtype| dtype.is_float());
             record.narrowest = floats.fold(record.narrowest, |a, b| if b.size() < a.size() { b } else { a });
             // A pipeline reserves random values for each pass, whether it draws some or not.
             let is_whole = step.pipeline().is_none();
             record.draws |= is_whole && random_state().drawn != before || seen.iter().any(CallRecord::draws);
             // Each rank along context reports the weight of whole sequences.
             let weight = metrics.weight()? * step.ranks().context_ranks as f64;
-            let mut seen: Vec<_> = std::mem::take(&mut *gradients.lock()).into_values().collect();
-            if self.observed.is_some() {
-                seen.clear();
-            }
-            seen.sort_by_key(|gradient| gradient.before);
-            let (mut values, ready) = (NamedValues::new(), seen.iter().map(|gradient| gradient.name.clone()).collect());
-            for SeenGradient { name, value, .. } in seen {
-                let gradient: Vec<f64> = value.to_f64s()?.into_iter().map(|value| value / weight).collect();
-                // Two stages of one rank may have copies of one name.
-                match values.get_mut(&name) {
-                    Some(sum) => sum.iter_mut().zip(&gradient).for_each(|(sum, own)| *sum += own),
-                    None => drop(values.insert(name, gradient)),
-                }
-            }
+            let (gradients, ready) = gradients.take(weight)?;
             let mut buffers = NamedValues::new();
             for (name, buffer) in modules(&model, &step).iter().flat_map(|module| module.named_buffers()) {
                 // A counter of batches counts each share.
@@ -202,9 +161,9 @@ impl Trial {
                 loss: metrics.loss()?,
                 own_loss: metrics.own_loss()?,
                 norm: metrics.grad_norm()?,
-                gradients: values,
+                gradients,
                 ready,
-                weights: if self.observed.is_none() { weights(&model, &step)? } else { NamedValues::new() },
+                weights: if results { weights(&model, &step)? } else { NamedValues::new() },
                 buffers,
             });
             if observes {

@@ -57,6 +57,23 @@ pub enum StepPart {
     Buffer,
 }
 
+impl Difference {
+    /// A difference of a value with this full name: its module's, a dot, and its own.
+    pub(super) fn of(step: usize, stage: StepPart, name: &str, cause: Cause) -> Self {
+        let (module, what) = name.rsplit_once('.').unwrap_or(("", name));
+        Difference {
+            step: step as u64,
+            stage,
+            module: module.into(),
+            what: what.into(),
+            ranks: Vec::new(),
+            axis: None,
+            distance: None,
+            cause,
+        }
+    }
+}
+
 impl Verification {
     pub(super) fn new(plan: ParallelPlan, steps: u64, takes_shares: bool) -> Self {
         Verification { plan, steps, takes_shares, differences: Vec::new() }

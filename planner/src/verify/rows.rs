@@ -25,7 +25,7 @@ type ProjectionIndex = Rc<Vec<(f64, usize)>>;
 /// The part of a tensor that a rank has.
 pub(super) struct Found {
     /// The columns, as ranges' starts and their common length.
-    columns: ColumnPiece,
+    pub columns: ColumnPiece,
     /// The number of the tensor's row for each of the rank's rows.
     pub rows: Vec<usize>,
 }
@@ -129,12 +129,6 @@ impl<'a> RowSearch<'a> {
         let mut near: Vec<(f64, usize)> = near.collect();
         near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         near.into_iter().map(|(_, k)| k).collect()
-    }
-}
-
-impl Found {
-    pub(super) fn columns(&self) -> ColumnPiece {
-        self.columns
     }
 }
 

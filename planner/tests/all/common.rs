@@ -1,5 +1,4 @@
 //! Models of the tests.
-#![allow(unused_imports)]
 
 pub use autograd::Var;
 pub use distributed::{
@@ -8,19 +7,17 @@ pub use distributed::{
     mesh::Mesh,
     pipeline::{Checked, Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind, Tie},
     plan::{Axis, ParallelPlan},
-    strategy::BufferSync,
-    train::{Loss, StepInput, StepModel, TrainStep},
+    train::{Loss, StepModel, TrainStep},
     zero::ZeroStage,
 };
 pub use nn::{
-    BatchNorm, Dropout, Embedding, Forward, Gpt, GptConfig, Init, LayerNorm, Linear, Module, ModuleExt, Sequential,
-    Tanh,
+    BatchNorm, Forward, Gpt, GptConfig, Init, LayerNorm, Linear, Module, Sequential, Tanh,
     parallel::{TensorPlan, VocabularyLoss},
 };
 pub use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{IndexOps, PointwiseOps, ReduceOps, ViewOps},
+    ops::{PointwiseOps, ReduceOps, ViewOps},
 };
 pub use optim::{AdamWConfig, SgdConfig};
 pub use planner::verify::{Cause, Examples, StepPart, Verification, Verify};

@@ -140,8 +140,8 @@ enum Fault {
     GatherCountsTwice,
     /// Half of the gradient of one rank ends before the first layer.
     Detached,
-    /// Ranks have another epsilon.
-    Epsilon,
+    /// Ranks add another number to the hidden features.
+    Shifted,
     /// A rank computes in another activation.
     Activation,
     /// A rank reads the rows of the hidden features of another.
@@ -169,7 +169,7 @@ fn by_hand(model: &ByHand, examples: &Examples<'_, Cpu>, fault: Fault) -> Result
     let hidden = if wrong(Fault::Activation) && rank == 1 { hidden.relu()? } else { hidden.tanh()? };
     let hidden = match fault {
         Fault::PieceNorm => hidden.layer_norm(None, None, 1e-5)?,
-        Fault::Epsilon => hidden.add(1e-3 * rank as f64)?,
+        Fault::Shifted => hidden.add(1e-3 * rank as f64)?,
         _ => hidden,
     };
     let parts = hidden.linear(&down, None)?;
@@ -212,15 +212,15 @@ fn faults_of_layers_cut_by_hand_are_named() {
     for axes in axes {
         let right = by_hand_report(axes, Fault::None);
         assert!(right.is_equal(), "{right}");
-        let forward = |fault, cause| is(by_hand_report(axes, fault), StepPart::Forward, cause, "");
-        forward(Fault::PartsNotSummed, Cause::LayerCut);
-        forward(Fault::PartsAveraged, Cause::LayerCut);
-        forward(Fault::PieceNorm, Cause::PieceStatistics);
-        forward(Fault::BiasTwice, Cause::LayerCut);
-        forward(Fault::Epsilon, Cause::LayerCut);
-        forward(Fault::Activation, Cause::LayerCut);
-        forward(Fault::WrongRows, Cause::LayerCut);
-        forward(Fault::DropoutByRank, Cause::RandomValues);
+        let forward = |fault, cause, named: &str| is(by_hand_report(axes, fault), StepPart::Forward, cause, named);
+        forward(Fault::PartsNotSummed, Cause::LayerCut, "down add");
+        forward(Fault::PartsAveraged, Cause::LayerCut, "down");
+        forward(Fault::PieceNorm, Cause::PieceStatistics, "layer_norm");
+        forward(Fault::BiasTwice, Cause::LayerCut, "down add");
+        forward(Fault::Shifted, Cause::LayerCut, "add");
+        forward(Fault::Activation, Cause::LayerCut, "down add");
+        forward(Fault::WrongRows, Cause::LayerCut, "tanh");
+        forward(Fault::DropoutByRank, Cause::RandomValues, "dropout");
         let gradient = |fault, cause, named: &str| is(by_hand_report(axes, fault), StepPart::Gradient, cause, named);
         gradient(Fault::InputGradient, Cause::PartialGradient, "norm");
         gradient(Fault::WeightGradient, Cause::PartialGradient, "up weight");

@@ -9,8 +9,9 @@
 //! time. Blocks outside of a sliding window are skipped; inside a block keys before the window have scores of `−∞`.
 //!
 //! **Invariant**: the partition into tasks, and with it the order of every sum, depends only on the sizes of the call.
-//! By vectors the bits of a query's output depend on its own keys alone: outputs are summed key by key, a hidden key adds
-//! nothing, and the sum of weights is exact. So neither padding nor other sequences around a sequence change them.
+//! By vectors the bits of a query's output depend on its own keys alone, in calls of up to 2048 keys: outputs are summed
+//! key by key, a hidden key adds nothing, and the sum of weights is exact. So neither padding nor other sequences around
+//! a sequence change them.
 
 mod backward;
 mod forward;
