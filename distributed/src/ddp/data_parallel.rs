@@ -12,13 +12,14 @@ use optim::{FlatGradients, HyperParams, Optimizer, all_finite, require_rates};
 
 use super::by_hand::Ddp;
 use crate::{
-    buckets::{BucketLayout, BucketOptions, BucketReducer, Unused, reducer},
+    buckets::{BucketLayout, BucketOptions, BucketReducer, GradCompression, Unused, reducer},
     checkpoint::names::Buffers,
     combinations::{Feature, Features},
     comm::{Collectives, Comm, Label, abort_on_err},
     mesh::AsMesh,
     strategy::{
-        ActiveRanks, BackwardPass, BufferSync, GradLoan, LeafFilter, StepRanks, Strategy, TensorAxis, not_owned,
+        ActiveRanks, BackwardPass, BufferSync, GradLoan, LeafFilter, PartialSums, StepRanks, Strategy, TensorAxis,
+        not_owned,
     },
     sums,
 };
@@ -58,6 +59,8 @@ pub struct DataParallel<R: Runtime> {
     pub(super) next: usize,
     /// True if the current backward pass sends its buckets.
     pub(super) sync: bool,
+    /// True if buckets are of one rank and in their own dtype: each is summed once it is full.
+    pub(super) is_alone: bool,
     /// True if buckets are sent between passes alone. Ranks that use different parameters fill them at different times,
     /// which would come before or after buckets of other stages.
     pub(super) sends_between: bool,
@@ -72,6 +75,8 @@ pub struct DataParallel<R: Runtime> {
     pub(super) frozen: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
     pub(super) tensor: TensorAxis<R>,
+    /// Sums over the tensor axis in flight.
+    pub(super) partial: PartialSums<R>,
     /// The leaves that ranks along the tensor axis update as whole parameters, by identity.
     pub(super) whole: HashSet<usize>,
     /// The number of steps begun since the start, or since parameters were unfrozen; at 2, buckets are rebuilt.
@@ -138,6 +143,7 @@ impl<R: Runtime> DataParallel<R> {
             return Err(Error::usage("TrainStep::builder", why));
         }
         let features = features.and_if(reducer.reduces_every_pass(), Feature::ReduceEachPass);
+        let is_alone = comm.size() == 1 && custom.is_none() && options.compression == GradCompression::Own;
         let sends_between = mesh.is_of_stages() && options.unused == Unused::Allow;
         let layout = BucketLayout::new(comm, &label, &mut *optimizer, &key, &options)?;
         let (ranks, buffers) = (tensor.step_ranks(&mesh, comm), Buffers(model.named_buffers()));
@@ -151,6 +157,7 @@ impl<R: Runtime> DataParallel<R> {
             layout,
             next: 0,
             sync: true,
+            is_alone,
             sends_between,
             has_passed: false,
             has_zero_weight: false,
@@ -159,6 +166,7 @@ impl<R: Runtime> DataParallel<R> {
             frozen,
             buffers,
             tensor,
+            partial: PartialSums::default(),
             whole,
             begun: 0,
         })
@@ -336,10 +344,8 @@ impl<R: Runtime> DataParallel<R> {
 impl<R: Runtime> DataParallel<R> {
     /// The buffer of a parameter's gradient, and its range there. An error if the parameter is not in the optimizer.
     pub(super) fn place_of(&self, leaf: &Arc<Leaf<R>>) -> Result<(usize, usize)> {
-        let range = |leaves: &[Arc<Leaf<R>>]| leaves.iter().position(|own| Arc::ptr_eq(own, leaf));
-        let params = self.optimizer.params();
-        let place = params.iter().enumerate().find_map(|(buffer, of)| Some((buffer, range(of.leaves())?)));
-        place.ok_or_else(|| not_owned(leaf))
+        let param = self.layout.number_of(leaf).map(|i| &self.layout.params[i]);
+        param.map(|param| (param.buffer, param.range)).ok_or_else(|| not_owned(leaf))
     }
 }
 

@@ -26,6 +26,7 @@ impl<R: Runtime> DataParallel<R> {
         self.layout.buckets.iter_mut().for_each(|bucket| bucket.sent = false);
         self.layout.gradients.zero();
         (self.has_passed, self.has_zero_weight) = (false, false);
+        self.partial = Default::default();
         self.layout.params.iter_mut().for_each(|p| p.used = false);
     }
 
@@ -96,13 +97,17 @@ impl<R: Runtime> DataParallel<R> {
     }
 
     fn wait_for_sent(&mut self) -> Result<()> {
-        for k in 0..self.layout.buckets.len() {
-            if mem::take(&mut self.layout.buckets[k].sent) {
-                let row = self.reducer.wait(k)?;
-                self.layout.flat(k).restore(row)?;
-            }
+        (0..self.layout.buckets.len()).try_for_each(|k| self.wait_for(k))
+    }
+
+    /// Waits for the sums of a bucket, if it was sent. Its partial gradients go on to the tensor axis.
+    fn wait_for(&mut self, k: usize) -> Result<()> {
+        if !mem::take(&mut self.layout.buckets[k].sent) {
+            return Ok(());
         }
-        Ok(())
+        let row = self.reducer.wait(k)?;
+        self.layout.flat(k).restore(row)?;
+        self.start_partial(k)
     }
 
     fn send(&mut self, k: usize) -> Result<()> {
@@ -148,8 +153,11 @@ impl<R: Runtime> BackwardHook<R> for DataParallel<R> {
             return Ok(());
         }
         self.ready.push(i);
-        while self.layout.buckets.get(self.next).is_some_and(|b| b.waits_for == 0) {
-            self.send(self.next)?;
+        while let Some(k) = self.layout.buckets.get(self.next).filter(|b| b.waits_for == 0).map(|_| self.next) {
+            self.send(k)?;
+            if self.is_alone {
+                self.wait_for(k)?;
+            }
         }
         Ok(())
     }

@@ -12,22 +12,42 @@ use crate::{
 };
 
 impl<R: Runtime> DataParallel<R> {
-    /// Sums partial gradients over the tensor axis. A parameter that no rank used stays without a gradient.
+    /// Tells whether sums over the tensor axis can begin while other buckets are in flight. Not if ranks along the axis
+    /// may use different parameters, or if sums of passes are added up elsewhere.
+    fn overlaps_partial(&self) -> bool {
+        self.options.unused == Unused::Error && !self.reducer.reduces_every_pass()
+    }
+
+    /// Starts the sums of the partial gradients in a bucket, which has the step's sums over the other ranks.
+    pub(super) fn start_partial(&mut self, bucket: usize) -> Result<()> {
+        if !self.tensor.is_cut() || !self.overlaps_partial() {
+            return Ok(());
+        }
+        let members = self.layout.buckets[bucket].members.iter().map(|member| member.leaf.clone()).collect();
+        self.start_sums(members)
+    }
+
+    /// Waits for the sums of partial gradients over the tensor axis; starts those that could not begin before. A
+    /// parameter that no rank used stays without a gradient.
     pub(super) fn sum_partial_gradients(&mut self) -> Result<()> {
-        let mut leaves = self.used_along_tensor()?;
-        leaves.retain(|leaf| self.tensor.is_partial(leaf));
-        let own = leaves.iter().map(|leaf| Ok((leaf.clone(), self.lend_grad(leaf)?.take())));
-        let own = own.collect::<Result<Vec<_>>>()?;
-        let sums = self.tensor.sum_gradients(own)?;
-        leaves.iter().zip(sums).try_for_each(|(leaf, sum)| self.restore_grad(leaf, GradLoan::new(vec![sum], 0)))
+        if self.tensor.is_cut() && !self.overlaps_partial() {
+            let used = self.used_along_tensor()?;
+            self.start_sums(used)?;
+        }
+        let mut sums = std::mem::take(&mut self.partial);
+        sums.wait(|leaf, sum| self.restore_grad(leaf, GradLoan::new(vec![sum], 0)))
+    }
+
+    fn start_sums(&mut self, leaves: Vec<Arc<Leaf<R>>>) -> Result<()> {
+        let partial: Vec<_> = leaves.into_iter().filter(|leaf| self.tensor.is_partial(leaf)).collect();
+        let lend = |leaf| Ok((Arc::clone(&leaf), self.lend_grad(&leaf)?.take()));
+        let lent = partial.into_iter().map(lend).collect::<Result<Vec<_>>>()?;
+        self.partial.start(&self.tensor, lent)
     }
 
     /// The parameters that this step updates: those used by any rank of the tensor axis. Zeros their gradients where
     /// this rank did not use them.
     fn used_along_tensor(&mut self) -> Result<Vec<Arc<Leaf<R>>>> {
-        if !self.tensor.is_cut() {
-            return Ok(Vec::new());
-        }
         let own = self.leaves.iter().map(|leaf| Ok(self.gradients().get(leaf)?.is_some()));
         let own = own.collect::<Result<Vec<bool>>>()?;
         let used = match self.options.unused {

@@ -26,6 +26,7 @@ pub use buffers::BufferSync;
 use hyper::not_reported;
 pub(crate) use loan::not_owned;
 pub use loan::{FullParameters, GradLoan};
+pub(crate) use partial_gradients::PartialSums;
 pub use ranks::{BatchShare, StepRanks};
 pub use set::StrategySet;
 pub(crate) use set::{SetKind, StrategyPart};

@@ -12,65 +12,100 @@ use numcore::{
 use super::TensorAxis;
 use crate::comm::{Collectives, ReduceOp, Work};
 
-/// A gradient, and its place among those that are to be summed.
-type PartialGradient<R> = (usize, Arc<Leaf<R>>, TensorMut<R>);
+/// A parameter, and the memory of its gradient or of a piece of it.
+type PartialGradient<R> = (Arc<Leaf<R>>, TensorMut<R>);
+
+/// The largest gradient that travels in one row with others, in bytes: two copies of it take about as long as a call.
+const JOINED: usize = 64 << 10;
 
 /// The key of gradients that travel in one row: the number of ranks that have parts, and the dtype.
 type RowKey = (usize, DType);
 
 /// Gradients in flight: one alone, or several whose sums are copied out of a row.
 enum InFlight<R: Runtime> {
-    Alone(usize, Work<TensorMut<R>>),
+    Alone(Arc<Leaf<R>>, Work<TensorMut<R>>),
     Row(Vec<PartialGradient<R>>, Work<TensorMut<R>>),
 }
 
-impl<R: Runtime> TensorAxis<R> {
-    /// The sums of [partial](TensorAxis::is_partial) gradients over the ranks that have parts, in the given order.
-    /// Gradients of vectors, as of norms and biases, travel in one row, since they are many and small.
-    pub(crate) fn sum_gradients(&self, own: Vec<(Arc<Leaf<R>>, TensorMut<R>)>) -> Result<Vec<TensorMut<R>>> {
-        let mut rows: Vec<(Option<RowKey>, Vec<PartialGradient<R>>)> = Vec::new();
-        for (at, (leaf, memory)) in own.into_iter().enumerate() {
-            // A piece of a matrix is a row too, where ZeRO cuts through parameters.
-            let is_vector = leaf.spec().shape.rank() == 1 && memory.shape().rank() == 1;
-            let key = is_vector.then(|| (self.replicas_of(&leaf), memory.dtype()));
-            match rows.iter_mut().find(|(other, _)| key.is_some() && *other == key) {
-                Some((_, row)) => row.push((at, leaf, memory)),
-                None => rows.push((key, vec![(at, leaf, memory)])),
-            }
-        }
-        let started = rows.into_iter().map(|(_, row)| self.start_sum(row)).collect::<Result<Vec<_>>>()?;
-        let mut sums = Vec::new();
-        for sum in started {
-            match sum {
-                InFlight::Alone(at, work) => sums.push((at, work.wait()?)),
-                InFlight::Row(members, work) => sums.extend(taken_apart(members, work.wait()?)?),
-            }
-        }
-        sums.sort_by_key(|(at, _)| *at);
-        Ok(sums.into_iter().map(|(_, sum)| sum).collect())
+/// Sums of [partial](TensorAxis::is_partial) gradients over the ranks that have parts. They are started as the
+/// gradients become final, and are in flight while others are computed and exchanged.
+pub(crate) struct PartialSums<R: Runtime>(Vec<InFlight<R>>);
+
+impl<R: Runtime> Default for PartialSums<R> {
+    fn default() -> Self {
+        PartialSums(Vec::new())
+    }
+}
+
+impl<R: Runtime> PartialSums<R> {
+    /// Tells whether nothing is in flight.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
+    /// Starts the sums of further gradients, in the same order on all ranks along the axis. Small ones, as of norms and
+    /// biases, travel in one row.
+    pub(crate) fn start(&mut self, axis: &TensorAxis<R>, own: Vec<PartialGradient<R>>) -> Result<()> {
+        let mut rows: Vec<(Option<RowKey>, Vec<PartialGradient<R>>)> = Vec::new();
+        for (leaf, memory) in own {
+            let is_small = memory.shape().numel() * memory.dtype().size() <= JOINED;
+            let key = is_small.then(|| (axis.replicas_of(&leaf), memory.dtype()));
+            match rows.iter_mut().find(|(other, _)| key.is_some() && *other == key) {
+                Some((_, row)) => row.push((leaf, memory)),
+                None => rows.push((key, vec![(leaf, memory)])),
+            }
+        }
+        for (_, row) in rows {
+            self.0.push(axis.start_sum(row)?);
+        }
+        Ok(())
+    }
+
+    /// Waits for all sums, and gives each to `restore`.
+    pub(crate) fn wait(&mut self, mut restore: impl FnMut(&Arc<Leaf<R>>, TensorMut<R>) -> Result<()>) -> Result<()> {
+        for sum in self.0.drain(..) {
+            match sum {
+                InFlight::Alone(leaf, work) => restore(&leaf, work.wait()?)?,
+                InFlight::Row(members, work) => {
+                    let (row, lens) = (work.wait()?, lens(&members));
+                    let rt = row.runtime().clone();
+                    for ((leaf, memory), part) in members.into_iter().zip(row.split(&lens)?) {
+                        let mut flat = flattened(memory)?;
+                        compute(&rt, &COPY, &[Input::Memory(&part)], &[], &mut [&mut flat])?;
+                        restore(&leaf, TensorMut::join(vec![flat])?)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<R: Runtime> TensorAxis<R> {
     fn start_sum(&self, mut members: Vec<PartialGradient<R>>) -> Result<InFlight<R>> {
         let none = || Error::internal("a training step", "a gradient is summed of which no other rank has a part");
-        let comm = members.first().and_then(|(_, leaf, _)| self.replicas.get(&self.replicas_of(leaf)));
+        let comm = members.first().and_then(|(leaf, _)| self.replicas.get(&self.replicas_of(leaf)));
         // The call has the names: ranks that freeze different parameters get an error, instead of the sum of different
         // gradients.
         let mut names = Fnv1a::new();
-        members.iter().for_each(|(_, leaf, _)| names.write(format!("{}\n", leaf.name()).as_bytes()));
-        let first = members.first().map(|(_, leaf, _)| leaf.name()).unwrap_or_default();
+        members.iter().for_each(|(leaf, _)| names.write(format!("{}\n", leaf.name()).as_bytes()));
+        let first = members.first().map(|(leaf, _)| leaf.name()).unwrap_or_default();
         let what = format!("partial gradients from `{first}`, {} ({:016x})", members.len(), names.finish());
         let comm = self.label.named(comm.ok_or_else(none)?, &what);
         if members.len() == 1 {
-            let (at, _, memory) = members.remove(0);
-            return Ok(InFlight::Alone(at, comm.all_reduce(memory, ReduceOp::Sum)?));
+            let (leaf, memory) = members.remove(0);
+            return Ok(InFlight::Alone(leaf, comm.all_reduce(memory, ReduceOp::Sum)?));
         }
-        let (numel, dtype) = (lens(&members).iter().sum::<usize>(), members[0].2.dtype());
+        let (numel, dtype) = (lens(&members).iter().sum::<usize>(), members[0].1.dtype());
         let rt = comm.runtime();
         let row = TensorMut::alloc_for(rt, MemoryCategory::Communication, Shape::from([numel]), dtype)?;
         let mut parts = row.split(&lens(&members))?;
-        for ((_, _, memory), part) in members.iter().zip(&mut parts) {
-            compute(rt, &COPY, &[Input::Memory(memory)], &[], &mut [part])?;
-        }
+        let copied = |((leaf, memory), part): (PartialGradient<R>, &mut TensorMut<R>)| {
+            let flat = flattened(memory)?;
+            compute(rt, &COPY, &[Input::Memory(&flat)], &[], &mut [part])?;
+            Ok((leaf, TensorMut::join(vec![flat])?))
+        };
+        let members = members.into_iter().zip(&mut parts).map(copied).collect::<Result<Vec<_>>>()?;
         let work = comm.all_reduce(TensorMut::join(parts)?, ReduceOp::Sum)?;
         Ok(InFlight::Row(members, work))
     }
@@ -81,15 +116,12 @@ impl<R: Runtime> TensorAxis<R> {
 }
 
 fn lens<R: Runtime>(members: &[PartialGradient<R>]) -> Vec<usize> {
-    members.iter().map(|(_, _, memory)| memory.shape().numel()).collect()
+    members.iter().map(|(_, memory)| memory.shape().numel()).collect()
 }
 
-/// Copies sums out of a row into the memory of each gradient.
-fn taken_apart<R: Runtime>(members: Vec<PartialGradient<R>>, row: TensorMut<R>) -> Result<Vec<(usize, TensorMut<R>)>> {
-    let (rt, parts) = (row.runtime().clone(), row.split(&lens(&members))?);
-    let copied = |((at, _, mut memory), part): (PartialGradient<R>, TensorMut<R>)| {
-        compute(&rt, &COPY, &[Input::Memory(&part)], &[], &mut [&mut memory])?;
-        Ok((at, memory))
-    };
-    members.into_iter().zip(parts).map(copied).collect()
+/// Row-major memory as a row; [`TensorMut::join`] gives it its shape back.
+fn flattened<R: Runtime>(memory: TensorMut<R>) -> Result<TensorMut<R>> {
+    let len = memory.shape().numel();
+    let none = || Error::internal("a training step", "memory was split into nothing");
+    memory.split(&[len])?.pop().ok_or_else(none)
 }

@@ -15,11 +15,13 @@ use super::{
 use crate::{
     comm::{Collectives, Comm, Communicator},
     ddp::UNFROZEN,
+    strategy::TensorAxis,
     unused::{Unused, idles, require_all, used_anywhere},
 };
 
 pub(super) struct ZeroEngine<R: Runtime> {
     pub(super) comm: Comm<R>,
+    tensor: Arc<TensorAxis<R>>,
     pub(super) units: Vec<Unit<R>>,
     options: ZeroOptions,
     /// True if units are sent between passes alone. Ranks that use different parameters complete them at different
@@ -48,7 +50,13 @@ pub(super) struct ZeroEngine<R: Runtime> {
 }
 
 impl<R: Runtime> ZeroEngine<R> {
-    pub(super) fn new(comm: &Comm<R>, units: Vec<Unit<R>>, options: ZeroOptions, of_stages: bool) -> Self {
+    pub(super) fn new(
+        comm: &Comm<R>,
+        tensor: Arc<TensorAxis<R>>,
+        units: Vec<Unit<R>>,
+        options: ZeroOptions,
+        of_stages: bool,
+    ) -> Self {
         let leaves = |(u, unit): (usize, &Unit<R>)| {
             unit.leaves.iter().enumerate().map(move |(i, l)| (l.id(), (u, i))).collect::<Vec<_>>()
         };
@@ -66,6 +74,7 @@ impl<R: Runtime> ZeroEngine<R> {
         let sends = SendOrder::new((0..units.len()).rev().filter(|&u| units[u].own.is_some()).collect());
         ZeroEngine {
             comm: comm.clone(),
+            tensor,
             units,
             sends_between: of_stages && options.unused == Unused::Allow,
             options,
@@ -165,9 +174,8 @@ impl<R: Runtime> ZeroEngine<R> {
         }
     }
 
-    /// Trains units that were frozen as a whole when they were made, and no longer are, on all ranks of `everyone`
-    /// alike.
-    pub(super) fn unfreeze(&mut self, everyone: &Comm<R>, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
+    /// Trains units that were frozen as a whole when they were made, and no longer are, on all ranks of a step alike.
+    pub(super) fn unfreeze(&mut self, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
         let is_unfrozen = |unit: &Unit<R>| unit.own.is_none() && unit.leaves.iter().any(|leaf| leaf.requires_grad());
         let unfrozen: Vec<usize> = (0..self.units.len()).filter(|&u| is_unfrozen(&self.units[u])).collect();
         if unfrozen.is_empty() {
@@ -175,7 +183,7 @@ impl<R: Runtime> ZeroEngine<R> {
         }
         let leaves = unfrozen.iter().flat_map(|&u| &self.units[u].leaves).filter(|leaf| leaf.requires_grad());
         let names: Vec<String> = leaves.map(|leaf| leaf.name().to_string()).collect();
-        everyone.agree(UNFROZEN, names.join(" ").as_bytes())?;
+        self.tensor.everyone().agree(UNFROZEN, names.join(" ").as_bytes())?;
         for unit in unfrozen {
             self.units[unit].optimize(optimizer, place)?;
             self.sends.add(unit);
@@ -280,23 +288,34 @@ impl<R: Runtime> ZeroEngine<R> {
     /// Waits for sums of a step that was given up, or has failed: they hold memory while they are in flight.
     pub(super) fn wait_for_abandoned(&mut self) {
         let _ = self.collect_all();
+        self.units.iter_mut().for_each(|unit| drop(unit.end_partial()));
     }
 
+    /// Waits for the sums of all units that were sent. Where they are the step's, partial gradients go on to the tensor
+    /// axis; if its ranks may use different parameters, only between passes.
     fn collect_all(&mut self) -> Result<()> {
-        self.units.iter_mut().try_for_each(Unit::collect)
+        let overlaps = self.last && self.options.unused == Unused::Error;
+        for unit in &mut self.units {
+            if unit.collect()? && overlaps {
+                unit.start_partial(&self.tensor)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Ends the last backward pass. Parameters that no rank of `everyone` used are not updated.
-    pub(super) fn finish(&mut self, everyone: &Comm<R>) -> Result<()> {
+    /// Ends the last backward pass. Parameters that no rank of a step used are not updated.
+    pub(super) fn finish(&mut self) -> Result<()> {
         if self.options.unused == Unused::Error {
             self.require_all()?;
         }
         self.end_sweep()?;
         self.collect_all()?;
         if self.options.unused == Unused::Allow {
-            self.agree_on_used(everyone)?;
+            self.agree_on_used()?;
+            self.units.iter_mut().try_for_each(|unit| unit.start_partial(&self.tensor))?;
         }
         self.learn()?;
+        self.units.iter_mut().try_for_each(Unit::end_partial)?;
         if self.reads_differ() { self.release_prefetched() } else { self.release_all() }
     }
 
@@ -322,9 +341,9 @@ impl<R: Runtime> ZeroEngine<R> {
         require_all(self.units.iter().flat_map(|unit| unit.leaves.iter().zip(unit.used.iter().copied())))
     }
 
-    fn agree_on_used(&mut self, everyone: &Comm<R>) -> Result<()> {
+    fn agree_on_used(&mut self) -> Result<()> {
         let own = self.units.iter().flat_map(|unit| unit.used.iter().copied());
-        let anywhere = used_anywhere(everyone, own)?;
+        let anywhere = used_anywhere(self.tensor.everyone(), own)?;
         let used = self.units.iter_mut().flat_map(|u| u.used.iter_mut());
         used.zip(anywhere).for_each(|(used, anywhere)| *used = anywhere);
         Ok(())

@@ -6,10 +6,10 @@ use numcore::{
 };
 use optim::ShardOptimizer;
 
-use super::{Piece, UnitLayout, kept::Kept, options::UnitOptions, unit::Unit};
+use super::{UnitLayout, kept::Kept, options::UnitOptions, unit::Unit};
 use crate::{
     comm::{Collectives, Communicator, ReduceOp, Work},
-    strategy::{GradLoan, TensorAxis},
+    strategy::{GradLoan, PartialSums, TensorAxis},
 };
 
 /// The state that a rank needs to update its shard.
@@ -70,6 +70,7 @@ impl<R: Runtime> Unit<R> {
     pub(super) fn forget(&mut self) {
         self.used.fill(false);
         self.gradients = UnitGradients::Clear;
+        self.partial = PartialSums::default();
         if let Some(own) = &mut self.own {
             own.grads.forget();
         }
@@ -161,10 +162,10 @@ impl<R: Runtime> Unit<R> {
         Ok(())
     }
 
-    /// Waits until the sums of the last [`send`](Unit::send) have arrived.
-    pub(super) fn collect(&mut self) -> Result<()> {
+    /// Waits until the sums of the last [`send`](Unit::send) have arrived; false if none were in flight.
+    pub(super) fn collect(&mut self) -> Result<bool> {
         if !self.is_sending() {
-            return Ok(());
+            return Ok(false);
         }
         let before = std::mem::replace(&mut self.gradients, UnitGradients::Clear);
         let (UnitGradients::Reducing { sums, summed }, Some(own)) = (before, &mut self.own) else {
@@ -189,27 +190,31 @@ impl<R: Runtime> Unit<R> {
             }
         }
         self.gradients = UnitGradients::Reduced;
-        Ok(())
+        Ok(true)
     }
 
-    /// Sums gradients of which ranks along tensor have parts. These ranks cut units alike, so each sums its shard with
-    /// the equal shards of the others.
-    pub(super) fn sum_partial_gradients(&mut self, tensor: &TensorAxis<R>) -> Result<()> {
+    /// Starts the sums of gradients of which ranks along tensor have parts. These ranks cut units alike, so each sums
+    /// its shard with the equal shards of the others. Gradients that are kept in host memory are summed before this
+    /// returns.
+    pub(super) fn start_partial(&mut self, tensor: &TensorAxis<R>) -> Result<()> {
         let Some(own) = &mut self.own else { return Ok(()) };
         let shards = self.options.stage.shards_gradients();
-        let leaf = |piece: &Piece| &self.leaves[piece.parameter];
-        let partial: Vec<(usize, &Piece)> =
-            self.pieces.iter().enumerate().filter(|(_, piece)| tensor.is_partial(leaf(piece))).collect();
-        if partial.is_empty() {
-            return Ok(());
+        let mut lent = Vec::new();
+        for (k, piece) in self.pieces.iter().enumerate() {
+            let leaf = &self.leaves[piece.parameter];
+            if tensor.is_partial(leaf) {
+                let memory = own.grads.brought()?.lend(if shards { k } else { piece.parameter })?;
+                lent.push((leaf.clone(), memory));
+            }
         }
-        own.grads.write(|grads| {
-            let lend = |(k, piece): (usize, &Piece)| {
-                Ok((leaf(piece).clone(), grads.lend(if shards { k } else { piece.parameter })?))
-            };
-            let lent = partial.into_iter().map(lend).collect::<Result<Vec<_>>>()?;
-            tensor.sum_gradients(lent)?.into_iter().try_for_each(|sum| grads.restore(sum))
-        })
+        self.partial.start(tensor, lent)?;
+        if own.grads.is_on_host() { self.end_partial() } else { Ok(()) }
+    }
+
+    /// Waits for the sums that [`start_partial`](Unit::start_partial) started.
+    pub(super) fn end_partial(&mut self) -> Result<()> {
+        let Some(own) = self.own.as_mut().filter(|_| !self.partial.is_empty()) else { return Ok(()) };
+        own.grads.write(|grads| self.partial.wait(|_, sum| grads.restore(sum)))
     }
 
     /// Lends this rank's summed gradients.

@@ -116,7 +116,8 @@ impl<R: Runtime> Sharded<R> {
         tensor.sync(&named.iter().map(|(_, leaf)| leaf.clone()).collect::<Vec<_>>(), &buffers.0)?;
         let order = named.iter().enumerate().rev().map(|(k, (_, leaf))| (leaf.id(), k)).collect();
         let units = build(&groups, &tensor, named, units, &*optimizer, &options)?;
-        let engine = Arc::new(Mutex::new(ZeroEngine::new(comm, units, options.clone(), mesh.is_of_stages())));
+        let engine =
+            Arc::new(Mutex::new(ZeroEngine::new(comm, tensor.clone(), units, options.clone(), mesh.is_of_stages())));
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
             leaf.set_residency(Arc::new(ZeroResidency(Arc::downgrade(&engine))));
         }
@@ -126,7 +127,7 @@ impl<R: Runtime> Sharded<R> {
 
     /// Trains units that were frozen from the start, and no longer are.
     pub(super) fn unfreeze(&mut self) -> Result<()> {
-        self.engine.lock().unfreeze(self.tensor.everyone(), &*self.rates.optimizer, self.options.state)
+        self.engine.lock().unfreeze(&*self.rates.optimizer, self.options.state)
     }
 
     /// The learning rates of the next update, by group.
@@ -204,9 +205,7 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 
     fn finish(&mut self) -> Result<()> {
-        let mut engine = self.engine.lock();
-        engine.finish(self.tensor.everyone())?;
-        engine.units.iter_mut().try_for_each(|unit| unit.sum_partial_gradients(&self.tensor))
+        self.engine.lock().finish()
     }
 
     fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>> {

@@ -13,7 +13,7 @@ use super::{
     options::{ShardGroups, UnitOptions},
     values::{GatheredValues, fill},
 };
-use crate::comm::Communicator;
+use crate::{comm::Communicator, strategy::PartialSums};
 
 /// Parameters of one dtype that are sent together.
 pub(super) struct Unit<R: Runtime> {
@@ -36,6 +36,8 @@ pub(super) struct Unit<R: Runtime> {
     pub(super) values: Kept<R>,
     pub(super) whole: GatheredValues<R>,
     pub(super) gradients: UnitGradients<R>,
+    /// Sums over the tensor axis in flight.
+    pub(super) partial: PartialSums<R>,
     /// Leaves whose gradient is final in this backward pass.
     pub(super) ready: Vec<bool>,
     /// Leaves with a gradient in this step.
@@ -93,6 +95,7 @@ impl<R: Runtime> Unit<R> {
             values,
             whole: GatheredValues::Absent,
             gradients: UnitGradients::Clear,
+            partial: PartialSums::default(),
             ready: vec![false; n],
             used: vec![false; n],
         };

@@ -64,6 +64,52 @@ fn input_gradients_travel_while_weight_gradients_are_computed() {
     }
 }
 
+/// Steps of a GPT whose norms and embeddings have partial gradients: these travel while earlier layers are computed,
+/// and, where other ranks have parts too, while their sums are in flight.
+#[test]
+fn partial_gradients_travel_during_the_backward_pass() {
+    let case = Way { sequence: true, ..Way::gpt(2) };
+    let axes = |other| [(other, 2), (Axis::Tensor, 2)];
+    for (axes, stage) in [
+        (&[(Axis::Tensor, 2)][..], ZeroStage::None),
+        (&axes(Axis::Data), ZeroStage::None),
+        (&axes(Axis::Shard), ZeroStage::Gradients),
+        (&axes(Axis::Shard), ZeroStage::Parameters),
+    ] {
+        let plan = ParallelPlan::of(axes.to_vec()).unwrap();
+        let ranks = Ranks::new(plan.world()).run(cpu, |comm| {
+            let events = Events::default();
+            let mesh = Mesh::new(&noting(comm, events.clone()), plan.clone())?;
+            let model = case.gpt_on(&mesh)?;
+            let limits = Some(BucketLimits { first: 1000, others: 1000 });
+            let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
+            let mut step = match stage {
+                ZeroStage::None => builder.buckets(BucketOptions { limits, ..Default::default() }),
+                stage => builder.zero(stage),
+            }
+            .build()?;
+            for _ in 0..2 {
+                events.lock().unwrap().clear();
+                step.step(|_| {
+                    let (x, y) = case.batch(mesh.world().runtime(), 0, &[0, 1, 2])?;
+                    Loss::sum(model.next_token_loss(&x, &y, &case.loss)?, (3 * case.gpt.context) as f64)
+                })?;
+            }
+            let events = events.lock().unwrap().clone();
+            Ok(events)
+        });
+        let is_plain = axes.len() > 1 && stage == ZeroStage::None;
+        let later = if is_plain { "wait all_reduce of bucket" } else { "blocks.0.qkv.weight, backward" };
+        let travels = |events: &Vec<String>| {
+            let is_sum = |event: &String| event.starts_with("start") && event.contains("partial gradients");
+            let first = events.iter().position(is_sum);
+            first.is_some_and(|first| events.iter().skip(first).any(|event| event.contains(later)))
+        };
+        // A shard may have no partial gradient of the last block.
+        assert!(ranks.unwrap().iter().any(travels), "{axes:?} {stage:?}");
+    }
+}
+
 #[test]
 fn with_parts_of_the_sequence_the_whole_input_is_gathered_again() {
     for (sequence, again) in [(false, 0), (true, 5)] {

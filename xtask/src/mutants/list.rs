@@ -383,7 +383,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/train/checkpoint.rs", from: "        self.updates.torn = Some(Torn::Load);\n", to: "", test: FAILED },
     Mutant { file: "distributed/src/train/checkpoint.rs", from: "(number(\"trainer/steps\").unwrap_or(0), None)", to: "(number(\"trainer/steps\").unwrap_or(0), self.torn)", test: FAILED },
     Mutant { file: "distributed/src/train/push.rs", from: "self.updates.torn == Some(Torn::Load)", to: "false", test: FAILED },
-    Mutant { file: "distributed/src/zero/engine.rs", from: "self.agree_on_used(everyone)?;", to: "self.agree_on_used(&self.comm.clone())?;", test: TENSOR },
+    Mutant { file: "distributed/src/zero/engine.rs", from: "used_anywhere(self.tensor.everyone(), own)", to: "used_anywhere(&self.comm, own)", test: TENSOR },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "(stage * self.schedule().micro_batches() + micro)", to: "(stage + micro)", test: MASKS },
     Mutant { file: "distributed/src/pipeline/run/groups.rs", from: "losses.rank() / context_ranks", to: "losses.rank()", test: CONTEXT },
     Mutant { file: "distributed/src/strategy/tensor_axis.rs", from: "random_stream: share.index", to: "random_stream: losses.rank()", test: CONTEXT },

@@ -36,7 +36,7 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "distributed/src/zero/gradients.rs", from: "self.used.fill(sum.is_written());", to: "", test: STAGED_UNUSED },
     Mutant { file: "nn/src/moe/capacity.rs", from: ".then(at.cmp(other))", to: ".then(at.0.cmp(&other.0))", test: CUT_TOKENS },
     Mutant { file: "nn/src/moe/layer.rs", from: "b * whole + position", to: "b * here + position", test: CUT_TOKENS },
-    Mutant { file: "distributed/src/strategy/partial_gradients.rs", from: "        sums.sort_by_key(|(at, _)| *at);\n", to: "", test: SHARED_HEADS },
+    Mutant { file: "distributed/src/strategy/partial_gradients.rs", from: "*other == key)", to: "other.is_some())", test: SHARED_HEADS },
     Mutant { file: "optim/src/memory.rs", from: "        master.overwrite(i, &value)?;\n", to: "", test: CUT_WHOLE },
     Mutant { file: "optim/src/cut_params.rs", from: "min_by_key(|&rank| loads[rank])?", to: "min()?", test: CUT_WHOLE },
     Mutant { file: "optim/src/cut_params.rs", from: "rows.sort_by_key(|(to, _)| *to);", to: "", test: CUT_WHOLE },
