@@ -61,7 +61,8 @@
 //! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features, all of them in `full`, add crates of the same names: `data`
 //! (datasets and loaders), `distributed` (many ranks), `adaptive` (slow links, uneven and changing ranks), `watch`
 //! (sinks, metrics, reports), `train` (the training loop) and `planner` (is a plan still the model of one rank?).
-//! Likewise `models` adds pretrained models, and `export` writes them as GGUF and ONNX files.
+//! Likewise `models` adds pretrained models, `export` writes them as GGUF and ONNX files, and `linalg` solves and
+//! factorizes.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -87,6 +88,8 @@ pub use engine_nccl as nccl;
 pub use engine_process as process;
 #[cfg(all(feature = "cpu", feature = "distributed"))]
 pub use launcher::Launcher;
+#[cfg(feature = "linalg")]
+pub use linalg;
 #[cfg(feature = "models")]
 pub use models;
 #[cfg(feature = "export")]

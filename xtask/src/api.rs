@@ -15,6 +15,7 @@ const CRATES: &[&str] = &[
     "distributed",
     "engine_process",
     "launch",
+    "linalg",
     "models",
     "models_export",
     "nn",

@@ -22,6 +22,7 @@ const FEATURES: &[&str] = &[
     "watch",
     "train",
     "models",
+    "linalg",
     "planner",
     "export",
     "image",

@@ -18,6 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("engine-mpi", &["numcore", "engine-process"]),
     ("engine-*", &["numcore", "comm"]),
     ("nn", &["numcore", "autograd", "nn-derive"]),
+    ("linalg", &["numcore", "autograd"]),
     ("optim", &["numcore", "autograd", "nn"]),
     ("pipeline-schedule", &["numcore"]),
     ("distributed", &["numcore", "autograd", "comm", "nn", "optim", "pipeline-schedule"]),

@@ -1,0 +1,116 @@
+//! Determinants.
+
+use std::sync::Arc;
+
+use autograd::{Function, Var, apply_function};
+use faer::{MatMut, MatRef, linalg::solvers::PartialPivLu};
+use numcore::{
+    Error, Result, Runtime, Tensor,
+    ops::{Apply, Backprop, Bits, PointwiseOps, Saves, ViewOps},
+};
+
+use crate::{
+    host::{Kernel, Real, on_host, square},
+    inverse,
+    parts::sum,
+};
+
+/// The determinants of square matrices, `[.., N, N]` to `[..]`.
+///
+/// # Errors
+/// Fails if a matrix is not square. The gradient at a singular matrix is an error.
+#[track_caller]
+pub fn det<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
+    square("det", &a.spec().shape)?;
+    Ok(apply_function(Arc::new(Determinant), &[a])?.swap_remove(2))
+}
+
+/// The signs, -1, 0 or 1, and the logarithms of the absolute values of determinants: `[.., N, N]` to `[..]` each. They
+/// neither overflow nor underflow. A singular matrix has 0 and -∞.
+///
+/// # Errors
+/// Fails if a matrix is not square. The gradient at a singular matrix is an error.
+#[track_caller]
+pub fn slogdet<R: Runtime>(a: &Var<R>) -> Result<(Var<R>, Var<R>)> {
+    square("slogdet", &a.spec().shape)?;
+    let mut outs = apply_function(Arc::new(Determinant), &[a])?.into_iter();
+    match (outs.next(), outs.next()) {
+        (Some(sign), Some(log)) => Ok((sign.detach(), log)),
+        _ => Err(Error::internal("slogdet", "an output is missing")),
+    }
+}
+
+/// The logarithms of determinants, `[.., N, N]` to `[..]`; not a number where they are negative.
+///
+/// # Errors
+/// Fails if a matrix is not square. The gradient at a singular matrix is an error.
+#[track_caller]
+pub fn logdet<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
+    let (sign, log) = slogdet(a)?;
+    // `ln(-1)` is not a number, `ln(1)` is 0, and `ln(0)` is -∞.
+    log.add(&sign.log()?)
+}
+
+/// The sign, the logarithm and the value.
+struct Determinant;
+
+impl Kernel for Determinant {
+    fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
+        let lu = PartialPivLu::new(ins[0]);
+        let (forward, _) = lu.P().arrays();
+        let (mut sign, mut log, mut value) = (parity(forward), 0.0, parity(forward));
+        for i in 0..ins[0].nrows() {
+            let pivot = lu.U()[(i, i)].wide();
+            log += pivot.abs().ln();
+            sign *= if pivot == 0.0 { 0.0 } else { pivot.signum() };
+            value *= pivot;
+        }
+        outs[0].fill(T::nearest(sign));
+        outs[1].fill(T::nearest(log));
+        outs[2].fill(T::nearest(value));
+        Ok(())
+    }
+}
+
+/// The sign of a permutation.
+fn parity(to: &[usize]) -> f64 {
+    let mut seen = vec![false; to.len()];
+    let mut sign = 1.0;
+    for start in 0..to.len() {
+        let (mut at, mut len) = (start, 0);
+        while !std::mem::replace(&mut seen[at], true) {
+            (at, len) = (to[at], len + 1);
+        }
+        // A cycle of even length is an odd permutation.
+        if len > 0 && len % 2 == 0 {
+            sign = -sign;
+        }
+    }
+    sign
+}
+
+impl<R: Runtime> Function<R> for Determinant {
+    fn name(&self) -> &'static str {
+        "slogdet"
+    }
+
+    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        on_host("slogdet", self, ins, &[&[], &[], &[]])
+    }
+
+    fn saves(&self) -> Saves {
+        Saves { inputs: Bits::of(&[0]), outputs: Bits::of(&[2]) }
+    }
+
+    // `Ā = (ḡ + d̄ d) A⁻ᵀ` of the logarithm and of the value `d`.
+    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        let of_log = cx.upstream(1)?;
+        let of_value = match cx.upstream(2)? {
+            Some(g) => Some(g.mul(&cx.output(2)?)?),
+            None => None,
+        };
+        let Some(g) = sum(of_log, of_value)? else { return Ok(()) };
+        let inverse = inverse(&cx.input(0)?)?.t()?;
+        cx.give_value(0, &inverse.mul(&g.unsqueeze(-1)?.unsqueeze(-1)?)?)
+    }
+}

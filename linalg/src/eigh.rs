@@ -1,0 +1,84 @@
+//! Eigenvalues and eigenvectors of symmetric matrices.
+
+use std::sync::Arc;
+
+use autograd::{Function, Var, apply_function};
+use faer::{MatMut, MatRef, Side, linalg::solvers::SelfAdjointEigen};
+use numcore::{
+    Error, Result, Runtime, Tensor,
+    ops::{Apply, Backprop, Bits, MatmulOps, PointwiseOps, Saves, ViewOps},
+};
+
+use crate::{
+    host::{Kernel, Real, axes, on_host, square},
+    parts::{diagonal, finite, gaps, positive, sum},
+};
+
+/// The eigenvalues `w: [.., N]`, ascending, and eigenvectors `V: [.., N, N]`, in columns, of symmetric matrices:
+/// `A = V diag(w) Vᵀ`. The lower triangle of `a: [.., N, N]` is read; the gradient is symmetric. The largest element of
+/// each eigenvector is positive.
+///
+/// The gradient of eigenvectors is infinite, or not a number, where eigenvalues are equal; that of eigenvalues is not.
+///
+/// # Errors
+/// Fails if a matrix is not square or has elements that are not finite.
+#[track_caller]
+pub fn eigh<R: Runtime>(a: &Var<R>) -> Result<(Var<R>, Var<R>)> {
+    square("eigh", &a.spec().shape)?;
+    let mut outs = apply_function(Arc::new(Eigh), &[a])?.into_iter();
+    match (outs.next(), outs.next()) {
+        (Some(values), Some(vectors)) => Ok((values, vectors)),
+        _ => Err(Error::internal("eigh", "an output is missing")),
+    }
+}
+
+/// The eigenvalues of symmetric matrices, as [`eigh`] returns them.
+///
+/// # Errors
+/// Those of [`eigh`].
+#[track_caller]
+pub fn eigvalsh<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
+    Ok(eigh(a)?.0)
+}
+
+struct Eigh;
+
+impl Kernel for Eigh {
+    fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
+        let failed = |error| format!("has no eigenvalues that were found: {error:?}");
+        let own = SelfAdjointEigen::new(finite(ins[0])?, Side::Lower).map_err(failed)?;
+        let [values, vectors] = outs else { return Err("has two results".into()) };
+        values.as_mut().col_mut(0).copy_from(own.S().column_vector());
+        vectors.copy_from(own.U());
+        positive(vectors, None);
+        Ok(())
+    }
+}
+
+impl<R: Runtime> Function<R> for Eigh {
+    fn name(&self) -> &'static str {
+        "eigh"
+    }
+
+    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        let (_, [n, _]) = axes("eigh", ins[0].shape())?;
+        on_host("eigh", self, ins, &[&[n], &[n, n]])
+    }
+
+    fn saves(&self) -> Saves {
+        Saves { inputs: Bits::NONE, outputs: Bits::of(&[0, 1]) }
+    }
+
+    // Giles 2008, section 3.1: `Ā = V (diag(w̄) + F ∘ Vᵀ V̄) Vᵀ`, where `Fᵢⱼ = 1 / (wⱼ − wᵢ)` off the diagonal.
+    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        let (w, v) = (cx.output(0)?, cx.output(1)?);
+        let of_values = cx.upstream(0)?.map(|g| diagonal(&g)).transpose()?;
+        let of_vectors = match cx.upstream(1)? {
+            Some(g) => Some(v.t()?.matmul(&g)?.div(&gaps(&w)?)?),
+            None => None,
+        };
+        let Some(inner) = sum(of_values, of_vectors)? else { return Ok(()) };
+        let all = v.matmul(&inner)?.matmul(&v.t()?)?;
+        cx.give_value(0, &all.add(&all.t()?)?.mul(0.5)?)
+    }
+}
