@@ -92,8 +92,8 @@ pub use rmsprop::{RmsProp, RmsPropConfig};
 pub use rule::{StateSpec, StepContext, UpdateRule};
 pub use scaler::LossScaler;
 pub use schedule::{
-    ConstantLr, Cooldown, Cosine, CosineRestarts, CyclicTriangular, ExponentialLr, LinearLr, LrSchedule, MultiStepLr,
-    OneCycle, PolynomialLr, SequentialLr, StepLr, Warmup, WarmupCosine, Wsd, require_rates,
+    ConstantLr, Cooldown, Cosine, CosineRestarts, CyclicTriangular, ExponentialLr, InverseSqrt, LinearLr, LrSchedule,
+    MultiStepLr, OneCycle, PolynomialLr, SequentialLr, StepLr, Warmup, WarmupCosine, Wsd, require_rates,
 };
 pub use sgd::{Sgd, SgdConfig};
 pub use shard::{Fragment, ShardOptimizer, Shards};

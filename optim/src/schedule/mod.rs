@@ -8,7 +8,7 @@ mod warmup;
 pub use cosine::{Cosine, CosineRestarts, WarmupCosine};
 pub use cyclic::{CyclicTriangular, OneCycle};
 pub use decay::{ConstantLr, ExponentialLr, LinearLr, MultiStepLr, PolynomialLr, StepLr};
-pub use warmup::{Cooldown, SequentialLr, Warmup, Wsd};
+pub use warmup::{Cooldown, InverseSqrt, SequentialLr, Warmup, Wsd};
 
 use numcore::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! Linear warm-up before another schedule; and warm-up, stable, decay.
+//! Linear warm-up before another schedule; warm-up, stable, decay; and decay by an inverse square root.
 
 use super::{LrSchedule, progress};
 
@@ -83,5 +83,23 @@ impl LrSchedule for Wsd {
             base * (1.0 - (1.0 - end) * gone)
         };
         Warmup::rising(self.warmup).then(fall).lr(base, step)
+    }
+}
+
+/// A linear warm-up, and a decay by the inverse square root of the step: `base · min((t + 1)/w, √(w/(t + 1)))` for a
+/// warm-up of `w` steps. It needs no length of the run.
+///
+/// Vaswani et al., *Attention Is All You Need*, 2017, whose rate at the end of the warm-up is `base` here.
+#[doc(alias("Noam", "get_inverse_sqrt_schedule"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InverseSqrt {
+    /// The number of steps of the warm-up; 0 is taken as 1.
+    pub warmup: u64,
+}
+
+impl LrSchedule for InverseSqrt {
+    fn lr(&self, base: f64, step: u64) -> f64 {
+        let at = (step as f64 + 1.0) / self.warmup.max(1) as f64;
+        base * at.min(1.0 / at.sqrt())
     }
 }

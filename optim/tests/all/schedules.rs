@@ -76,6 +76,12 @@ fn wsd_has_three_phases() {
 }
 
 #[test]
+fn inverse_square_root_meets_its_warm_up() {
+    let rates: Vec<f64> = [0, 1, 3, 15, 63].map(|t| InverseSqrt { warmup: 4 }.lr(2.0, t)).to_vec();
+    assert_eq!(rates, [0.5, 1.0, 2.0, 1.0, 0.5]);
+}
+
+#[test]
 fn onecycle_peaks_and_ends() {
     let s = OneCycle::new(1.0, 100);
     let peak = (0..100).max_by(|&a, &b| s.lr(0.0, a).total_cmp(&s.lr(0.0, b))).unwrap();
@@ -85,7 +91,8 @@ fn onecycle_peaks_and_ends() {
 
 #[test]
 fn degenerate_lengths_are_no_trap() {
-    let all: [&dyn LrSchedule; 9] = [
+    let all: [&dyn LrSchedule; 10] = [
+        &InverseSqrt { warmup: 0 },
         &StepLr { size: 0, gamma: 0.5 },
         &Cosine { t_max: 0, eta_min: 0.0 },
         &CosineRestarts { t_0: 0, t_mult: 0, eta_min: 0.0 },

@@ -336,3 +336,40 @@ fn where_no_larger_batch_is_left_the_next_epoch_begins() {
     // 7 of 37 are left.
     assert_eq!(ended(8), (6, 1, 0));
 }
+
+/// Rates of a run whose value never gets better, and of one that is resumed after each step.
+#[test]
+fn rates_fall_on_a_plateau_on_all_ranks_and_over_a_resumption() {
+    for ranks in [1, 2, 3] {
+        let run = |untils: &[u64]| {
+            let (memory, scratch) = (Memory::default(), Scratch::new("plateau"));
+            for &until in untils {
+                on_ranks(ranks, |comm| {
+                    let model = Mlp::new(comm.runtime(), 0.0)?;
+                    let worst = |_: &(), _: &data::Batch<Rows>| Ok((1.0, 1.0));
+                    let evaluate =
+                        Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)).measure("value", worst);
+                    let plateau = train::ReduceOnPlateau::on("validation/value").factor(0.5).patience(1);
+                    let step = TrainStep::builder(comm, &model)
+                        .optimizer(AdamWConfig { lr: 0.25, ..Default::default() })
+                        .schedule(plateau.schedule(optim::ConstantLr))
+                        .build()?;
+                    Trainer::new(&model, step, loader(comm.runtime()))
+                        .until(Length::Steps(until))
+                        .record_every(Interval::Steps(1))
+                        .with(evaluate)
+                        .with(plateau)
+                        .with(Checkpoints::in_folder(&scratch.0).ignore_signals())
+                        .sink(memory.clone())
+                        .resume(Resume::IfThere)
+                        .run(loss)
+                })
+                .unwrap();
+            }
+            memory.of("learning_rate").into_iter().map(|(_, rate)| rate).collect::<Vec<_>>()
+        };
+        let whole = run(&[6]);
+        assert_eq!(whole, [0.25, 0.25, 0.25, 0.125, 0.125, 0.0625], "{ranks} ranks");
+        assert_eq!(run(&[1, 2, 3, 4, 5, 6]), whole, "{ranks} ranks");
+    }
+}
