@@ -61,8 +61,13 @@ impl Kernel for Determinant {
         let (mut sign, mut log, mut value) = (parity(forward), 0.0, parity(forward));
         for i in 0..ins[0].nrows() {
             let pivot = lu.U()[(i, i)].wide();
+            if pivot == 0.0 {
+                // The pivots after it are no numbers.
+                (sign, log, value) = (0.0, f64::NEG_INFINITY, 0.0);
+                break;
+            }
             log += pivot.abs().ln();
-            sign *= if pivot == 0.0 { 0.0 } else { pivot.signum() };
+            sign *= pivot.signum();
             value *= pivot;
         }
         outs[0].fill(T::nearest(sign));

@@ -45,6 +45,9 @@ struct Eigh;
 
 impl Kernel for Eigh {
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
+        if ins[0].nrows() == 0 {
+            return Ok(());
+        }
         let failed = |error| format!("has no eigenvalues that were found: {error:?}");
         let own = SelfAdjointEigen::new(finite(ins[0])?, Side::Lower).map_err(failed)?;
         let [values, vectors] = outs else { return Err("has two results".into()) };

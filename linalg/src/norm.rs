@@ -41,10 +41,12 @@ pub fn matrix_norm<R: Runtime>(a: &Var<R>, norm: MatrixNorm) -> Result<Var<R>> {
 
 /// The norms of vectors of an order: `(Σ |xᵢ|ᵖ)^(1/p)` over `axes`, which are removed. With `p` infinite they are the
 /// largest absolute values, with -∞ the smallest, with 0 the numbers of elements that are not 0. Values are divided by
-/// the largest one first, so that their powers do not overflow. The gradient of zeros is 0.
+/// the largest one first, so that powers of positive orders do not overflow. For orders above 1 the gradient of zeros
+/// is 0.
 ///
 /// # Errors
-/// Fails if `order` is not a number, or if there is no such axis.
+/// Fails if `order` is not a number, if there is no such axis, or if a norm of an order other than 0, 1 and 2 has no
+/// elements.
 #[track_caller]
 pub fn vector_norm<R: Runtime>(x: &Var<R>, order: f64, axes: &[isize]) -> Result<Var<R>> {
     let absolute = x.abs()?;
@@ -59,8 +61,9 @@ pub fn vector_norm<R: Runtime>(x: &Var<R>, order: f64, axes: &[isize]) -> Result
             // A factor that the norm is homogeneous in: constant, so the gradient does not see it.
             let largest = absolute.detach().amax_keepdim(axes)?;
             let scale = largest.where_cond(&largest.gt(0.0)?, 1.0)?;
+            let scale = scale.where_cond(&scale.lt(f64::INFINITY)?, 1.0)?;
             let sum = absolute.div(&scale)?.pow(p)?.sum_keepdim(axes)?;
-            let is_some = sum.gt(0.0)?;
+            let is_some = sum.ne(0.0)?;
             let norm = sum.where_cond(&is_some, 1.0)?.pow(1.0 / p)?.mul(&scale)?;
             norm.where_cond(&is_some, 0.0)?.sum(axes)
         }

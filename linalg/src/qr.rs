@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use autograd::{Function, Var, apply_function};
+use autograd::{Function, Var, apply_function, no_autocast};
 use faer::{MatMut, MatRef, linalg::solvers::Qr as HouseholderQr};
 use numcore::{
     Error, Result, Runtime, Tensor,
@@ -17,11 +17,12 @@ use crate::{
 };
 
 /// The factors `Q: [.., M, K]`, with orthonormal columns, and `R: [.., K, N]`, upper triangular, of `A = Q R`, for
-/// `a: [.., M, N]` and `K = min(M, N)`. The diagonal of `R` is not negative, so that the factors of a matrix of full rank
-/// are unique.
+/// `a: [.., M, N]` and `K = min(M, N)`. The diagonal of `R` is not negative, so that the factors are unique where the first
+/// `K` columns are independent.
 ///
 /// # Errors
-/// Fails unless `a` has two axes or more. The gradient of a matrix without full rank is an error.
+/// Fails unless `a` has two axes or more. Where these columns are dependent, the gradient is an
+/// error, or huge if rounding hides it.
 #[track_caller]
 pub fn qr<R: Runtime>(a: &Var<R>) -> Result<(Var<R>, Var<R>)> {
     let (_, [m, n]) = axes("qr", &a.spec().shape)?;
@@ -34,7 +35,7 @@ pub fn qr<R: Runtime>(a: &Var<R>) -> Result<(Var<R>, Var<R>)> {
     if n <= m {
         return Ok((q, r));
     }
-    let rest = q.t()?.matmul(&a.narrow(-1, m, n - m)?)?;
+    let rest = no_autocast(|| q.t()?.matmul(&a.narrow(-1, m, n - m)?))?;
     Ok((q, cat(&[&r, &rest], -1)?))
 }
 

@@ -22,11 +22,11 @@ impl<R: Runtime> DataParallel<R> {
 
     /// Discards all gradients: the next backward pass overwrites them.
     pub(super) fn zero(&mut self) {
+        self.partial = Default::default();
         self.reducer.begin_step();
         self.layout.buckets.iter_mut().for_each(|bucket| bucket.sent = false);
         self.layout.gradients.zero();
         (self.has_passed, self.has_zero_weight) = (false, false);
-        self.partial = Default::default();
         self.layout.params.iter_mut().for_each(|p| p.used = false);
     }
 

@@ -13,9 +13,9 @@ use crate::{
 
 impl<R: Runtime> DataParallel<R> {
     /// Tells whether sums over the tensor axis can begin while other buckets are in flight. Not if ranks along the axis
-    /// may use different parameters, or if sums of passes are added up elsewhere.
+    /// may use different parameters or cut other buckets, or if sums of passes are added up elsewhere.
     fn overlaps_partial(&self) -> bool {
-        self.options.unused == Unused::Error && !self.reducer.reduces_every_pass()
+        self.options.unused == Unused::Error && !self.reducer.reduces_every_pass() && self.tensor.is_even()
     }
 
     /// Starts the sums of the partial gradients in a bucket, which has the step's sums over the other ranks.

@@ -183,6 +183,17 @@ impl<R: Runtime> TensorAxis<R> {
         placed.is_some_and(|placed| self.replicas.contains_key(&placed.replicas()))
     }
 
+    /// Tells whether all ranks along the axis have equally large pieces of every parameter, so that they cut gradients
+    /// into the same buckets.
+    pub(crate) fn is_even(&self) -> bool {
+        let is_even = |placed: &Arc<Placed<R>>| {
+            let mut sizes = placed.placements().iter().map(|piece| piece.local().numel());
+            let first = sizes.next();
+            sizes.all(|size| Some(size) == first)
+        };
+        self.placed.values().all(is_even)
+    }
+
     /// The sum of the partial scalars of all ranks along the axis.
     pub(crate) fn sum(&self, own: Tensor<R>) -> Result<Tensor<R>> {
         match &self.ranks {

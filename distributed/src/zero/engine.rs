@@ -287,7 +287,7 @@ impl<R: Runtime> ZeroEngine<R> {
 
     /// Waits for sums of a step that was given up, or has failed: they hold memory while they are in flight.
     pub(super) fn wait_for_abandoned(&mut self) {
-        let _ = self.collect_all();
+        self.units.iter_mut().for_each(|unit| drop(unit.collect()));
         self.units.iter_mut().for_each(|unit| drop(unit.end_partial()));
     }
 

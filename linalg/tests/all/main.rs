@@ -152,6 +152,8 @@ fn inverses_and_determinants() {
     assert_eq!((values(&log)[1], values(&log)[2]), (0.0, f64::NEG_INFINITY));
     let logs = values(&logdet(&known).unwrap());
     assert!((logs[0] - 5f64.ln()).abs() < 1e-15 && logs[1].is_nan() && logs[2] == f64::NEG_INFINITY, "{logs:?}");
+    let early = Var::new(Tensor::from_slice(&cpu(), [2, 2, 2], &[0f64, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0]).unwrap());
+    assert_eq!(values(&det(&early).unwrap()), [0.0, 0.0]);
     // The determinant of a permutation of three places in a cycle.
     let cycle = Var::new(Tensor::from_slice(&cpu(), [3, 3], &[0f64, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0]).unwrap());
     assert_eq!(values(&det(&cycle).unwrap()), [1.0]);
@@ -265,6 +267,10 @@ fn norms_of_matrices_and_vectors() {
     let g = grad(&[&vector_norm(&zeros, 3.0, &[0]).unwrap()], &[&zeros]).unwrap();
     assert_eq!(values(g[0].as_ref().unwrap()), [0.0; 3]);
     assert!(vector_norm(&x, f64::NAN, &[0]).is_err());
+    let odd = Var::new(Tensor::from_slice(&cpu(), [2, 2], &[f64::NAN, 1.0, f64::INFINITY, 1.0]).unwrap());
+    let norms = values(&vector_norm(&odd, 3.0, &[1]).unwrap());
+    assert!(norms[0].is_nan() && norms[1] == f64::INFINITY, "{norms:?}");
+    assert!(values(&eigvalsh(&constant(&[0, 0], 1)).unwrap()).is_empty());
 }
 
 #[test]
