@@ -1,7 +1,10 @@
 //! Tests of newcomers to a running job, with threads as processes.
 
 use std::{
+    env, fs,
     net::SocketAddr,
+    path::PathBuf,
+    process,
     sync::{Arc, Barrier},
     thread,
     time::{Duration, Instant},
@@ -31,6 +34,11 @@ impl Job {
         Job([free(), free()])
     }
 
+    /// The folder of the files by which ranks say that they are in the run, if a test makes it.
+    fn folder(self) -> PathBuf {
+        env::temp_dir().join(format!("weftgrad-join-{}-{}", process::id(), self.0[1].port()))
+    }
+
     /// A process of the job with a rank, or a newcomer.
     fn process(self, rank: Option<usize>, size: usize) -> Result<Worlds> {
         self.process_within(rank, size, LONG)
@@ -50,6 +58,9 @@ impl Job {
             "WEFTGRAD_NEWCOMER" => rank.is_none().then(|| "1".into()),
             "RANK" | "LOCAL_RANK" => Some(rank.unwrap_or(0).to_string()),
             "WORLD_SIZE" => Some(size.to_string()),
+            "WEFTGRAD_MEMBER_FILE" if self.folder().exists() => {
+                rank.map(|rank| self.folder().join(rank.to_string()).display().to_string())
+            }
             _ => None,
         };
         let processes = Tcp::from_lookup(get)?.join_timeout(most).join()?;
@@ -333,6 +344,29 @@ fn newcomers_are_taken_in_without_a_time_to_join() {
     });
     let all: Vec<[usize; 4]> = all.into_iter().map(|place| place.unwrap()).collect();
     assert_eq!(all, [[0, 3, 1, 1], [1, 3, 1, 1], [2, 3, 1, 1]]);
+}
+
+#[test]
+fn ranks_say_once_that_they_are_in_the_run() {
+    let job = Job::new();
+    fs::create_dir_all(job.folder()).unwrap();
+    let all: Vec<Result<[usize; 4]>> = thread::scope(|scope| {
+        let run = |rank: Option<usize>| {
+            let mut worlds = job.process(rank, 1)?;
+            let mut world = worlds.next_world()?;
+            if rank.is_some() {
+                assert!(job.folder().join("0").exists());
+                fs::remove_dir_all(job.folder()).unwrap();
+                until_one_waits(&worlds, &world)?;
+                world = worlds.next_world()?;
+            }
+            place(&world)
+        };
+        let threads = [Some(0), None].map(|rank| scope.spawn(move || run(rank)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let all: Vec<[usize; 4]> = all.into_iter().map(|place| place.unwrap()).collect();
+    assert_eq!(all, [[0, 2, 1, 1], [1, 2, 1, 1]]);
 }
 
 #[test]

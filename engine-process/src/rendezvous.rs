@@ -210,11 +210,14 @@ impl<R: Runtime> ProcessRendezvous<R> {
             if let Some(why) = self.quorum.missing(comm.size(), comm.size() - newcomers, run.before as usize) {
                 return Err(Quorum::refused(&why));
             }
+            let is_new = self.run.generation == 0;
             self.run = Run { generation: run.generation + 1, before: comm.size() as u64, ..run };
             self.listens = comm.rank() == all.iter().position(|word| word.is_host).unwrap_or(0);
             // Newcomers find this process from now on.
             self.newcomers();
-            self.processes.join_address.as_ref().map_or(Ok(()), JoinAddress::announce_member)?;
+            if let Some(at) = self.processes.join_address.as_ref().filter(|_| is_new) {
+                at.announce_member()?;
+            }
             return Ok(Membership { comm, generation: run.generation, committed: run.committed, newcomers });
         }
     }

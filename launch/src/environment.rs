@@ -90,15 +90,15 @@ impl Meeting {
         Ok(Meeting { host, port, join_port, _reserved: reserved, members, name, secret })
     }
 
-    /// Tells whether ranks of this node are in a run that others may join, or were in it.
-    pub(crate) fn has_begun(&self) -> bool {
-        let entries = self.members.as_ref().map(|folder| fs::read_dir(&folder.0));
-        entries.is_some_and(|entries| entries.is_ok_and(|mut entries| entries.next().is_some()))
-    }
-
-    /// The file that a process makes once it is in a world of the run, if others may join that.
-    pub(crate) fn member_file(&self, local_rank: usize, start: usize) -> Option<PathBuf> {
-        self.members.as_ref().map(|folder| folder.0.join(format!("rank-{local_rank}-{start}")))
+    /// The file that a process makes once it is in a world of the run, if others may join that. Makes its folder again
+    /// if something has removed it, as programs do that clean the folder of temporary files.
+    ///
+    /// # Errors
+    /// An error if the folder cannot be made.
+    pub(crate) fn member_file(&self, local_rank: usize, start: usize) -> io::Result<Option<PathBuf>> {
+        let Some(folder) = &self.members else { return Ok(None) };
+        folder.make()?;
+        Ok(Some(folder.0.join(format!("rank-{local_rank}-{start}"))))
     }
 
     /// The variables of a rank of this node, in the `start`-th start of the job. A newcomer joins the running ranks.
@@ -137,10 +137,14 @@ struct MemberFolder(PathBuf);
 
 impl MemberFolder {
     fn new() -> io::Result<Self> {
-        let path = env::temp_dir().join(format!("weftgrad-run-{}-{}", process::id(), hex::<8>()?));
-        let made = DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|error| io::Error::new(error.kind(), format!("the folder {}: {error}", path.display())))?;
-        Ok(MemberFolder(path))
+        let folder = MemberFolder(env::temp_dir().join(format!("weftgrad-run-{}-{}", process::id(), hex::<8>()?)));
+        folder.make().map(|()| folder)
+    }
+
+    /// Makes the folder, unless it is there.
+    fn make(&self) -> io::Result<()> {
+        let made = DirBuilder::new().mode(0o700).recursive(true).create(&self.0);
+        made.map_err(|error| io::Error::new(error.kind(), format!("the folder {}: {error}", self.0.display())))
     }
 }
 
@@ -234,16 +238,18 @@ mod tests {
     }
 
     #[test]
-    fn the_first_file_of_a_member_begins_the_run() {
+    fn each_process_has_a_file_of_its_own_in_a_folder_that_is_made_again() {
         let meeting = Meeting::new(&Job::new("true", 2).elastic(1, 2)).unwrap();
-        let (first, newcomer) = (meeting.member_file(0, 0).unwrap(), meeting.member_file(0, 1).unwrap());
-        assert!(first != newcomer && !meeting.has_begun());
+        let file = |start| meeting.member_file(0, start).unwrap().unwrap();
+        assert!(file(0) != file(1) && !file(0).exists());
+        fs::remove_dir_all(file(0).parent().unwrap()).unwrap();
+        let newcomer = file(1);
         fs::write(&newcomer, "").unwrap();
-        assert!(meeting.has_begun() && !first.exists());
+        assert!(newcomer.exists());
         drop(meeting);
         assert!(!newcomer.exists());
         let fixed = Meeting::new(&Job::new("true", 2)).unwrap();
-        assert!(!fixed.has_begun() && fixed.member_file(0, 0).is_none());
+        assert_eq!(fixed.member_file(0, 0).unwrap(), None);
     }
 
     #[test]

@@ -49,8 +49,9 @@ pub(crate) struct RankProcess {
     status: Option<ExitStatus>,
     /// The time at which the process was stopped by a signal, until it goes on.
     pub(crate) stopped: Option<Instant>,
-    /// The file of a newcomer that says whether it was taken in.
-    taken_in: Option<PathBuf>,
+    /// The file that the process makes once it is in the run, until the file was seen.
+    member_file: Option<PathBuf>,
+    is_newcomer: bool,
     /// Closed once the last line has been passed on.
     closed: Receiver<()>,
 }
@@ -75,7 +76,7 @@ impl RankProcess {
         for name in REMOVED {
             command.env_remove(name);
         }
-        let member_file = meeting.member_file(local_rank, start);
+        let member_file = meeting.member_file(local_rank, start)?;
         command.args(&job.args).envs(meeting.variables(job, local_rank, (start, is_newcomer)));
         command.envs(member_file.as_ref().map(|file| (MEMBER_FILE, file))).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -83,8 +84,7 @@ impl RankProcess {
         let (out, error) = (child.stdout.take(), child.stderr.take());
         let group = Pid::from_raw(child.id().cast_signed());
         let (open, closed) = mpsc::channel::<()>();
-        let taken_in = member_file.filter(|_| is_newcomer);
-        let rank = RankProcess { child, group, status: None, stopped: None, taken_in, closed };
+        let rank = RankProcess { child, group, status: None, stopped: None, member_file, is_newcomer, closed };
         let pass_on = |from: Box<dyn Read + Send>, stream| {
             let (lines, open) = (lines.clone(), open.clone());
             spawn(move || {
@@ -138,9 +138,20 @@ impl RankProcess {
         self.status.is_some()
     }
 
+    /// Tells whether the process has said that it is in the run since the last call. Its file is seen once: nothing
+    /// that happens to the file later takes that back.
+    pub(crate) fn becomes_member(&mut self) -> bool {
+        self.member_file.take_if(|file| file.exists()).is_some()
+    }
+
+    /// Tells whether the process may still say that it is in the run.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.status.is_none() && self.member_file.is_some()
+    }
+
     /// Tells whether this is a newcomer that the others have not taken in.
     pub(crate) fn waits(&self) -> bool {
-        self.taken_in.as_ref().is_some_and(|file| !file.exists())
+        self.is_newcomer && self.member_file.is_some()
     }
 }
 

@@ -34,6 +34,8 @@ const LONG_GRACE: Duration = Duration::from_secs(30);
 const STOPPED: Duration = Duration::from_secs(5);
 /// The time after which a stopped rank of a job that newcomers may join is killed, to make place for one.
 const HUNG: Duration = Duration::from_secs(15);
+/// The time between two looks for processes that say that they are in the run.
+const LOOK: Duration = Duration::from_millis(200);
 /// The time for the last lines of ranks that have ended: a process that has left its group may keep a stream open.
 const LAST_LINES: Duration = Duration::from_secs(2);
 
@@ -47,12 +49,14 @@ pub(crate) fn run(job: &Job) -> io::Result<u8> {
     let lines = (0..most).map(lines).collect::<io::Result<Vec<_>>>()?;
     let (sender, events) = mpsc::channel();
     let _signals = SignalForwarder::start(sender.clone(), job.max_ranks.is_some())?;
-    let mut supervisor = Supervisor { job, lines, sender, events, signals: 0, starts: 0, restarts: 0 };
+    let mut supervisor =
+        Supervisor { job, lines, sender, events, signals: 0, starts: 0, restarts: 0, has_begun: false };
     loop {
         let meeting = Meeting::new(job)?;
+        supervisor.has_begun = false;
         let Some((rank, status)) = supervisor.started(&meeting)? else { return Ok(0) };
         supervisor.report((rank, status));
-        if supervisor.signals > 0 || supervisor.restarts >= job.max_restarts || meeting.has_begun() {
+        if supervisor.signals > 0 || supervisor.restarts >= job.max_restarts || supervisor.has_begun {
             return Ok(code(status));
         }
         (supervisor.starts, supervisor.restarts) = (supervisor.starts + 1, supervisor.restarts + 1);
@@ -72,6 +76,8 @@ struct Supervisor<'a> {
     starts: usize,
     /// The number of those that followed a failure.
     restarts: usize,
+    /// True once a rank of this node is in a run that others may join.
+    has_begun: bool,
 }
 
 impl Supervisor<'_> {
@@ -103,7 +109,10 @@ impl Supervisor<'_> {
         while !ranks.iter().all(RankProcess::has_ended) {
             stuck = if self.is_stuck(ranks) { stuck.or_else(|| Some(Instant::now() + STOPPED)) } else { None };
             let (due, hung) = (deadline.or(stuck), self.next_hung(ranks));
-            match self.next(due.into_iter().chain(hung).min()) {
+            let look = ranks.iter().any(RankProcess::is_awaited).then(|| Instant::now() + LOOK);
+            let event = self.next(due.into_iter().chain(hung).chain(look).min());
+            ranks.iter_mut().for_each(|rank| self.has_begun |= rank.becomes_member());
+            match event {
                 Some(Event::Stopped(rank, is_stopped)) => ranks[rank].stopped = is_stopped.then(Instant::now),
                 Some(Event::Ended(rank)) => {
                     let status = ranks[rank].reap()?;
@@ -124,7 +133,7 @@ impl Supervisor<'_> {
                     }
                     left -= 1;
                     let why = self.why_over(ranks, (left, fewest));
-                    if left >= fewest && why.is_none() && self.has_met(meeting) {
+                    if left >= fewest && why.is_none() && self.has_met() {
                         ranks[rank].drain(Instant::now() + LAST_LINES);
                         self.report((rank, status));
                         if self.takes_newcomers(ranks) && self.restarts < self.job.max_restarts {
@@ -194,8 +203,8 @@ impl Supervisor<'_> {
     }
 
     /// Tells whether ranks that others may join have met each other: before, they can only be started again.
-    fn has_met(&self, meeting: &Meeting) -> bool {
-        self.job.max_ranks.is_none() || meeting.has_begun()
+    fn has_met(&self) -> bool {
+        self.job.max_ranks.is_none() || self.has_begun
     }
 
     /// The reason that a run which others may join is over after a failure, if it is.

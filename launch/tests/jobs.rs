@@ -497,6 +497,18 @@ fn ranks_that_have_not_met_are_started_again_all() {
 }
 
 #[test]
+fn ranks_that_have_met_have_met_whatever_becomes_of_their_files() {
+    // Something cleans the folder of temporary files, and a newcomer says that it is in the run later.
+    let script = "if [ ${WEFTGRAD_NEWCOMER:-0} = 1 ]; then touch $WEFTGRAD_MEMBER_FILE; exit $?; fi; \
+                  touch $WEFTGRAD_MEMBER_FILE; sleep 2; \
+                  if [ $RANK = 1 ]; then rm -r $(dirname $WEFTGRAD_MEMBER_FILE); exit 4; fi; sleep 2; echo whole";
+    let (status, out, errors) = shells("-n 2 --elastic 1:2 --max-restarts 2", script);
+    assert!(status == Some(0) && lines_of(&out, 0) == ["whole"], "{status:?} {out} {errors}");
+    assert_eq!(errors.matches("rank 1 is started to join").count(), 1, "{errors}");
+    assert!(!errors.contains("started again"), "{errors}");
+}
+
+#[test]
 fn survivors_of_an_elastic_job_have_time_to_save() {
     let script = "touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 1 ]; then sleep 1; exit 4; fi; \
                   trap 'sleep 3; echo saved; exit 5' TERM; while true; do sleep 0.05; done";

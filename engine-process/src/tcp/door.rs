@@ -48,7 +48,8 @@ impl JoinAddress {
         self.addresses.iter().any(|at| TcpListener::bind((at.ip(), 0)).is_ok())
     }
 
-    /// Tells the launcher of this process, if it wants to know, that the process is in the run.
+    /// Tells the launcher of this process, if it wants to know, that the process is in the run. The launcher sees the
+    /// file once: it may be removed later.
     pub(crate) fn announce_member(&self) -> Result<()> {
         let Some(file) = &self.member_file else { return Ok(()) };
         File::create(file).map(drop).map_err(|error| Error::io(file, error))
