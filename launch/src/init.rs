@@ -1,9 +1,8 @@
 //! The first process of a container, which reaps all processes whose parents have ended.
 
-use std::{env, io, process::Command, thread};
+use std::{env, io, os::unix::process::CommandExt, process::Command, thread};
 
 use nix::{
-    errno::Errno,
     sys::{
         signal::{Signal, kill},
         wait::{WaitStatus, waitpid},
@@ -16,8 +15,9 @@ use signal_hook::{
 };
 
 /// Runs this program once more as a child, if this process is the first of a container. Returns the exit status of the
-/// child; none in any other process. Signals go to the child. All orphans are reaped meanwhile, and end with this
-/// process. Called before any thread is started.
+/// child; none in any other process. Signals go to the child, which is in a process group of its own: it gets those of
+/// a terminal through this process alone. All orphans are reaped meanwhile, and end with this process. Called before
+/// any thread is started.
 ///
 /// # Errors
 /// An error if the program cannot be started.
@@ -28,7 +28,7 @@ pub fn run_below_init() -> Option<io::Result<u8>> {
 fn run() -> io::Result<u8> {
     // Before the child, so that no signal is lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])?;
-    let child = Command::new(env::current_exe()?).args(env::args_os().skip(1)).spawn()?;
+    let child = Command::new(env::current_exe()?).args(env::args_os().skip(1)).process_group(0).spawn()?;
     let child = Pid::from_raw(child.id().cast_signed());
     let forward = move || {
         for signal in signals.forever() {
@@ -41,8 +41,10 @@ fn run() -> io::Result<u8> {
         match waitpid(None, None) {
             Ok(WaitStatus::Exited(pid, code)) if pid == child => return Ok(u8::try_from(code).unwrap_or(1)),
             Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => return Ok(128 + signal as u8),
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
+            // The child is no longer there, and its end had no name: that of one killed by a real-time signal has none.
+            Err(_) if kill(child, None).is_err() => return Ok(1),
+            // Such an orphan is reaped all the same.
+            Ok(_) | Err(_) => {}
         }
     }
 }
