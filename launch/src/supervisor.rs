@@ -207,14 +207,15 @@ impl Supervisor<'_> {
         self.job.max_ranks.is_none() || self.has_begun
     }
 
-    /// The reason that a run which others may join is over after a failure, if it is.
+    /// The reason that a run which others may join is over after a failure, if it is known here. Members on other nodes
+    /// are not: newcomers themselves find out whether one is left to take them in.
     fn why_over(&self, ranks: &[RankProcess], (left, fewest): (usize, usize)) -> Option<String> {
         self.job.max_ranks?;
         if left < fewest {
             return Some(format!("{left} ranks are left, and at least {fewest} must run"));
         }
-        let is_lost = ranks.iter().all(|rank| !rank.has_succeeded() && (rank.has_ended() || rank.waits()));
-        is_lost.then(|| "no rank is left that was in the run".into())
+        let is_lost = |rank: &RankProcess| !rank.has_succeeded() && (rank.has_ended() || rank.waits());
+        (self.job.nodes == 1 && ranks.iter().all(is_lost)).then(|| "no rank is left that was in the run".into())
     }
 
     /// Tells whether newcomers may join: not once the run has ended on a rank, or is to end.

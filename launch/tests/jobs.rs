@@ -492,6 +492,23 @@ fn newcomers_that_are_left_at_the_end_of_a_run_do_not_keep_it() {
 }
 
 #[test]
+fn a_node_that_has_lost_its_members_goes_on_if_others_take_its_newcomers_in() {
+    let scratch = Scratch::new("lost-node");
+    // The second newcomer is started once no member is left here. Then members of other nodes take both in.
+    let script = "if [ $TORCHELASTIC_RESTART_COUNT = 2 ]; then touch $DIR/taken; fi; \
+                  if [ ${WEFTGRAD_NEWCOMER:-0} = 1 ]; then touch $DIR/waits; \
+                  until [ -e $DIR/taken ]; do sleep 0.01; done; touch $WEFTGRAD_MEMBER_FILE; exit 0; fi; \
+                  touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 2 ]; then exit 4; fi; \
+                  until [ -e $DIR/waits ]; do sleep 0.01; done; exit 4";
+    let place = ["--nodes", "2", "--node-rank", "1", "--endpoint", "127.0.0.1:9"];
+    let elastic = ["-n", "2", "--elastic", "1:2", "--max-restarts", "2", "sh", "-c", script];
+    let mut command = launcher(&[&place[..], &elastic[..]].concat());
+    let (status, _, errors) =
+        ended(command.env("DIR", scratch.path()).env("WEFTGRAD_SECRET", "0".repeat(64)).spawn().unwrap());
+    assert!(status == Some(0) && errors.matches("is started to join").count() == 2, "{status:?} {errors}");
+}
+
+#[test]
 fn ranks_that_have_not_met_are_started_again_all() {
     let script = "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then echo ${WEFTGRAD_NEWCOMER:-0}; exit 0; fi; \
                   if [ $RANK = 1 ]; then exit 6; fi; exec sleep 1000";
