@@ -207,10 +207,11 @@ impl Supervisor<'_> {
         self.job.max_ranks.is_none() || self.has_begun
     }
 
-    /// The reason that a run which others may join is over after a failure, if it is known here. Members on other nodes
-    /// are not: newcomers themselves find out whether one is left to take them in.
+    /// The reason that a run which others may join is over after a failure, if it is known here. One that has not begun
+    /// may start again. Members on other nodes are not known: newcomers themselves find out whether one is left to take
+    /// them in.
     fn why_over(&self, ranks: &[RankProcess], (left, fewest): (usize, usize)) -> Option<String> {
-        self.job.max_ranks?;
+        self.job.max_ranks.filter(|_| self.has_begun)?;
         if left < fewest {
             return Some(format!("{left} ranks are left, and at least {fewest} must run"));
         }
