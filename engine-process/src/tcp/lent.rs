@@ -10,7 +10,7 @@
 
 use std::{
     io,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, Ordering, fence},
     time::{Duration, Instant},
 };
 
@@ -30,8 +30,9 @@ const UNREAD: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Lending {
     lender: Option<Lender>,
-    /// The words of the other process, and its memory once all have come.
+    /// The words of the other process so far, and its memory once all have come.
     words: [u64; WORDS],
+    heard: usize,
     memory: Option<LentMemory>,
     /// The address of the next message that the other process lends, and its number.
     pub(super) address: u64,
@@ -52,10 +53,15 @@ impl Lending {
         self.lender.is_some()
     }
 
-    /// Takes a word of the other process. Returns true if it was the last one, and that process can be read.
+    /// Takes a word of the other process, which says each once and in order. Returns true if it was the last one, and
+    /// that process can be read.
     pub(super) fn hear(&mut self, number: usize, word: u64) -> Result<bool, String> {
-        *self.words.get_mut(number).ok_or_else(|| format!("it has a word {number} as a lender"))? = word;
-        self.memory = if number + 1 == WORDS { LentMemory::find(self.words) } else { None };
+        let place = self.words.get_mut(number).filter(|_| number == self.heard);
+        *place.ok_or_else(|| format!("it has a word {number} as a lender, behind {} others", self.heard))? = word;
+        self.heard += 1;
+        if self.heard == WORDS {
+            self.memory = LentMemory::find(self.words);
+        }
         Ok(self.memory.is_some())
     }
 
@@ -117,7 +123,9 @@ impl Lender {
 
 impl Drop for Lender {
     fn drop(&mut self) {
-        self.token.iter().for_each(|word| word.store(0, Ordering::SeqCst));
+        self.token.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        // No write to memory that was lent, which may follow, comes before that.
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -167,13 +175,17 @@ mod system {
 
     use nix::{
         sys::uio::{RemoteIoVec, process_vm_readv},
-        unistd::Pid,
+        unistd::{Pid, getppid},
     };
 
-    /// Lets the other ranks, which have the same parent, read the memory of this process where Yama asks for that.
+    /// Lets the other ranks, which have the same parent, read the memory of this process where Yama asks for that. The
+    /// descendants of the first process are no siblings but everybody.
     pub(super) fn allow_siblings() -> bool {
-        // SAFETY: the call sets a property of this process and reads no memory. Without Yama it is an error.
-        let _ = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::getppid(), 0, 0, 0) };
+        let parent = getppid().as_raw();
+        if parent > 1 {
+            // SAFETY: the call sets a property of this process and reads no memory. Without Yama it is an error.
+            let _ = unsafe { libc::prctl(libc::PR_SET_PTRACER, parent, 0, 0, 0) };
+        }
         true
     }
 

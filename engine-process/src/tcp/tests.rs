@@ -242,10 +242,12 @@ fn a_silent_process_is_found() {
 
 #[test]
 fn something_else_than_a_message_ends_the_connection() {
+    let words = [0, 1, 1].map(|number| [9, 0xf7, 0, 0, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).concat();
     for (bytes, says) in [
         (&b"HTTP/1.1 400 Bad Request"[..], "where a message should begin"),
         (&[14, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "of kind 14"),
-        (&[9, 0xf7, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "a word 6 as a lender"),
+        (&[9, 0xf7, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "a word 6 as a lender, behind 0 others"),
+        (&words, "a word 1 as a lender, behind 2 others"),
         (&[13, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "that nobody lends"),
         (&[1, 0xf7, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], "of kind 1 and 72057594037927936 bytes"),
         (&[1, 0xf7, 0, 0, 3, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0], "that no call of this process receives"),

@@ -28,6 +28,7 @@ pub(super) const OF_JOBS: &[Mutant] = &[
     Mutant { file: "launch/src/environment.rs", from: "all.extend(is_newcomer.then(", to: "all.extend(false.then(", test: LAUNCHED },
     Mutant { file: "launch/src/environment.rs", from: "    JOIN_ADDRESS,\n    NEWCOMER,\n", to: "    JOIN_ADDRESS,\n    JOIN_ADDRESS,\n", test: LAUNCHED },
     Mutant { file: "launch/src/process.rs", from: "self.signal(Signal::SIGKILL);\n        let status", to: "let status", test: LAUNCHED },
+    Mutant { file: "engine-process/src/tcp/lent.rs", from: ".filter(|_| number == self.heard)", to: "", test: JOINED },
     Mutant { file: "engine-process/src/progress/recover.rs", from: "silent.iter().for_each(|&rank| self.gone[rank] = true);", to: "", test: JOINED },
     Mutant { file: "engine-process/src/progress/recover.rs", from: "_ if self.recovery.is_left_out(me) => {", to: "_ if false => {", test: JOINED },
     Mutant { file: "engine-process/src/rendezvous.rs", from: "                calls = false;\n", to: "", test: JOINED },
