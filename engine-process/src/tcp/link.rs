@@ -216,7 +216,13 @@ impl<S: Read + Write> TcpLink<S> {
         self.was_heard || self.ended.is_some()
     }
 
+    /// Tells whether this process copies long messages from the memory of the other end.
+    pub(super) fn reads(&self) -> bool {
+        self.lending.reads()
+    }
+
     /// Tells whether the other end copies long messages from the memory of this process.
+    #[cfg(test)]
     pub(super) fn lends(&self) -> bool {
         self.outbox.lends
     }

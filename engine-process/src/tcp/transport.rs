@@ -185,8 +185,8 @@ impl<S: Read + Write> Transport for TcpTransport<S> {
     }
 
     fn moves_while_tested(&self) -> bool {
-        // This thread copies messages that are lent, and the lender waits for that.
-        self.peers.iter().flatten().any(|peer| peer.link.lends())
+        // This thread copies messages that others lend, and they wait for that.
+        self.peers.iter().flatten().any(|peer| peer.link.reads())
     }
 
     fn abort(&mut self) {}
