@@ -36,6 +36,9 @@ pub(super) const LENT: u8 = 12;
 /// The answer to a message that is lent, with its number as the tag. The length is 0 if it was copied, or one more than
 /// that of a receive which is shorter.
 pub(super) const TAKEN: u8 = 13;
+/// The answer to a message that cannot be copied, with its number as the tag, and the bytes of that message.
+pub(super) const UNREAD: u8 = 14;
+pub(super) const RESENT: u8 = 15;
 
 /// The reason that nothing more comes from the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +88,14 @@ pub(super) enum Stashed {
     Here(Vec<u8>),
     /// One that is in the memory of its sender.
     Lent(LentMessage),
+}
+
+/// A message that is copied to its receive from the memory of its sender.
+pub(super) struct LentCopy {
+    pub(super) receive: TcpReceive,
+    pub(super) message: LentMessage,
+    /// The bytes that are there.
+    pub(super) copied: usize,
 }
 
 /// A message in the memory of its sender.

@@ -5,26 +5,23 @@
 //! forbid it, and the number of a process may be that of another one in another namespace. So the lender first tells a
 //! random token and its place: only who finds it there reads from that process.
 //!
-//! The token is read again behind each message. The lender removes it before the memory of any message is used again
-//! after the end of the connection. So a process that was stopped meanwhile takes nothing for a message.
+//! The token is read again behind each part of a message. The lender removes it before the memory of any message is
+//! used again after the end of the connection. So a process that was stopped meanwhile takes nothing for a message.
+//!
+//! A message that cannot be copied, because a policy has changed for example, is asked for. The lender then sends its
+//! bytes over the connection, and those of all later messages.
 
 use std::{
     io,
     sync::atomic::{AtomicU64, Ordering, fence},
-    time::{Duration, Instant},
 };
 
 use super::frame::LentMessage;
 
-/// The most bytes that are copied at once.
-const PART: usize = 64 << 20;
 /// The words of a token.
 const TOKEN: usize = 4;
 /// The words by which a lender makes itself known: process, place of the token, and the token.
 const WORDS: usize = 2 + TOKEN;
-
-/// The time in which the connection to a process that lends no more is closed, if that process has ended.
-const UNREAD: Duration = Duration::from_secs(1);
 
 /// Both directions of lending between two processes: nothing, until they have begun.
 #[derive(Default)]
@@ -34,11 +31,11 @@ pub(super) struct Lending {
     words: [u64; WORDS],
     heard: usize,
     memory: Option<LentMemory>,
+    /// True once a message could not be copied: none is, from then on.
+    has_given_up: bool,
     /// The address of the next message that the other process lends, and its number.
     pub(super) address: u64,
     number: u32,
-    /// The time at which a message could not be copied, and the reason.
-    unread: Option<(Instant, String)>,
 }
 
 impl Lending {
@@ -67,29 +64,37 @@ impl Lending {
 
     /// Tells whether this process reads the memory of the other.
     pub(super) fn reads(&self) -> bool {
-        self.memory.is_some()
+        self.memory.is_some() && !self.has_given_up
     }
 
     /// The next message, of this length.
-    pub(super) fn next(&mut self, bytes: usize) -> LentMessage {
+    ///
+    /// # Errors
+    /// An error if the other process was never told that it can be read.
+    pub(super) fn next(&mut self, bytes: usize) -> Result<LentMessage, String> {
+        if self.memory.is_none() {
+            return Err("it lends a message, though this process cannot read its memory".into());
+        }
         let number = self.number;
         self.number = number.wrapping_add(1);
-        LentMessage { number, address: self.address, bytes }
+        Ok(LentMessage { number, address: self.address, bytes })
     }
 
-    /// Copies a message from an address; returns true if it is there.
-    pub(super) fn copy(&mut self, address: u64, into: &mut [u8]) -> bool {
-        let nobody = || Err(io::Error::other("it has lent nothing that this process may read"));
-        let copied = self.memory.as_ref().map_or_else(nobody, |memory| memory.copy(address as usize, into));
-        // A process that has ended lends no more, shortly before its connections are closed.
-        let why = |error: &io::Error| (Instant::now(), format!("its memory cannot be read: {error}"));
-        self.unread = self.unread.take().or_else(|| copied.as_ref().err().map(why));
-        copied.is_ok()
+    /// Copies a part of a message from an address; returns true if it is there.
+    pub(super) fn copy(&self, address: u64, into: &mut [u8]) -> bool {
+        let memory = self.memory.as_ref().filter(|_| !self.has_given_up);
+        memory.is_some_and(|memory| memory.copy(address as usize, into).is_ok())
     }
 
-    /// The reason that a message could not be copied, though the other process goes on.
-    pub(super) fn why_broken(&mut self) -> Option<String> {
-        self.unread.take_if(|(since, _)| since.elapsed() > UNREAD).map(|(_, why)| why)
+    /// Reads no memory any more. Returns true if this process did so far.
+    pub(super) fn give_up(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_given_up, true)
+    }
+
+    /// Forbids the reading of the other process, as the system may do at any time.
+    #[cfg(test)]
+    pub(super) fn forbid(&mut self) {
+        self.memory.iter_mut().for_each(|memory| memory.token_at = 8);
     }
 
     /// Ends the lending of this process.
@@ -147,25 +152,16 @@ impl LentMemory {
         memory.copy(token_at, &mut []).ok().map(|()| memory)
     }
 
-    /// Copies the bytes of a message that lies at this address of the lender.
+    /// Copies bytes from an address of the lender.
     ///
     /// # Errors
     /// An error if the lender has ended, or lends no more: the bytes are arbitrary then.
     fn copy(&self, from: usize, into: &mut [u8]) -> io::Result<()> {
-        let mut at = 0;
-        loop {
-            let part = into.len().min(at + PART) - at;
-            let mut found = [0; 8 * TOKEN];
-            let remote = [(from.wrapping_add(at), part), (self.token_at, found.len())];
-            let copied = system::copy(self.process, remote, [&mut into[at..at + part], &mut found])?;
-            if copied != part + found.len() || found != self.token {
-                return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the process lends no more"));
-            }
-            at += part;
-            if at == into.len() {
-                return Ok(());
-            }
-        }
+        let mut found = [0; 8 * TOKEN];
+        let (bytes, remote) = (into.len() + found.len(), [(from, into.len()), (self.token_at, found.len())]);
+        let copied = system::copy(self.process, remote, [into, &mut found])?;
+        let is_its = copied == bytes && found == self.token;
+        if is_its { Ok(()) } else { Err(io::Error::new(io::ErrorKind::BrokenPipe, "the process lends no more")) }
     }
 }
 

@@ -17,9 +17,9 @@ use std::{
 
 use super::{
     frame::{
-        ADDRESS, CONTROL, DATA, GOODBYE, HEADER, HEARD, HEARTBEAT, Incoming, LENDER, LENT, LinkEnded, MARK, OFFER,
-        Outcome, Outgoing, PayloadTarget, READS, READY, Stashed, TAKEN, TOO_LONG, TURN, TcpReceive, UNREADY, header,
-        is_closed, kind, too_long,
+        ADDRESS, CONTROL, DATA, GOODBYE, HEADER, HEARD, HEARTBEAT, Incoming, LENDER, LENT, LentCopy, LinkEnded, MARK,
+        OFFER, Outcome, Outgoing, PayloadTarget, READS, READY, RESENT, Stashed, TAKEN, TOO_LONG, TURN, TcpReceive,
+        UNREAD, UNREADY, header, is_closed, kind, too_long,
     },
     lent::Lending,
     outbox::{ANNOUNCED, EAGER, Outbox},
@@ -32,6 +32,8 @@ const BUFFER: usize = 64 << 10;
 const LONGEST: u64 = (1 << 31) - 1;
 /// The most of a length with its channel.
 const LONGER: u64 = LONGEST << 1 | 1;
+/// The most bytes that are copied from the memory of the other end before other connections have their turn.
+const COPIED: usize = 64 << 20;
 /// The most bytes of messages without a receive.
 const STASH: usize = 64 << 20;
 /// The bytes of messages of the control channel without a receive, after which no more are read.
@@ -54,6 +56,9 @@ pub(super) struct TcpLink<S> {
     offers: VecDeque<(u8, u32, usize)>,
     outbox: Outbox,
     lending: Lending,
+    /// Messages that are copied from the memory of the other end, and those that it was asked to send instead.
+    copies: VecDeque<LentCopy>,
+    asked: Vec<LentCopy>,
     pub(super) ended: Option<LinkEnded>,
     /// True once the other end has said goodbye, or has heard this one's.
     has_left: bool,
@@ -79,6 +84,8 @@ impl<S: Read + Write> TcpLink<S> {
             offers: VecDeque::new(),
             outbox: Outbox::default(),
             lending: Lending::default(),
+            copies: VecDeque::new(),
+            asked: Vec::new(),
             ended: None,
             has_left: false,
             was_heard: false,
@@ -132,7 +139,7 @@ impl<S: Read + Write> TcpLink<S> {
         match self.stash.iter().position(is_its).and_then(|place| self.stash.remove(place)) {
             Some((.., Stashed::Here(payload))) => return self.unstash(&receive, &payload, done),
             Some((.., Stashed::Lent(message))) => {
-                self.copy_lent(&receive, message, done);
+                self.begin_copy(receive, message, done);
                 return self.write(done);
             }
             None => self.receives.push(receive),
@@ -164,6 +171,13 @@ impl<S: Read + Write> TcpLink<S> {
             let receive = self.receives.remove(place);
             self.unannounce(&receive);
         }
+        if let Some(place) = self.copies.iter().position(|copy| copy.receive.request == request) {
+            let copy = self.copies.remove(place);
+            let taken = copy.map(|copy| header(TAKEN, copy.message.number, 0));
+            self.outbox.urgent.extend(taken.into_iter().flatten());
+        }
+        // What comes for it goes nowhere.
+        self.asked.retain(|copy| copy.receive.request != request);
         if let Some(Incoming { target, .. }) = &mut self.incoming
             && matches!(target, PayloadTarget::InPlace { request: of, .. } if *of == request)
         {
@@ -187,10 +201,7 @@ impl<S: Read + Write> TcpLink<S> {
             self.last_read = self.last_read.max(now);
         }
         self.last_turn = now;
-        if now.duration_since(self.last_write) > silence / 8 && self.outbox.is_empty() {
-            self.outbox.urgent.extend(header(HEARTBEAT, 0, 0));
-        }
-        self.write(done);
+        self.beat(now, silence, done);
         if let Err(ended) = self.read(now, done) {
             self.end(ended);
             self.stream = None;
@@ -198,10 +209,17 @@ impl<S: Read + Write> TcpLink<S> {
             let why = format!("nothing came for {silence:?}, though a running process writes every {:?}", silence / 8);
             // The connection stays open: a process that was stopped must not take this one for dead.
             self.end(LinkEnded::Broken(why));
-        } else if let Some(why) = self.lending.why_broken() {
-            self.end(LinkEnded::Broken(why));
-            self.stream = None;
+        } else {
+            self.copy(done);
         }
+    }
+
+    /// Writes what the connection takes, or a heartbeat if nothing was written for an eighth of the `silence`.
+    pub(super) fn beat(&mut self, now: Instant, silence: Duration, done: &mut Vec<Outcome>) {
+        if now.duration_since(self.last_write) > silence / 8 && self.outbox.is_empty() {
+            self.outbox.urgent.extend(header(HEARTBEAT, 0, 0));
+        }
+        self.write(done);
     }
 
     /// Says goodbye after all messages that can be sent. Messages that no one receives are dropped from now on.
@@ -227,6 +245,12 @@ impl<S: Read + Write> TcpLink<S> {
         self.outbox.lends
     }
 
+    /// Forbids the reading of the other end's memory.
+    #[cfg(test)]
+    pub(super) fn forbid(&mut self) {
+        self.lending.forbid();
+    }
+
     #[cfg(test)]
     pub(super) fn stream(&mut self) -> &mut S {
         self.stream.as_mut().expect("it is open")
@@ -238,6 +262,8 @@ impl<S: Read + Write> TcpLink<S> {
         self.lending.end();
         self.incoming = None;
         self.receives.clear();
+        self.copies.clear();
+        self.asked.clear();
         self.offers.clear();
         self.outbox = Outbox::default();
     }
@@ -245,7 +271,7 @@ impl<S: Read + Write> TcpLink<S> {
     fn write(&mut self, done: &mut Vec<Outcome>) {
         let (None, Some(stream)) = (&self.ended, &mut self.stream) else { return };
         if self.outbox.write(stream, done) {
-            self.last_write = self.last_turn;
+            self.last_write = Instant::now();
         }
     }
 
@@ -355,6 +381,8 @@ impl<S: Read + Write> TcpLink<S> {
             (ADDRESS, address) => self.lending.address = address,
             (LENT, 0..=LONGER) => self.lent(length as u8 & 1, tag, (length >> 1) as usize, done)?,
             (TAKEN, 0..=LONGEST) => self.outbox.taken(tag, (length as usize).checked_sub(1), done)?,
+            (UNREAD, 0) => self.outbox.resend(tag)?,
+            (RESENT, 0..=LONGEST) => self.resent(tag, length as usize)?,
             (GOODBYE, 0) => {
                 self.has_left = true;
                 self.outbox.urgent.extend(header(HEARD, 0, 0));

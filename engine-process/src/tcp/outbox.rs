@@ -5,7 +5,9 @@ use std::{
     io::{ErrorKind, IoSlice, Write},
 };
 
-use super::frame::{ADDRESS, HEADER, LENT, OFFER, Outcome, Outgoing, TURN, header, part, too_long, with_channel};
+use super::frame::{
+    ADDRESS, HEADER, LENT, OFFER, Outcome, Outgoing, RESENT, TURN, header, part, too_long, with_channel,
+};
 
 /// The most bytes of a message that is sent before its receive is known.
 pub(super) const EAGER: usize = 16 << 10;
@@ -23,8 +25,8 @@ pub(super) struct Outbox {
     announced: VecDeque<(u8, u32)>,
     /// True if the other end copies long messages from the memory of this process.
     pub(super) lends: bool,
-    /// The messages that are lent: their numbers, requests and lengths.
-    lent: VecDeque<(u32, usize, usize)>,
+    /// The messages that are lent, with their numbers.
+    lent: VecDeque<(u32, Outgoing)>,
     /// The number of messages that were lent so far.
     numbered: u32,
     /// True after an error of the connection.
@@ -99,20 +101,33 @@ impl Outbox {
     }
 
     fn lend(&mut self, message: Outgoing) {
-        let ((on, tag), Outgoing { from, bytes, request, .. }) = (message.address(), message);
-        self.queue.push_back(Outgoing::of_link(header(ADDRESS, 0, from as usize)));
+        let ((on, tag), bytes) = (message.address(), message.bytes);
+        self.queue.push_back(Outgoing::of_link(header(ADDRESS, 0, message.from as usize)));
         self.queue.push_back(Outgoing::of_link(header(LENT, tag, with_channel(bytes, on))));
-        self.lent.extend(request.map(|request| (self.numbered, request, bytes)));
+        self.lent.push_back((self.numbered, message));
         self.numbered = self.numbered.wrapping_add(1);
     }
 
     /// Ends a message that is lent: the other end has it, or has less room for it.
     pub(super) fn taken(&mut self, number: u32, room: Option<usize>, done: &mut Vec<Outcome>) -> Result<(), String> {
-        let place = self.lent.iter().position(|(own, ..)| *own == number);
-        let (_, request, bytes) =
-            place.and_then(|place| self.lent.remove(place)).ok_or("it has copied a message that nobody lends")?;
-        done.push((request, room.map_or(Ok(0), |room| Err(too_long(bytes, room)))));
+        let Outgoing { request, bytes, .. } = self.take_lent(number)?;
+        done.extend(request.map(|request| (request, room.map_or(Ok(0), |room| Err(too_long(bytes, room))))));
         Ok(())
+    }
+
+    /// Queues the bytes of a message that is lent, which the other end cannot copy. Nothing is lent any more.
+    pub(super) fn resend(&mut self, number: u32) -> Result<(), String> {
+        self.lends = false;
+        let message = self.take_lent(number)?;
+        self.queue.push_back(Outgoing { header: header(RESENT, number, message.bytes), ..message });
+        Ok(())
+    }
+
+    fn take_lent(&mut self, number: u32) -> Result<Outgoing, String> {
+        let place = self.lent.iter().position(|(own, _)| *own == number);
+        let (_, message) =
+            place.and_then(|place| self.lent.remove(place)).ok_or("it has copied a message that nobody lends")?;
+        Ok(message)
     }
 
     /// Writes what the connection takes. Returns true if it took anything. After an error nothing is written any more:

@@ -11,7 +11,7 @@ use std::{
 use numcore::rng::Philox;
 
 use super::{
-    frame::LinkEnded,
+    frame::{LinkEnded, Outcome},
     link::TcpLink,
     outbox::EAGER,
     secret::{ConnectionEnd, Secret},
@@ -110,7 +110,7 @@ fn ends(own: &mut impl Transport, other: &mut impl Transport, beside: &Request, 
 #[test]
 fn messages_of_all_lengths_match_receives_of_their_tag_in_order() {
     let mut random = Philox::new(3, 0);
-    for round in 0..40 {
+    for round in 0..80 {
         let [mut left, mut right] = pair(LONG);
         // A receive without a message keeps each side making progress.
         let (mut none, mut nothing) = ([0; 1], [0; 1]);
@@ -118,6 +118,11 @@ fn messages_of_all_lengths_match_receives_of_their_tag_in_order() {
             (receive(&mut left, &mut none, 1, 9999), receive(&mut right, &mut nothing, 0, 9999));
         if round % 4 > 1 {
             lend(&mut left, &mut right, [&beside_left, &beside_right]);
+        }
+        // The system forbids the reading before the first message, or while messages are under way.
+        let is_forbidden = round % 8 > 5;
+        if round % 16 > 13 {
+            right.forbid(0);
         }
         let mut length = || [0, 1, 100, EAGER, EAGER + 1, 200_000, 3 << 20][random.below(7) as usize];
         let sent: Vec<(u32, Vec<u8>)> = (0..12).map(|k| (k % 3, vec![k as u8 + 1; length()])).collect();
@@ -134,6 +139,9 @@ fn messages_of_all_lengths_match_receives_of_their_tag_in_order() {
         if round % 2 == 0 {
             (0..50).for_each(|_| drop((left.test(&beside_left), right.test(&beside_right))));
         }
+        if is_forbidden {
+            right.forbid(0);
+        }
         for &k in &order[before.min(12)..] {
             let (tag, bytes) = &mut room[k];
             receives.push((k, receive(&mut right, bytes, 0, *tag)));
@@ -149,6 +157,8 @@ fn messages_of_all_lengths_match_receives_of_their_tag_in_order() {
             assert_eq!(ends(&mut left, &mut right, &beside_right, request), Test::Done(0));
         }
         assert_eq!(room, sent, "round {round}");
+        let has_long = sent.iter().any(|(_, bytes)| bytes.len() > EAGER);
+        assert!(round % 16 < 14 || !has_long || !left.lends_to(1), "round {round}");
         part(left, right);
     }
 }
@@ -245,7 +255,9 @@ fn something_else_than_a_message_ends_the_connection() {
     let words = [0, 1, 1].map(|number| [9, 0xf7, 0, 0, number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).concat();
     for (bytes, says) in [
         (&b"HTTP/1.1 400 Bad Request"[..], "where a message should begin"),
-        (&[14, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "of kind 14"),
+        (&[16, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "of kind 16"),
+        (&[12, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "though this process cannot read its memory"),
+        (&[14, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "that nobody lends"),
         (&[9, 0xf7, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "a word 6 as a lender, behind 0 others"),
         (&words, "a word 1 as a lender, behind 2 others"),
         (&[13, 0xf7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "that nobody lends"),
@@ -289,6 +301,106 @@ fn memory_of_a_process_that_has_left_is_no_message() {
         let due = if lender_ends { Test::Pending } else { Test::Done(1 << 20) };
         assert!(test == due && (lender_ends || place == sent), "{test:?}");
         drop((left, right));
+    }
+}
+
+/// The ends of a connection that lend to each other, for bytes that a test carries.
+#[cfg(target_os = "linux")]
+fn lending() -> [TcpLink<Recorded>; 2] {
+    let [mut lender, mut reader] = [(), ()].map(|()| TcpLink::new(Recorded::of(&[], usize::MAX)));
+    lender.lend();
+    lender.turn(LONG, &mut Vec::new());
+    // The words, and their answer.
+    carry(&mut lender, &mut reader, &mut Vec::new());
+    carry(&mut reader, &mut lender, &mut Vec::new());
+    assert!(lender.lends() && reader.reads());
+    [lender, reader]
+}
+
+/// Carries what was written, and gives the other end a turn.
+#[cfg(target_os = "linux")]
+fn carry(from: &mut TcpLink<Recorded>, to: &mut TcpLink<Recorded>, done: &mut Vec<Outcome>) {
+    to.stream().input.extend(std::mem::take(&mut from.stream().output));
+    to.turn(LONG, done);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_long_copy_lets_other_connections_have_their_turn() {
+    let half = 64 << 20;
+    for is_withdrawn in [false, true] {
+        let (sent, mut place, mut done) = (vec![7; half + 1], vec![0; half + 1], Vec::new());
+        let [mut lender, mut reader] = lending();
+        // SAFETY: the message and its place outlive the links.
+        unsafe {
+            lender.send(Channel::Data, sent.as_ptr(), sent.len(), 4, 0, &mut done);
+            reader.receive(Channel::Data, place.as_mut_ptr(), place.len(), 4, 1, &mut done);
+        }
+        carry(&mut lender, &mut reader, &mut done);
+        assert_eq!(done, [], "it was copied in one turn");
+        if is_withdrawn {
+            reader.cancel(1);
+        }
+        reader.turn(LONG, &mut done);
+        carry(&mut reader, &mut lender, &mut done);
+        let due = [(1, Ok(sent.len())), (0, Ok(0))];
+        assert_eq!(done, due[usize::from(is_withdrawn)..]);
+        assert!(place[..half] == sent[..half] && (place[half] == 7) != is_withdrawn);
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_message_that_was_asked_for_comes_to_its_receive_or_nowhere() {
+    for is_withdrawn in [false, true] {
+        let (sent, mut place, mut done) = (vec![7; 100_000], vec![0; 100_000], Vec::new());
+        let ([mut lender, mut reader], mut later) = (lending(), place.clone());
+        reader.forbid();
+        // SAFETY: the message and its place outlive the links.
+        unsafe {
+            lender.send(Channel::Data, sent.as_ptr(), sent.len(), 4, 0, &mut done);
+            reader.receive(Channel::Data, place.as_mut_ptr(), place.len(), 4, 1, &mut done);
+            reader.receive(Channel::Data, later.as_mut_ptr(), later.len(), 5, 3, &mut done);
+        }
+        carry(&mut lender, &mut reader, &mut done);
+        assert_eq!(done, []);
+        // The part that lies before the token is copied first.
+        place.fill(0);
+        if is_withdrawn {
+            reader.cancel(1);
+        }
+        carry(&mut reader, &mut lender, &mut done);
+        carry(&mut lender, &mut reader, &mut done);
+        let due = [(0, Ok(0)), (1, Ok(sent.len()))];
+        assert_eq!(done, due[..2 - usize::from(is_withdrawn)]);
+        assert!(place == if is_withdrawn { vec![0; 100_000] } else { sent.clone() });
+        // A receive that had begun before is announced since.
+        done.clear();
+        // SAFETY: the message outlives the link.
+        unsafe { lender.send(Channel::Data, sent.as_ptr(), sent.len(), 5, 2, &mut done) };
+        carry(&mut lender, &mut reader, &mut done);
+        assert!(done == [(2, Ok(0)), (3, Ok(sent.len()))] && later == sent);
+    }
+}
+
+#[test]
+fn processes_hear_of_one_whose_turns_at_another_take_long() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let connection = || {
+        let other = TcpStream::connect(address(&listener)).unwrap();
+        let own = listener.accept().unwrap().0;
+        [&other, &own].iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+        (Some(own), other)
+    };
+    let ((first, _busy), (second, mut other)) = (connection(), connection());
+    let mut own = TcpTransport::new(0, vec![None, first, second], Duration::from_secs(8));
+    let mut place = [0; 8];
+    let request = receive(&mut own, &mut place, 1, 5);
+    let begun = Instant::now();
+    while other.read(&mut [0; 16]).is_err() {
+        assert!(begun.elapsed() < LONG, "the other was forgotten");
+        own.test(&request);
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

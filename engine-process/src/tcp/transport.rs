@@ -25,6 +25,7 @@ pub(super) struct TcpTransport<S: Read + Write> {
     operations: Vec<TcpOperation>,
     free: Vec<usize>,
     done: Vec<Outcome>,
+    last_beat: Instant,
 }
 
 struct TcpPeer<S> {
@@ -43,7 +44,15 @@ impl<S: Read + Write> TcpTransport<S> {
     pub(super) fn new(rank: usize, connections: Vec<Option<S>>, silence: Duration) -> Self {
         let peer = |stream| TcpPeer { link: TcpLink::new(stream), is_reported: false };
         let peers = connections.into_iter().map(|stream| stream.map(peer)).collect();
-        TcpTransport { rank, silence, peers, operations: Vec::new(), free: Vec::new(), done: Vec::new() }
+        TcpTransport {
+            rank,
+            silence,
+            peers,
+            operations: Vec::new(),
+            free: Vec::new(),
+            done: Vec::new(),
+            last_beat: Instant::now(),
+        }
     }
 
     /// Allows the others this time to end their joining, in which they write nothing.
@@ -63,6 +72,12 @@ impl<S: Read + Write> TcpTransport<S> {
         self.peers[rank].as_ref().is_some_and(|peer| peer.link.lends())
     }
 
+    /// Forbids the reading of a process's memory.
+    #[cfg(test)]
+    pub(super) fn forbid(&mut self, rank: usize) {
+        self.peers[rank].iter_mut().for_each(|peer| peer.link.forbid());
+    }
+
     fn register(&mut self, peer: usize, on: Channel, is_send: bool) -> usize {
         let operation = TcpOperation::With { peer, on, is_send };
         let Some(number) = self.free.pop() else {
@@ -71,6 +86,15 @@ impl<S: Read + Write> TcpTransport<S> {
         };
         self.operations[number] = operation;
         number
+    }
+
+    /// Writes to all processes in time, though the turns of one may take long.
+    fn beat(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(self.last_beat) > self.silence / 16 {
+            self.last_beat = now;
+            self.peers.iter_mut().flatten().for_each(|peer| peer.link.beat(now, self.silence, &mut self.done));
+        }
     }
 
     /// Records the operations that have ended.
@@ -163,6 +187,7 @@ impl<S: Read + Write> Transport for TcpTransport<S> {
             && let Some(Some(peer)) = self.peers.get_mut(peer)
         {
             peer.link.turn(self.silence, &mut self.done);
+            self.beat();
             self.settle();
         }
         let test = match &mut self.operations[request.0] {

@@ -8,12 +8,12 @@ use std::{
 use super::{
     super::{
         frame::{
-            Incoming, LentMessage, Outcome, PayloadTarget, Stashed, TAKEN, TOO_LONG, TcpReceive, UNREADY, header,
-            too_long, with_channel,
+            Incoming, LentCopy, LentMessage, Outcome, PayloadTarget, READY, Stashed, TAKEN, TOO_LONG, TcpReceive,
+            UNREAD, UNREADY, header, too_long, with_channel,
         },
         outbox::{ANNOUNCED, EAGER},
     },
-    STASH, TcpLink,
+    COPIED, STASH, TcpLink,
 };
 
 impl<S: Read + Write> TcpLink<S> {
@@ -62,12 +62,17 @@ impl<S: Read + Write> TcpLink<S> {
         Ok(())
     }
 
-    /// Takes note of a message that is lent, and copies it if its receive has begun.
+    /// Takes note of a message that is lent, and begins its copy if its receive has begun.
     pub(super) fn lent(&mut self, on: u8, tag: u32, bytes: usize, done: &mut Vec<Outcome>) -> Result<(), String> {
         self.forget_offer(on, tag);
-        let message = self.lending.next(bytes);
+        let message = self.lending.next(bytes)?;
         match self.take_receive(on, tag) {
-            Some(receive) => self.copy_lent(&receive, message, done),
+            Some(receive) => {
+                if !self.lending.reads() {
+                    self.unannounce(&receive);
+                }
+                self.begin_copy(receive, message, done);
+            }
             None if self.leaving => self.outbox.urgent.extend(header(TAKEN, message.number, 0)),
             None if self.stash.len() > ANNOUNCED => return Err(format!("it lends more than {ANNOUNCED} messages")),
             None => self.stash.push_back((on, tag, Stashed::Lent(message))),
@@ -75,20 +80,64 @@ impl<S: Read + Write> TcpLink<S> {
         Ok(())
     }
 
-    /// Copies a message that is lent to its receive.
-    pub(super) fn copy_lent(&mut self, receive: &TcpReceive, message: LentMessage, done: &mut Vec<Outcome>) {
-        let (&TcpReceive { request, into, room, .. }, LentMessage { number, address, bytes }) = (receive, message);
-        if bytes > room {
-            self.outbox.urgent.extend(header(TAKEN, number, room + 1));
-            return done.push((request, Err(too_long(bytes, room))));
+    /// Begins to copy a message that is lent, unless its receive is shorter.
+    pub(super) fn begin_copy(&mut self, receive: TcpReceive, message: LentMessage, done: &mut Vec<Outcome>) {
+        if message.bytes > receive.room {
+            self.outbox.urgent.extend(header(TAKEN, message.number, receive.room + 1));
+            return done.push((receive.request, Err(too_long(message.bytes, receive.room))));
         }
-        // SAFETY: the receiver promises `room` bytes until the request has ended; they are initialised, and nothing
-        // else refers to them.
-        let place = unsafe { slice::from_raw_parts_mut(into, bytes) };
-        if self.lending.copy(address, place) {
-            done.push((request, Ok(bytes)));
-            self.outbox.urgent.extend(header(TAKEN, number, 0));
+        self.copies.push_back(LentCopy { receive, message, copied: 0 });
+    }
+
+    /// Copies messages that are lent, in turns. One that cannot be copied is asked for.
+    pub(super) fn copy(&mut self, done: &mut Vec<Outcome>) {
+        let mut budget = COPIED;
+        while let Some(LentCopy { receive, message, copied }) = self.copies.front_mut().filter(|_| budget > 0) {
+            let (part, from) = ((message.bytes - *copied).min(budget), message.address.wrapping_add(*copied as u64));
+            // SAFETY: the receiver promises `room` bytes, which the message fits, until the request has ended; they are
+            // initialised, and nothing else refers to them.
+            let place = unsafe { slice::from_raw_parts_mut(receive.into.add(*copied), part) };
+            let is_copied = self.lending.copy(from, place);
+            (*copied, budget) = (*copied + part, budget - part);
+            if is_copied && *copied < message.bytes {
+                continue;
+            }
+            let (request, number, bytes) = (receive.request, message.number, message.bytes);
+            let copy = self.copies.pop_front();
+            if is_copied {
+                self.outbox.urgent.extend(header(TAKEN, number, 0));
+                done.push((request, Ok(bytes)));
+            } else {
+                self.outbox.urgent.extend(header(UNREAD, number, 0));
+                self.asked.extend(copy);
+                self.read_no_more();
+            }
         }
+        self.write(done);
+    }
+
+    /// Announces all receives from now on, and those that have begun, as the other end lends nothing any more.
+    fn read_no_more(&mut self) {
+        if self.lending.give_up() {
+            let long = self.receives.iter().filter(|receive| receive.room > EAGER);
+            let announced = long.map(|receive| header(READY, receive.tag, usize::from(receive.on)));
+            self.outbox.urgent.extend(announced.flatten());
+        }
+    }
+
+    /// Begins to read the bytes of a message that this process has asked for.
+    pub(super) fn resent(&mut self, number: u32, bytes: usize) -> Result<(), String> {
+        let place = self.asked.iter().position(|copy| copy.message.number == number);
+        let target = match place.map(|place| self.asked.swap_remove(place)) {
+            Some(LentCopy { receive, message, .. }) if message.bytes == bytes => {
+                PayloadTarget::InPlace { request: receive.request, into: receive.into }
+            }
+            Some(_) => return Err(format!("it has sent {bytes} bytes in place of the message that it has lent")),
+            // Its receive was withdrawn.
+            None => PayloadTarget::Nowhere,
+        };
+        self.incoming = Some(Incoming { target, read: 0, bytes });
+        Ok(())
     }
 
     /// Forgets the first offer of a tag, whose message has come.
