@@ -118,11 +118,15 @@ impl Flight {
         Err(FailureReason::Peer { peer, cause: format!("{LEFT} while rank {} called {call}", self.world_rank()) })
     }
 
+    /// The time since the call began, or since its last move.
+    pub(crate) fn waited(&self) -> Duration {
+        if self.begun { self.since.max(self.moved).elapsed() } else { self.since.elapsed() }
+    }
+
     /// Returns an error if the caller has waited longer than the timeout. The error names the ranks whose header is
     /// absent, or, once the call has begun, the ranks with unfinished transfers.
     pub(crate) fn check_deadline(&self) -> Result<(), FailureReason> {
-        let since = if self.begun { self.since.max(self.moved) } else { self.since };
-        let waited = since.elapsed();
+        let waited = self.waited();
         if waited < self.timeout || !self.job.is_waited_for() {
             return Ok(());
         }

@@ -9,12 +9,13 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use comm::{Collectives, Comm, Communicator, Quorum, Rendezvous};
-use numcore::{ErrorKind, NullRuntime, Result};
+use comm::{Collectives, Comm, Communicator, Deadlines, Quorum, ReduceOp, Rendezvous};
+use numcore::{DType, ErrorKind, NullRuntime, Result, Tensor};
 use parking_lot::Mutex;
+use runtime_cpu::Cpu;
 
 use super::{
     Channel, Launch, Processes, Request, Tcp, Test, Transport,
@@ -236,6 +237,43 @@ fn a_process_that_hangs_is_left_out_by_a_majority_and_learns_of_it() {
         Ok(world.comm.members().to_vec())
     });
     assert_eq!(all_well(outcomes), [vec![0, 1], vec![0, 1], vec![]]);
+}
+
+#[test]
+fn a_call_that_nobody_waits_for_ends_with_its_process() {
+    // The other rank calls late, leaves without the call, or does neither before this one has ended.
+    for late in ["calls", "leaves", "hangs"] {
+        let deadlines = Deadlines { call: if late == "hangs" { WHILE } else { 4 * LONG }, first: 4 * LONG };
+        let (ends, has_ended) = mpsc::sync_channel::<()>(1);
+        let has_ended = Mutex::new(has_ended);
+        let sums = processes(2, &Fate::default(), |processes| {
+            let (rt, processes) = (Cpu::with_threads(1), Arc::into_inner(processes).expect("nobody else has it"));
+            let processes = processes.timeout(deadlines);
+            let comm = processes.world(&rt)?;
+            if processes.rank() == 1 {
+                match late {
+                    "hangs" => drop(has_ended.lock().recv_timeout(LONG)),
+                    // The other has left its group by then.
+                    _ => thread::sleep(WHILE),
+                }
+                if late != "calls" {
+                    return Ok(2.0);
+                }
+            }
+            let one = Tensor::full(&rt, [1000], DType::F32, 1.0)?.try_mut().expect("nobody else has it");
+            let sum = comm.all_reduce(one, ReduceOp::Sum)?;
+            if processes.rank() == 1 {
+                return Ok(sum.wait()?.freeze()?.to_vec::<f32>()?[999]);
+            }
+            drop((sum, comm));
+            let begun = Instant::now();
+            drop(processes);
+            assert!(begun.elapsed() < LONG, "a process that {late} is waited for");
+            let _ = ends.send(());
+            Ok(2.0)
+        });
+        assert_eq!(all_well(sums), [2.0; 2], "{late}");
+    }
 }
 
 #[test]

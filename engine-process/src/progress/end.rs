@@ -10,14 +10,18 @@ use crate::{flight::Flight, message::Message, stream::Event};
 
 impl Progress {
     /// Completes the calls whose result no thread of this process waits for, since other ranks may wait for this rank's
-    /// part of them. A call is given up at its deadline, or once a process that it needs has ended.
+    /// part of them. A call is given up once a process that has not joined it has ended or left its group, and at its
+    /// deadline. It has no longer time as the first of its kind: nothing of this process follows it.
     fn finish_flights(&mut self) {
         while !self.flights.is_empty() {
             self.turn();
-            let (gone, dead) = (&self.gone, &self.dead);
-            let lost =
-                |flight: &Flight| flight.absent.iter().any(|&r| gone[flight.members[r]] || dead[flight.members[r]]);
-            self.flights.retain(|flight| !lost(flight) && flight.since.elapsed() < flight.timeout);
+            let (gone, dead, inbox) = (&self.gone, &self.dead, &self.inbox);
+            let is_needed = |flight: &Flight| {
+                let mut absent = flight.absent.iter().map(|&r| flight.members[r]);
+                let is_lost = absent.any(|rank| gone[rank] || dead[rank] || inbox.has_left(&flight.group, rank));
+                !is_lost && flight.waited() < flight.timeout.min(flight.world.deadlines.call)
+            };
+            self.flights.retain(is_needed);
             thread::sleep(NAP);
         }
         // Dropping a call that was queued behind the end reports the error to its caller.

@@ -68,6 +68,8 @@ pub(crate) struct Progress {
     pub(crate) worlds: BTreeMap<u64, Arc<World>>,
     pub(crate) inbox: Inbox,
     pub(crate) flights: Vec<Flight>,
+    /// Groups that this process has left while calls are under way in them, with their members.
+    left: Vec<(GroupId, Arc<[usize]>)>,
     flushing: Vec<SyncSender<()>>,
     tags: Tags,
     /// The least number that the next world of this process can have.
@@ -88,6 +90,7 @@ impl Progress {
             worlds: BTreeMap::new(),
             inbox: Inbox::default(),
             flights: Vec::new(),
+            left: Vec::new(),
             flushing: Vec::new(),
             tags: Tags::new(size, transport.tags()),
             next_world: 0,
@@ -141,7 +144,8 @@ impl Progress {
             Command::Leave { group, members } => {
                 let message = Message::Leave(group.clone());
                 self.send_to_all(&members, &message);
-                self.inbox.forget(&group, &members, self.transport.rank());
+                self.left.push((group, members));
+                self.forget_groups();
                 self.forget_worlds();
             }
             Command::Wake => self.last_move = Instant::now(),
@@ -164,6 +168,7 @@ impl Progress {
         events.into_iter().for_each(|event| self.handle(event));
         self.advance_recovery();
         self.advance_flights();
+        self.forget_groups();
         if self.streams.is_flushed() {
             self.flushing.clear();
         }
@@ -217,6 +222,18 @@ impl Progress {
     /// Tells whether this process has left a world that it was in.
     fn is_over(&self, world: u64) -> bool {
         world < self.next_world && !self.worlds.contains_key(&world)
+    }
+
+    /// Forgets the groups that this process has left, once its last call there has ended.
+    fn forget_groups(&mut self) {
+        let own = self.transport.rank();
+        self.left.retain(|(group, members)| {
+            let is_used = self.flights.iter().any(|flight| flight.group == *group);
+            if !is_used {
+                self.inbox.forget(group, members, own);
+            }
+            is_used
+        });
     }
 
     /// Forgets the worlds of which this process holds no handle any more.
