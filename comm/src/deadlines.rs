@@ -39,14 +39,25 @@ impl From<Duration> for Deadlines {
     }
 }
 
-/// The kinds of calls that a rank has made in a group.
+/// The most kinds of calls that a rank remembers: programs have hundreds, unless names of calls have a step's number.
+const MOST_KINDS: usize = 1 << 14;
+
+/// The path of splits to a group, and a kind of its calls.
+type CallKind = (Box<[u64]>, Collective, Option<Arc<str>>, Place);
+
+/// The kinds of calls that a rank has made in groups, each by the path of splits that leads to it. Further ones than
+/// 16384 are not remembered: each of their calls has the time of a first one.
 #[derive(Debug, Default)]
-pub struct CallKinds(HashSet<(Collective, Option<Arc<str>>, Place)>);
+pub struct CallKinds(HashSet<CallKind>);
 
 impl CallKinds {
-    /// The time of the rank's next call: its own, or that of its kind.
-    pub fn deadline(&mut self, call: &Fingerprint, own: Option<Duration>, of: Deadlines) -> Duration {
-        let is_first = self.0.insert((call.what, call.of.clone(), call.at.clone()));
+    /// The time of the rank's next call in a group: its own, or that of its kind.
+    pub fn deadline(&mut self, group: &[u64], call: &Fingerprint, own: Option<Duration>, of: Deadlines) -> Duration {
+        let kind = (group.into(), call.what, call.of.clone(), call.at.clone());
+        let is_first = !self.0.contains(&kind);
+        if is_first && self.0.len() < MOST_KINDS {
+            self.0.insert(kind);
+        }
         own.unwrap_or(if is_first { of.first } else { of.call })
     }
 }
@@ -88,5 +99,33 @@ impl<R: Runtime> Communicator<R> for Patient<R> {
 impl<R: Runtime> fmt::Debug for Patient<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} within {:?}", self.inner, self.timeout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numcore::DType;
+
+    use super::*;
+
+    #[test]
+    fn kinds_are_remembered_by_group_and_so_many() {
+        let of = Deadlines::default();
+        let call = |name: u64| Fingerprint {
+            what: Collective::Barrier,
+            dtype: DType::F32,
+            in_place: false,
+            header: false,
+            parts: [].into(),
+            of: Some(name.to_string().into()),
+            at: Location::caller().into(),
+        };
+        let mut kinds = CallKinds::default();
+        for (group, due) in [(&[0, 1][..], of.first), (&[0, 1], of.call), (&[0, 2], of.first), (&[], of.first)] {
+            assert_eq!(kinds.deadline(group, &call(0), None, of), due, "{group:?}");
+        }
+        (0..2 * MOST_KINDS as u64).for_each(|name| _ = kinds.deadline(&[], &call(name), None, of));
+        assert_eq!(kinds.0.len(), MOST_KINDS);
+        assert_eq!(kinds.deadline(&[], &call(0), None, of), of.call);
     }
 }

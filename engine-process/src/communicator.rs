@@ -14,7 +14,7 @@ use std::{
 
 use comm::{
     ByteExchange, Call, Collective, Comm, Communicator, Fingerprint, Group, Guarantees, Pending, Work,
-    engine::{CallKinds, Combiner, FailureReason, SplitPlace, split_place},
+    engine::{Combiner, FailureReason, SplitPlace, split_place},
 };
 use numcore::{DType, Error, Result, Runtime, TensorMut};
 use parking_lot::Mutex;
@@ -49,7 +49,6 @@ struct Counts {
     splits: u64,
     sent: BTreeMap<usize, u64>,
     received: BTreeMap<usize, u64>,
-    kinds: CallKinds,
 }
 
 impl<R: Runtime> ProcessCommunicator<R> {
@@ -83,7 +82,7 @@ impl<R: Runtime> ProcessCommunicator<R> {
         let (n, rank, op) = (self.size(), self.rank(), call.what.name());
         let mut counts = self.counts.lock();
         let key = counts.key(rank, call.what);
-        let timeout = counts.kinds.deadline(&call, timeout, self.world.deadlines);
+        let timeout = self.world.kinds.lock().deadline(&self.id[1..], &call, timeout, self.world.deadlines);
         let peers = match (key, call.what.peer()) {
             (Key::Pair { .. }, Some(peer)) => vec![peer],
             _ => (0..n).filter(|&r| r != rank).collect::<Vec<_>>(),

@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use comm::{Comm, Communicator, Deadlines, Places, engine::guarded};
+use comm::{
+    Comm, Communicator, Deadlines, Places,
+    engine::{CallKinds, guarded},
+};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
@@ -52,6 +55,8 @@ pub struct Processes {
     failed: AtomicBool,
     end_timeout: Duration,
     pub(crate) deadlines: Deadlines,
+    /// The kinds of calls so far: survivors of a loss compile no kernels again.
+    kinds: Arc<Mutex<CallKinds>>,
     pub(crate) places: Places,
     limits: Limits,
     /// The address at which newcomers join, if there is one.
@@ -91,6 +96,7 @@ impl Processes {
             failed: AtomicBool::new(false),
             end_timeout: END_TIMEOUT,
             deadlines: Deadlines::default(),
+            kinds: Arc::default(),
             places: Places::Same,
             limits: Limits { message: MESSAGE, chunk: CHUNK },
             join_address: None,
@@ -203,7 +209,7 @@ impl Processes {
             return Err(Error::range("Processes::world_of", "process", *twice, "named only once"));
         }
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank) else { return Ok(None) };
-        let world = World::new(number, ranks.into(), deadlines.into(), places);
+        let world = World::new(number, ranks.into(), deadlines.into(), self.kinds.clone(), places);
         self.command("Processes::world_of", Command::Enter(world.clone()))?;
         let own = ProcessCommunicator::world(self.link.clone(), &world, rank, rt.clone(), self.limits)?;
         Ok(Some(Arc::new(own)))

@@ -177,6 +177,33 @@ fn those_that_recover_do_not_wait_for_one_that_comes_to_its_end_meanwhile() {
 }
 
 #[test]
+fn survivors_have_made_the_calls_that_they_made_before_the_loss() {
+    let (ends, has_ended) = mpsc::sync_channel::<()>(1);
+    let has_ended = Mutex::new(has_ended);
+    let outcomes = processes(3, &Fate::default(), |processes| {
+        let processes = Arc::into_inner(processes).expect("nobody else has it");
+        let processes = processes.timeout(Deadlines { call: WHILE, first: 4 * LONG });
+        let call = |comm: &Comm<NullRuntime>| comm.barrier();
+        call(&processes.world(&NullRuntime::new())?)?;
+        if processes.rank() == 2 {
+            return Ok(());
+        }
+        let left = processes.recover_within(&NullRuntime::new(), within(LONG))?;
+        if processes.rank() == 1 {
+            let _ = has_ended.lock().recv_timeout(LONG);
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let error = call(&left).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Timeout { missing, .. } if missing[..] == [1]), "{error}");
+        assert!(begun.elapsed() < LONG, "it had the time of a first call");
+        let _ = ends.send(());
+        Ok(())
+    });
+    all_well(outcomes);
+}
+
+#[test]
 fn what_was_said_in_one_recovery_is_not_heard_in_the_next() {
     let (fate, (dies, death)) = (Fate::default(), mpsc::sync_channel::<()>(1));
     let (death, rt) = (Mutex::new(death), NullRuntime::new());
@@ -297,7 +324,7 @@ fn worlds_that_are_over_leave_nothing() {
     let transport = transport(free(), 0, 1, &Fate::default()).unwrap();
     let mut progress = Progress::new(transport, commands).unwrap();
     for number in 0..20 {
-        let world = World::new(number, [0].into(), LONG.into(), comm::Places::Same);
+        let world = World::new(number, [0].into(), LONG.into(), Arc::default(), comm::Places::Same);
         progress.execute(Command::Enter(world.clone()));
         assert!(progress.worlds.contains_key(&number));
         drop(world);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use comm::{
     Deadlines, Fingerprint, Places,
-    engine::{Failure, FailureReason, FlightRecorder},
+    engine::{CallKinds, Failure, FailureReason, FlightRecorder},
 };
 use parking_lot::Mutex;
 
@@ -16,6 +16,8 @@ pub(crate) struct World {
     pub(crate) members: Arc<[usize]>,
     pub(crate) deadlines: Deadlines,
     pub(crate) places: Places,
+    /// The kinds of calls of this process, in worlds before this one too.
+    pub(crate) kinds: Arc<Mutex<CallKinds>>,
     state: Mutex<State>,
 }
 
@@ -25,10 +27,16 @@ struct State {
 }
 
 impl World {
-    pub(crate) fn new(number: u64, members: Arc<[usize]>, deadlines: Deadlines, places: Places) -> Arc<Self> {
+    pub(crate) fn new(
+        number: u64,
+        members: Arc<[usize]>,
+        deadlines: Deadlines,
+        kinds: Arc<Mutex<CallKinds>>,
+        places: Places,
+    ) -> Arc<Self> {
         let ranks = members.iter().max().map_or(0, |last| last + 1);
         let state = State { failure: None, recorder: FlightRecorder::new(ranks) };
-        Arc::new(World { number, members, deadlines, places, state: Mutex::new(state) })
+        Arc::new(World { number, members, deadlines, places, kinds, state: Mutex::new(state) })
     }
 
     /// The first failure, if there was one.

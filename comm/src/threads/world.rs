@@ -112,7 +112,7 @@ impl<R: Runtime> World<R> {
             return Err(FailureReason::Mismatch { why: "a call in a group that all of its ranks have left".into() });
         };
         let (key, fingerprint) = (own.number(rank, &job), job.call.fingerprint());
-        let timeout = own.members[rank].kinds.deadline(&fingerprint, job.call.timeout(), self.deadlines);
+        let timeout = own.members[rank].kinds.deadline(&[], &fingerprint, job.call.timeout(), self.deadlines);
         state.recorder.note(own.seats[rank], own.seats.clone(), key.number(), fingerprint);
         let round = own.rounds.entry(key).or_insert_with(|| Round::new(key, own.seats.clone()));
         if let Some(why) = round.arrive(rank, job, self.places).or_else(|| own.left_member(key)) {
