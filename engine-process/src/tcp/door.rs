@@ -24,7 +24,7 @@ use super::{
     OpenTransport, end_of,
     rendezvous::{Check, Meeting, TURN},
     secret::Secret,
-    socket::is_closed,
+    socket::{is_closed, is_own},
     table::Hello,
     visitors::{Visit, Visitors},
 };
@@ -45,7 +45,7 @@ pub(crate) struct JoinAddress {
 impl JoinAddress {
     /// Tells whether this process is on the host of the address.
     pub(crate) fn is_here(&self) -> bool {
-        self.addresses.iter().any(|at| TcpListener::bind((at.ip(), 0)).is_ok())
+        self.addresses.iter().any(|at| is_own(at.ip()))
     }
 
     /// Tells the launcher of this process, if it wants to know, that the process is in the run. The launcher sees the

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::{
     io::{self, ErrorKind as Io, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -66,6 +66,28 @@ pub(super) fn connect(addresses: &[SocketAddr], until: Instant) -> io::Result<Tc
     Err(last)
 }
 
+/// Tells whether an address is one of this machine. That a socket can be bound to it does not say so: a setting of
+/// Linux, `ip_nonlocal_bind`, allows any address.
+#[cfg(target_os = "linux")]
+pub(super) fn is_own(ip: IpAddr) -> bool {
+    use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
+
+    let of = |at: SockaddrStorage| match (at.as_sockaddr_in(), at.as_sockaddr_in6()) {
+        (Some(v4), _) => Some(IpAddr::from(v4.ip())),
+        (None, v6) => v6.map(|v6| v6.ip().into()),
+    };
+    let is_its = |mut all: nix::ifaddrs::InterfaceAddressIterator| {
+        all.any(|interface| interface.address.and_then(of) == Some(ip))
+    };
+    ip.is_loopback() || getifaddrs().is_ok_and(is_its)
+}
+
+/// Tells whether an address is one of this machine.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn is_own(ip: IpAddr) -> bool {
+    std::net::TcpListener::bind((ip, 0)).is_ok()
+}
+
 /// Tells whether the process at the other end has closed a connection on which it has nothing to say.
 pub(super) fn is_closed(stream: &TcpStream) -> bool {
     !is_silent(stream)
@@ -116,9 +138,24 @@ pub(super) fn read(stream: &mut impl Read) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::TcpListener, thread};
+    use std::{
+        net::{TcpListener, UdpSocket},
+        thread,
+    };
 
     use super::*;
+
+    #[test]
+    fn addresses_of_this_machine_are_known() {
+        for (ip, is_its) in [("127.0.0.2", true), ("::1", true), ("192.0.2.7", false), ("2001:db8::7", false)] {
+            assert_eq!(is_own(ip.parse().unwrap()), is_its, "{ip}");
+        }
+        // The address that packets to elsewhere have, if there is a network.
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        if socket.connect("192.0.2.7:9").is_ok() {
+            assert!(is_own(socket.local_addr().unwrap().ip()));
+        }
+    }
 
     #[test]
     fn the_end_of_a_connection_is_seen_behind_its_bytes() {
