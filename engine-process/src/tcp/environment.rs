@@ -67,6 +67,12 @@ pub(super) fn job(get: &impl Fn(&str) -> Option<String>) -> Option<String> {
         .or_else(steps)
 }
 
+/// Tells whether the launcher has started processes on several machines.
+pub(super) fn spans_hosts(get: &impl Fn(&str) -> Option<String>) -> bool {
+    let counts = ["GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES"].map(|name| get(name)?.parse::<usize>().ok());
+    counts.into_iter().flatten().any(|machines| machines > 1)
+}
+
 /// The host of rank 0, as Slurm and Open MPI tell it.
 fn host(get: &impl Fn(&str) -> Option<String>) -> Option<String> {
     let size = get("OMPI_COMM_WORLD_SIZE");
@@ -167,6 +173,15 @@ mod tests {
         // Slurm may start torchrun.
         assert_eq!(place(&[&SLURM[..], &TORCHRUN].concat()).0, "node-1:29500");
         assert!(of(&[]).unwrap_err().to_string().contains("set RANK"));
+    }
+
+    #[test]
+    fn launchers_tell_of_several_machines() {
+        let spans = |name, value: &str| spans_hosts(&|of| (of == name).then(|| value.into()));
+        for name in ["GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES"] {
+            assert!(spans(name, "2") && !spans(name, "1") && !spans(name, "x"), "{name}");
+        }
+        assert!(!spans("WORLD_SIZE", "2"));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use comm::Collectives;
 use numcore::{Error, ErrorKind, NullRuntime, Result};
 
 use super::{
-    Door, JoinAddress, Tcp, resolve,
+    Door, JoinAddress, Tcp, reachable, resolve,
     secret::{ConnectionEnd, Secret},
     socket::{read, write},
     table::Hello,
@@ -182,6 +182,18 @@ fn silent_strangers_keep_nobody_waiting() {
     // One after another, they would take 100 seconds.
     assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
     drop(strangers);
+}
+
+#[test]
+fn a_name_that_is_a_loopback_address_on_one_of_several_machines_is_refused() {
+    let [local, v6, other] = ["127.0.1.1:9", "[::1]:9", "10.0.0.7:9"].map(|at| at.parse::<SocketAddr>().unwrap());
+    let error = reachable("node-0:9", vec![local, v6]).unwrap_err().to_string();
+    assert!(error.contains("`node-0` is 127.0.1.1") && error.contains("--endpoint 10.0.0.1:9"), "{error}");
+    assert_eq!(reachable("node-0:9", vec![local, other]).unwrap(), [other]);
+    // Tests of several nodes on one machine write it.
+    for host in ["localhost:9", "a.localhost:9", "127.0.1.1:9", "[::1]:9"] {
+        assert_eq!(reachable(host, vec![local]).unwrap(), [local], "{host}");
+    }
 }
 
 #[test]

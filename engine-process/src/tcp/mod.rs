@@ -188,7 +188,10 @@ impl Tcp {
     pub(crate) fn connect(&self) -> Result<(OpenTransport, usize, Option<JoinAddress>)> {
         let env = |name: &str| std::env::var(name).ok();
         let until = end_of(self.join_timeout);
-        let look_up = |address: &str| resolve(address, until, |address| Ok(address.to_socket_addrs()?.collect()));
+        let look_up = |address: &str| {
+            let found = resolve(address, until, |address| Ok(address.to_socket_addrs()?.collect()))?;
+            if environment::spans_hosts(&env) { reachable(address, found) } else { Ok(found) }
+        };
         let joins = self.join_address.as_deref().map(look_up).transpose()?;
         let addresses = match &joins {
             Some(joins) if self.is_newcomer => joins.clone(),
@@ -281,6 +284,25 @@ fn resolve(
         }
         thread::sleep(LOOK_UP);
     }
+}
+
+/// The addresses of a host that other machines reach. A loopback address is meant only where it is written.
+fn reachable(address: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>> {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    if host == "localhost" || host.ends_with(".localhost") || host.parse::<IpAddr>().is_ok() {
+        return Ok(found);
+    }
+    let (local, others): (Vec<SocketAddr>, Vec<SocketAddr>) = found.into_iter().partition(|at| at.ip().is_loopback());
+    if let (Some(at), true) = (local.first(), others.is_empty()) {
+        let why = format!(
+            "`{host}` is {} on this machine, where no other one can come: give its address in the network in place of \
+             the name, as in `--endpoint 10.0.0.1:{}`, or remove the line of /etc/hosts that says so",
+            at.ip(),
+            at.port()
+        );
+        return Err(Error::config(OP, "address", why));
+    }
+    Ok(others)
 }
 
 impl fmt::Debug for Tcp {
