@@ -1,20 +1,18 @@
 //! The Cholesky factorization.
 
-use std::sync::Arc;
-
-use autograd::{Function, Var, apply_function};
+use autograd::Var;
 use faer::{
     MatMut, MatRef, Side,
     linalg::{cholesky::llt::factor::LltError, solvers::Llt},
 };
 use numcore::{
-    Result, Runtime, Tensor,
+    Result, Runtime,
     ops::{Apply, Backprop, Bits, JoinOps, MatmulOps, PointwiseOps, Saves, ViewOps},
 };
 
 use crate::{
     Triangle,
-    host::{Kernel, Real, axes, on_host, square},
+    host::{Kernel, Real, apply, square},
     solve_triangular,
 };
 
@@ -26,28 +24,25 @@ use crate::{
 #[track_caller]
 pub fn cholesky<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
     square("cholesky", &a.spec().shape)?;
-    Ok(apply_function(Arc::new(Cholesky), &[a])?.remove(0))
+    let [out] = apply(Cholesky, &[a])?;
+    Ok(out)
 }
 
 struct Cholesky;
 
 impl Kernel for Cholesky {
+    const NAME: &'static str = "cholesky";
+
+    fn outs(&self, ins: &[[usize; 2]]) -> Vec<Vec<usize>> {
+        vec![ins[0].to_vec()]
+    }
+
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
         let factor = Llt::new(ins[0], Side::Lower).map_err(|LltError::NonPositivePivot { index }| {
             format!("is not positive definite: pivot {index} is not positive")
         })?;
         outs[0].copy_from_triangular_lower(factor.L());
         Ok(())
-    }
-}
-
-impl<R: Runtime> Function<R> for Cholesky {
-    fn name(&self) -> &'static str {
-        "cholesky"
-    }
-
-    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        on_host("cholesky", self, ins, &[&axes("cholesky", ins[0].shape())?.1])
     }
 
     fn saves(&self) -> Saves {
@@ -56,7 +51,7 @@ impl<R: Runtime> Function<R> for Cholesky {
 
     // Murray 2016, equation 10: `Ā` is the symmetric part of `L⁻ᵀ Φ(Lᵀ L̄) L⁻¹`, where Φ takes the lower triangle and
     // half of the diagonal.
-    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+    fn backward<R: Runtime>(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
         let (g, l) = (cx.grad()?, cx.output(0)?);
         let product = l.t()?.matmul(&g)?;
         let half = product.tril(0)?.add(&product.tril(-1)?)?.mul(0.5)?;

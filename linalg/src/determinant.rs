@@ -1,16 +1,14 @@
 //! Determinants.
 
-use std::sync::Arc;
-
-use autograd::{Function, Var, apply_function};
+use autograd::Var;
 use faer::{MatMut, MatRef, linalg::solvers::PartialPivLu};
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Result, Runtime,
     ops::{Apply, Backprop, Bits, PointwiseOps, Saves, ViewOps},
 };
 
 use crate::{
-    host::{Kernel, Real, on_host, square},
+    host::{Kernel, Real, apply, square},
     inverse,
     parts::sum,
 };
@@ -22,7 +20,8 @@ use crate::{
 #[track_caller]
 pub fn det<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
     square("det", &a.spec().shape)?;
-    Ok(apply_function(Arc::new(Determinant), &[a])?.swap_remove(2))
+    let [.., value] = apply::<_, _, 3>(Determinant, &[a])?;
+    Ok(value)
 }
 
 /// The signs, -1, 0 or 1, and the logarithms of the absolute values of determinants: `[.., N, N]` to `[..]` each. They
@@ -33,11 +32,8 @@ pub fn det<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
 #[track_caller]
 pub fn slogdet<R: Runtime>(a: &Var<R>) -> Result<(Var<R>, Var<R>)> {
     square("slogdet", &a.spec().shape)?;
-    let mut outs = apply_function(Arc::new(Determinant), &[a])?.into_iter();
-    match (outs.next(), outs.next()) {
-        (Some(sign), Some(log)) => Ok((sign.detach(), log)),
-        _ => Err(Error::internal("slogdet", "an output is missing")),
-    }
+    let [sign, log, _] = apply(Determinant, &[a])?;
+    Ok((sign.detach(), log))
 }
 
 /// The logarithms of determinants, `[.., N, N]` to `[..]`; not a number where they are negative.
@@ -55,6 +51,12 @@ pub fn logdet<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
 struct Determinant;
 
 impl Kernel for Determinant {
+    const NAME: &'static str = "slogdet";
+
+    fn outs(&self, _: &[[usize; 2]]) -> Vec<Vec<usize>> {
+        vec![Vec::new(); 3]
+    }
+
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
         let lu = PartialPivLu::new(ins[0]);
         let (forward, _) = lu.P().arrays();
@@ -75,6 +77,22 @@ impl Kernel for Determinant {
         outs[2].fill(T::nearest(value));
         Ok(())
     }
+
+    fn saves(&self) -> Saves {
+        Saves { inputs: Bits::of(&[0]), outputs: Bits::of(&[2]) }
+    }
+
+    // `Ā = (ḡ + d̄ d) A⁻ᵀ` of the logarithm and of the value `d`.
+    fn backward<R: Runtime>(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        let of_log = cx.upstream(1)?;
+        let of_value = match cx.upstream(2)? {
+            Some(g) => Some(g.mul(&cx.output(2)?)?),
+            None => None,
+        };
+        let Some(g) = sum(of_log, of_value)? else { return Ok(()) };
+        let inverse = inverse(&cx.input(0)?)?.t()?;
+        cx.give_value(0, &inverse.mul(&g.unsqueeze(-1)?.unsqueeze(-1)?)?)
+    }
 }
 
 /// The sign of a permutation.
@@ -92,30 +110,4 @@ fn parity(to: &[usize]) -> f64 {
         }
     }
     sign
-}
-
-impl<R: Runtime> Function<R> for Determinant {
-    fn name(&self) -> &'static str {
-        "slogdet"
-    }
-
-    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        on_host("slogdet", self, ins, &[&[], &[], &[]])
-    }
-
-    fn saves(&self) -> Saves {
-        Saves { inputs: Bits::of(&[0]), outputs: Bits::of(&[2]) }
-    }
-
-    // `Ā = (ḡ + d̄ d) A⁻ᵀ` of the logarithm and of the value `d`.
-    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
-        let of_log = cx.upstream(1)?;
-        let of_value = match cx.upstream(2)? {
-            Some(g) => Some(g.mul(&cx.output(2)?)?),
-            None => None,
-        };
-        let Some(g) = sum(of_log, of_value)? else { return Ok(()) };
-        let inverse = inverse(&cx.input(0)?)?.t()?;
-        cx.give_value(0, &inverse.mul(&g.unsqueeze(-1)?.unsqueeze(-1)?)?)
-    }
 }

@@ -1,16 +1,14 @@
 //! Eigenvalues and eigenvectors of symmetric matrices.
 
-use std::sync::Arc;
-
-use autograd::{Function, Var, apply_function};
+use autograd::Var;
 use faer::{MatMut, MatRef, Side, linalg::solvers::SelfAdjointEigen};
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Result, Runtime,
     ops::{Apply, Backprop, Bits, MatmulOps, PointwiseOps, Saves, ViewOps},
 };
 
 use crate::{
-    host::{Kernel, Real, axes, on_host, square},
+    host::{Kernel, Real, apply, square},
     parts::{diagonal, finite, gaps, positive, sum},
 };
 
@@ -25,17 +23,14 @@ use crate::{
 #[track_caller]
 pub fn eigh<R: Runtime>(a: &Var<R>) -> Result<(Var<R>, Var<R>)> {
     square("eigh", &a.spec().shape)?;
-    let mut outs = apply_function(Arc::new(Eigh), &[a])?.into_iter();
-    match (outs.next(), outs.next()) {
-        (Some(values), Some(vectors)) => Ok((values, vectors)),
-        _ => Err(Error::internal("eigh", "an output is missing")),
-    }
+    let [values, vectors] = apply(Eigh, &[a])?;
+    Ok((values, vectors))
 }
 
 /// The eigenvalues of symmetric matrices, as [`eigh`] returns them.
 ///
 /// # Errors
-/// Those of [`eigh`].
+/// Fails as [`eigh`] does.
 #[track_caller]
 pub fn eigvalsh<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
     Ok(eigh(a)?.0)
@@ -44,6 +39,15 @@ pub fn eigvalsh<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
 struct Eigh;
 
 impl Kernel for Eigh {
+    const NAME: &'static str = "eigh";
+
+    fn outs(&self, ins: &[[usize; 2]]) -> Vec<Vec<usize>> {
+        {
+            let [n, _] = ins[0];
+            vec![vec![n], vec![n, n]]
+        }
+    }
+
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
         if ins[0].nrows() == 0 {
             return Ok(());
@@ -56,24 +60,13 @@ impl Kernel for Eigh {
         positive(vectors, None);
         Ok(())
     }
-}
-
-impl<R: Runtime> Function<R> for Eigh {
-    fn name(&self) -> &'static str {
-        "eigh"
-    }
-
-    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        let (_, [n, _]) = axes("eigh", ins[0].shape())?;
-        on_host("eigh", self, ins, &[&[n], &[n, n]])
-    }
 
     fn saves(&self) -> Saves {
         Saves { inputs: Bits::NONE, outputs: Bits::of(&[0, 1]) }
     }
 
     // Giles 2008, section 3.1: `Ā = V (diag(w̄) + F ∘ Vᵀ V̄) Vᵀ`, where `Fᵢⱼ = 1 / (wⱼ − wᵢ)` off the diagonal.
-    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+    fn backward<R: Runtime>(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
         let (w, v) = (cx.output(0)?, cx.output(1)?);
         let of_values = cx.upstream(0)?.map(|g| diagonal(&g)).transpose()?;
         let of_vectors = match cx.upstream(1)? {

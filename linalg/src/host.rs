@@ -1,7 +1,13 @@
 //! Batches of matrices in host memory.
 
+use std::sync::Arc;
+
+use autograd::{Function, Var, apply_function};
 use faer::{MatMut, MatRef, traits::RealField};
-use numcore::{DType, Element, Error, Result, Runtime, Shape, Tensor};
+use numcore::{
+    DType, Element, Error, Result, Runtime, Shape, Tensor,
+    ops::{Backprop, Saves},
+};
 
 /// The elements of matrices that faer computes with.
 pub(crate) trait Real: Element + RealField {
@@ -29,38 +35,64 @@ impl Real for f64 {
     }
 }
 
-/// A computation on the matrices of one place in a batch.
-pub(crate) trait Kernel {
-    /// Fills `outs`, whose matrices have the sizes that the caller of [`on_host`] gave. Vectors are columns. The error
-    /// says what is wrong with a matrix.
+/// A function of matrices that is computed on the host, with its gradient.
+pub(crate) trait Kernel: Send + Sync + 'static {
+    /// The name of the function in error messages.
+    const NAME: &'static str;
+
+    /// The last axes of each output, one or two or none, of inputs whose matrices have these sizes.
+    fn outs(&self, ins: &[[usize; 2]]) -> Vec<Vec<usize>>;
+
+    /// Fills the outputs of one place in a batch. Vectors are columns. The error says what is wrong with a matrix.
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> std::result::Result<(), String>;
+
+    /// The inputs and outputs that the gradient reads.
+    fn saves(&self) -> Saves;
+
+    /// Gives the gradient of each wanted input, as [`Function::backward`] does.
+    fn backward<R: Runtime>(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()>;
 }
 
-/// Runs a kernel for each place of a batch, and returns tensors whose last axes are `outs`, one or two each. All inputs
-/// have the same axes before their last two.
-pub(crate) fn on_host<R: Runtime>(
-    op: &'static str,
-    kernel: &impl Kernel,
-    ins: &[Tensor<R>],
-    outs: &[&[usize]],
-) -> Result<Vec<Tensor<R>>> {
-    match ins[0].dtype() {
-        DType::F32 => run::<R, f32>(op, kernel, ins, outs),
-        DType::F64 => run::<R, f64>(op, kernel, ins, outs),
-        dtype => Err(Error::dtype(op, &[dtype], "matrices are factorized in f32 or f64: convert them (`to_dtype`)")),
+/// A kernel as a function of the tape. All inputs have the same axes before their last two.
+struct OnHost<K>(K);
+
+impl<R: Runtime, K: Kernel> Function<R> for OnHost<K> {
+    fn name(&self) -> &'static str {
+        K::NAME
+    }
+
+    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        match ins[0].dtype() {
+            DType::F32 => run::<R, K, f32>(&self.0, ins),
+            DType::F64 => run::<R, K, f64>(&self.0, ins),
+            dtype => {
+                Err(Error::dtype(K::NAME, &[dtype], "matrices are factorized in f32 or f64: convert them (`to_dtype`)"))
+            }
+        }
+    }
+
+    fn saves(&self) -> Saves {
+        self.0.saves()
+    }
+
+    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        self.0.backward(cx)
     }
 }
 
-fn run<R: Runtime, T: Real>(
-    op: &'static str,
-    kernel: &impl Kernel,
-    ins: &[Tensor<R>],
-    outs: &[&[usize]],
-) -> Result<Vec<Tensor<R>>> {
-    let (batch, _) = axes(op, ins[0].shape())?;
+/// Applies a kernel with `N` outputs, and records it on the tape.
+#[track_caller]
+pub(crate) fn apply<R: Runtime, K: Kernel, const N: usize>(kernel: K, ins: &[&Var<R>]) -> Result<[Var<R>; N]> {
+    let outs: Vec<Var<R>> = apply_function(Arc::new(OnHost(kernel)), ins)?.into_iter().collect();
+    outs.try_into().map_err(|_| Error::internal(K::NAME, "it has another number of outputs"))
+}
+
+fn run<R: Runtime, K: Kernel, T: Real>(kernel: &K, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+    let (batch, _) = axes(K::NAME, ins[0].shape())?;
+    let sizes = ins.iter().map(|tensor| Ok(axes(K::NAME, tensor.shape())?.1)).collect::<Result<Vec<_>>>()?;
+    let outs = kernel.outs(&sizes);
     let count: usize = batch.iter().product();
     let values = ins.iter().map(|tensor| tensor.to_vec::<T>()).collect::<Result<Vec<_>>>()?;
-    let sizes = ins.iter().map(|tensor| Ok(axes(op, tensor.shape())?.1)).collect::<Result<Vec<_>>>()?;
     let mut results: Vec<Vec<T>> =
         outs.iter().map(|own| vec![T::default(); count * own.iter().product::<usize>()]).collect();
     for place in 0..count {
@@ -70,18 +102,18 @@ fn run<R: Runtime, T: Real>(
             matrices.push(MatRef::from_row_major_slice(&values[part([*m, *n])], *m, *n));
         }
         let mut own = Vec::new();
-        for (result, of) in results.iter_mut().zip(outs) {
+        for (result, of) in results.iter_mut().zip(&outs) {
             let [m, n] = [0, 1].map(|axis| of.get(axis).copied().unwrap_or(1));
             own.push(MatMut::from_row_major_slice_mut(&mut result[part([m, n])], m, n));
         }
         let which = || if count == 1 { "the matrix".into() } else { format!("matrix {place} of the {count}") };
-        kernel.run(&matrices, &mut own).map_err(|why| Error::argument(op, format!("{} {why}", which())))?;
+        kernel.run(&matrices, &mut own).map_err(|why| Error::argument(K::NAME, format!("{} {why}", which())))?;
     }
-    let tensor = |(values, own): (Vec<T>, &&[usize])| {
+    let tensor = |(values, own): (Vec<T>, &Vec<usize>)| {
         let shape = [&batch[..], own].concat();
         Tensor::from_slice(ins[0].runtime(), shape, &values)
     };
-    results.into_iter().zip(outs).map(tensor).collect()
+    results.into_iter().zip(&outs).map(tensor).collect()
 }
 
 /// The axes of a batch of matrices: those before the last two, and the last two.

@@ -1,17 +1,15 @@
 //! The QR factorization.
 
-use std::sync::Arc;
-
-use autograd::{Function, Var, apply_function, no_autocast};
+use autograd::{Var, no_autocast};
 use faer::{MatMut, MatRef, linalg::solvers::Qr as HouseholderQr};
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Result, Runtime,
     ops::{Apply, Backprop, Bits, JoinOps, MatmulOps, PointwiseOps, Saves, ViewOps, cat},
 };
 
 use crate::{
     Triangle,
-    host::{Kernel, Real, axes, on_host},
+    host::{Kernel, Real, apply, axes},
     parts::{negate, sum},
     solve_triangular,
 };
@@ -28,10 +26,7 @@ pub fn qr<R: Runtime>(a: &Var<R>) -> Result<(Var<R>, Var<R>)> {
     let (_, [m, n]) = axes("qr", &a.spec().shape)?;
     // The columns behind the first M follow from the factors of these.
     let square = if n > m { a.narrow(-1, 0, m)? } else { a.clone() };
-    let mut factors = apply_function(Arc::new(Qr), &[&square])?.into_iter();
-    let (Some(q), Some(r)) = (factors.next(), factors.next()) else {
-        return Err(Error::internal("qr", "a factor is missing"));
-    };
+    let [q, r] = apply(Qr, &[&square])?;
     if n <= m {
         return Ok((q, r));
     }
@@ -42,6 +37,15 @@ pub fn qr<R: Runtime>(a: &Var<R>) -> Result<(Var<R>, Var<R>)> {
 struct Qr;
 
 impl Kernel for Qr {
+    const NAME: &'static str = "qr";
+
+    fn outs(&self, ins: &[[usize; 2]]) -> Vec<Vec<usize>> {
+        {
+            let [m, n] = ins[0];
+            vec![vec![m, n], vec![n, n]]
+        }
+    }
+
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
         let factors = HouseholderQr::new(ins[0]);
         let [q, r] = outs else { return Err("has two factors".into()) };
@@ -56,17 +60,6 @@ impl Kernel for Qr {
         }
         Ok(())
     }
-}
-
-impl<R: Runtime> Function<R> for Qr {
-    fn name(&self) -> &'static str {
-        "qr"
-    }
-
-    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        let (_, [m, n]) = axes("qr", ins[0].shape())?;
-        on_host("qr", self, ins, &[&[m, n], &[n, n]])
-    }
 
     fn saves(&self) -> Saves {
         Saves { inputs: Bits::NONE, outputs: Bits::of(&[0, 1]) }
@@ -74,7 +67,7 @@ impl<R: Runtime> Function<R> for Qr {
 
     // Walter and Lehmann 2010: `Ā = (Q̄ + Q S) R⁻ᵀ`, where `S` is the symmetric matrix with the lower triangle of
     // `R R̄ᵀ − Q̄ᵀ Q`.
-    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+    fn backward<R: Runtime>(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
         let (q, r) = (cx.output(0)?, cx.output(1)?);
         let (of_q, of_r) = (cx.upstream(0)?, cx.upstream(1)?);
         let from_q = of_q.as_ref().map(|g| g.t()?.matmul(&q)?.neg()).transpose()?;

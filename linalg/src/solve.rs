@@ -1,19 +1,17 @@
 //! General systems, and inverses.
 
-use std::sync::Arc;
-
-use autograd::{Function, Var, apply_function};
+use autograd::Var;
 use faer::{
     MatMut, MatRef,
     linalg::solvers::{PartialPivLu, Solve as _},
 };
 use numcore::{
-    Result, Runtime, Tensor,
+    Result, Runtime,
     ops::{Apply, Backprop, Bits, MatmulOps, PointwiseOps, Saves, ViewOps},
 };
 
 use crate::{
-    host::{Kernel, Real, axes, on_host, square},
+    host::{Kernel, Real, apply, square},
     triangular::systems,
 };
 
@@ -25,7 +23,8 @@ use crate::{
 #[track_caller]
 pub fn solve<R: Runtime>(a: &Var<R>, b: &Var<R>) -> Result<Var<R>> {
     let [a, b] = systems("solve", a, b)?;
-    Ok(apply_function(Arc::new(Solve), &[&a, &b])?.remove(0))
+    let [out] = apply(Solve, &[&a, &b])?;
+    Ok(out)
 }
 
 /// The inverse of square matrices, `[.., N, N]`. Prefer [`solve`] to a product with it: that is quicker and more
@@ -37,7 +36,8 @@ pub fn solve<R: Runtime>(a: &Var<R>, b: &Var<R>) -> Result<Var<R>> {
 #[track_caller]
 pub fn inverse<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
     square("inverse", &a.spec().shape)?;
-    Ok(apply_function(Arc::new(Inverse), &[a])?.remove(0))
+    let [out] = apply(Inverse, &[a])?;
+    Ok(out)
 }
 
 /// LU of a matrix, or the error of a singular one.
@@ -53,20 +53,16 @@ pub(crate) fn lu<T: Real>(a: MatRef<'_, T>) -> Result<PartialPivLu<T>, String> {
 struct Solve;
 
 impl Kernel for Solve {
+    const NAME: &'static str = "solve";
+
+    fn outs(&self, ins: &[[usize; 2]]) -> Vec<Vec<usize>> {
+        vec![ins[1].to_vec()]
+    }
+
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
         outs[0].copy_from(ins[1]);
         lu(ins[0])?.solve_in_place(outs[0].as_mut());
         Ok(())
-    }
-}
-
-impl<R: Runtime> Function<R> for Solve {
-    fn name(&self) -> &'static str {
-        "solve"
-    }
-
-    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        on_host("solve", self, ins, &[&axes("solve", ins[1].shape())?.1])
     }
 
     fn saves(&self) -> Saves {
@@ -74,7 +70,7 @@ impl<R: Runtime> Function<R> for Solve {
     }
 
     // `B̄ = A⁻ᵀ X̄`, `Ā = −B̄ Xᵀ`.
-    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+    fn backward<R: Runtime>(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
         let of_b = solve(&cx.input(0)?.t()?, &cx.grad()?)?;
         if cx.wants(0) {
             let of_a = of_b.matmul(&cx.output(0)?.t()?)?.neg()?;
@@ -88,21 +84,17 @@ impl<R: Runtime> Function<R> for Solve {
 struct Inverse;
 
 impl Kernel for Inverse {
+    const NAME: &'static str = "inverse";
+
+    fn outs(&self, ins: &[[usize; 2]]) -> Vec<Vec<usize>> {
+        vec![ins[0].to_vec()]
+    }
+
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
         outs[0].fill(T::default());
         (0..ins[0].nrows()).for_each(|i| outs[0][(i, i)] = T::nearest(1.0));
         lu(ins[0])?.solve_in_place(outs[0].as_mut());
         Ok(())
-    }
-}
-
-impl<R: Runtime> Function<R> for Inverse {
-    fn name(&self) -> &'static str {
-        "inverse"
-    }
-
-    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        on_host("inverse", self, ins, &[&axes("inverse", ins[0].shape())?.1])
     }
 
     fn saves(&self) -> Saves {
@@ -110,7 +102,7 @@ impl<R: Runtime> Function<R> for Inverse {
     }
 
     // `Ā = −Yᵀ Ȳ Yᵀ` of the inverse `Y`.
-    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+    fn backward<R: Runtime>(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
         let (g, y) = (cx.grad()?, cx.output(0)?.t()?);
         cx.give_value(0, &y.matmul(&g)?.matmul(&y)?.neg()?)
     }

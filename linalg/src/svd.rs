@@ -1,16 +1,14 @@
 //! The singular value decomposition.
 
-use std::sync::Arc;
-
-use autograd::{Function, Var, apply_function};
+use autograd::Var;
 use faer::{MatMut, MatRef, linalg::solvers::Svd as ThinSvd};
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Result, Runtime,
     ops::{Apply, Backprop, Bits, MatmulOps, PointwiseOps, Saves, ViewOps},
 };
 
 use crate::{
-    host::{Kernel, Real, axes, on_host},
+    host::{Kernel, Real, apply, axes},
     parts::{diagonal, finite, gaps, positive, sum},
 };
 
@@ -36,17 +34,14 @@ pub struct Svd<R: Runtime> {
 #[track_caller]
 pub fn svd<R: Runtime>(a: &Var<R>) -> Result<Svd<R>> {
     axes("svd", &a.spec().shape)?;
-    let mut outs = apply_function(Arc::new(Factors), &[a])?.into_iter();
-    match (outs.next(), outs.next(), outs.next()) {
-        (Some(u), Some(s), Some(v)) => Ok(Svd { u, s, vt: v.t()? }),
-        _ => Err(Error::internal("svd", "an output is missing")),
-    }
+    let [u, s, v] = apply(Factors, &[a])?;
+    Ok(Svd { u, s, vt: v.t()? })
 }
 
 /// The singular values of matrices, as [`svd`] returns them.
 ///
 /// # Errors
-/// Those of [`svd`].
+/// Fails as [`svd`] does.
 #[track_caller]
 pub fn svdvals<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
     Ok(svd(a)?.s)
@@ -56,6 +51,16 @@ pub fn svdvals<R: Runtime>(a: &Var<R>) -> Result<Var<R>> {
 struct Factors;
 
 impl Kernel for Factors {
+    const NAME: &'static str = "svd";
+
+    fn outs(&self, ins: &[[usize; 2]]) -> Vec<Vec<usize>> {
+        {
+            let [m, n] = ins[0];
+            let k = m.min(n);
+            vec![vec![m, k], vec![k], vec![n, k]]
+        }
+    }
+
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
         let failed = |error| format!("has no singular values that were found: {error:?}");
         let own = ThinSvd::new_thin(finite(ins[0])?).map_err(failed)?;
@@ -66,18 +71,6 @@ impl Kernel for Factors {
         positive(u, Some(v));
         Ok(())
     }
-}
-
-impl<R: Runtime> Function<R> for Factors {
-    fn name(&self) -> &'static str {
-        "svd"
-    }
-
-    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        let (_, [m, n]) = axes("svd", ins[0].shape())?;
-        let k = m.min(n);
-        on_host("svd", self, ins, &[&[m, k], &[k], &[n, k]])
-    }
 
     fn saves(&self) -> Saves {
         Saves { inputs: Bits::NONE, outputs: Bits::of(&[0, 1, 2]) }
@@ -86,7 +79,7 @@ impl<R: Runtime> Function<R> for Factors {
     // Townsend 2016, "Differentiating the singular value decomposition". With `Eᵢⱼ = sⱼ² − sᵢ²` and the antisymmetric
     // part `⟨X⟩ = X − Xᵀ`: `U (⟨UᵀŪ⟩/E · diag(s) + diag(s) · ⟨VᵀV̄⟩/E + diag(s̄)) Vᵀ`, and what the vectors take from
     // outside of the spaces of `U` and `V`.
-    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+    fn backward<R: Runtime>(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
         let (u, s, v) = (cx.output(0)?, cx.output(1)?, cx.output(2)?);
         let (rows, columns) = (s.unsqueeze(-1)?, s.unsqueeze(-2)?);
         let (of_u, of_s, of_v) = (cx.upstream(0)?, cx.upstream(1)?, cx.upstream(2)?);

@@ -1,15 +1,13 @@
 //! Triangular systems.
 
-use std::sync::Arc;
-
-use autograd::{Function, Var, apply_function};
+use autograd::Var;
 use faer::{MatMut, MatRef};
 use numcore::{
-    Error, Result, Runtime, Shape, Tensor,
+    Error, Result, Runtime, Shape,
     ops::{Apply, Backprop, Bits, JoinOps, MatmulOps, PointwiseOps, Saves, ViewOps},
 };
 
-use crate::host::{Kernel, Real, axes, on_host, square};
+use crate::host::{Kernel, Real, apply, axes, square};
 
 /// The triangle of a matrix that [`solve_triangular`] reads. By default the lower one, as it stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,11 +40,10 @@ impl Triangle {
 #[doc(alias("trsm", "triangular_solve"))]
 #[track_caller]
 pub fn solve_triangular<R: Runtime>(a: &Var<R>, b: &Var<R>, triangle: Triangle) -> Result<Var<R>> {
-    let [a, b] = systems(NAME, a, b)?;
-    Ok(apply_function(Arc::new(triangle), &[&a, &b])?.remove(0))
+    let [a, b] = systems(Triangle::NAME, a, b)?;
+    let [out] = apply(triangle, &[&a, &b])?;
+    Ok(out)
 }
-
-const NAME: &str = "solve_triangular";
 
 /// The matrices and right sides of linear systems, in batches of one shape.
 #[track_caller]
@@ -67,6 +64,12 @@ pub(crate) fn systems<R: Runtime>(op: &'static str, a: &Var<R>, b: &Var<R>) -> R
 }
 
 impl Kernel for Triangle {
+    const NAME: &'static str = "solve_triangular";
+
+    fn outs(&self, ins: &[[usize; 2]]) -> Vec<Vec<usize>> {
+        vec![ins[1].to_vec()]
+    }
+
     fn run<T: Real>(&self, ins: &[MatRef<'_, T>], outs: &mut [MatMut<'_, T>]) -> Result<(), String> {
         let (a, x) = (ins[0], &mut outs[0]);
         if let Some(i) = (0..a.nrows()).find(|i| !self.unit && a[(*i, *i)] == T::default()) {
@@ -82,23 +85,13 @@ impl Kernel for Triangle {
         }
         Ok(())
     }
-}
-
-impl<R: Runtime> Function<R> for Triangle {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        on_host(NAME, self, ins, &[&axes(NAME, ins[1].shape())?.1])
-    }
 
     fn saves(&self) -> Saves {
         Saves { inputs: Bits::of(&[0]), outputs: Bits::of(&[0]) }
     }
 
     // With `B̄ = A⁻ᵀ X̄`: `Ā = −B̄ Xᵀ`, of the triangle alone.
-    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+    fn backward<R: Runtime>(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
         let (g, a) = (cx.grad()?, cx.input(0)?);
         let of_b = solve_triangular(&a, &g, self.transposed())?;
         if cx.wants(0) {

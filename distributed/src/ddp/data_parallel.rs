@@ -75,6 +75,9 @@ pub struct DataParallel<R: Runtime> {
     pub(super) frozen: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
     pub(super) tensor: TensorAxis<R>,
+    /// True if sums over the tensor axis begin while other buckets are in flight. Not if ranks along the axis may use
+    /// different parameters or cut other buckets, or if sums of passes are added up elsewhere.
+    pub(super) overlaps_partial: bool,
     /// Sums over the tensor axis in flight.
     pub(super) partial: PartialSums<R>,
     /// The leaves that ranks along the tensor axis update as whole parameters, by identity.
@@ -144,6 +147,7 @@ impl<R: Runtime> DataParallel<R> {
         }
         let features = features.and_if(reducer.reduces_every_pass(), Feature::ReduceEachPass);
         let is_alone = comm.size() == 1 && custom.is_none() && options.compression == GradCompression::Own;
+        let overlaps_partial = options.unused == Unused::Error && !reducer.reduces_every_pass() && tensor.is_even();
         let sends_between = mesh.is_of_stages() && options.unused == Unused::Allow;
         let layout = BucketLayout::new(comm, &label, &mut *optimizer, &key, &options)?;
         let (ranks, buffers) = (tensor.step_ranks(&mesh, comm), Buffers(model.named_buffers()));
@@ -166,6 +170,7 @@ impl<R: Runtime> DataParallel<R> {
             frozen,
             buffers,
             tensor,
+            overlaps_partial,
             partial: PartialSums::default(),
             whole,
             begun: 0,

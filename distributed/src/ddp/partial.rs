@@ -12,15 +12,9 @@ use crate::{
 };
 
 impl<R: Runtime> DataParallel<R> {
-    /// Tells whether sums over the tensor axis can begin while other buckets are in flight. Not if ranks along the axis
-    /// may use different parameters or cut other buckets, or if sums of passes are added up elsewhere.
-    fn overlaps_partial(&self) -> bool {
-        self.options.unused == Unused::Error && !self.reducer.reduces_every_pass() && self.tensor.is_even()
-    }
-
     /// Starts the sums of the partial gradients in a bucket, which has the step's sums over the other ranks.
     pub(super) fn start_partial(&mut self, bucket: usize) -> Result<()> {
-        if !self.tensor.is_cut() || !self.overlaps_partial() {
+        if !self.tensor.is_cut() || !self.overlaps_partial {
             return Ok(());
         }
         let members = self.layout.buckets[bucket].members.iter().map(|member| member.leaf.clone()).collect();
@@ -30,7 +24,7 @@ impl<R: Runtime> DataParallel<R> {
     /// Waits for the sums of partial gradients over the tensor axis; starts those that could not begin before. A
     /// parameter that no rank used stays without a gradient.
     pub(super) fn sum_partial_gradients(&mut self) -> Result<()> {
-        if self.tensor.is_cut() && !self.overlaps_partial() {
+        if self.tensor.is_cut() && !self.overlaps_partial {
             let used = self.used_along_tensor()?;
             self.start_sums(used)?;
         }

@@ -110,6 +110,16 @@ fn partial_gradients_travel_during_the_backward_pass() {
     }
 }
 
+/// A vocabulary of which one rank has more rows: the ranks cut other buckets.
+#[test]
+fn partial_gradients_of_uneven_pieces_are_summed_alike() {
+    let limits = Some(BucketLimits { first: 400, others: 400 });
+    let mut way = Way { sequence: true, rule: Rule::Sgd, ..Way::gpt(2) };
+    (way.gpt.vocab, way.gpt.tied_head) = (13, false);
+    way.buckets = BucketOptions { limits, ..Default::default() };
+    way.over(&[(Axis::Tensor, 2)]).same();
+}
+
 #[test]
 fn with_parts_of_the_sequence_the_whole_input_is_gathered_again() {
     for (sequence, again) in [(false, 0), (true, 5)] {

@@ -176,7 +176,7 @@ impl<S: Read + Write> TcpLink<S> {
             let taken = copy.map(|copy| header(TAKEN, copy.message.number, 0));
             self.outbox.urgent.extend(taken.into_iter().flatten());
         }
-        // What comes for it goes nowhere.
+        // The bytes that were asked for it are discarded.
         self.asked.retain(|copy| copy.receive.request != request);
         if let Some(Incoming { target, .. }) = &mut self.incoming
             && matches!(target, PayloadTarget::InPlace { request: of, .. } if *of == request)

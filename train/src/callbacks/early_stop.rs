@@ -2,8 +2,8 @@
 
 use numcore::{Result, Runtime};
 
-use super::Monitor;
-use crate::{BestValue, Callback, CallbackState, Event, Run, parsed};
+use super::{Monitor, monitor::SinceBest};
+use crate::{Callback, CallbackState, Event, Run};
 
 /// Ends a run when a value of an evaluation has not become better for some evaluations. Evaluations of that value
 /// count, not steps. A stopped run that is resumed from its last checkpoint stops again before its first step, unless
@@ -24,8 +24,7 @@ pub struct EarlyStop {
     monitor: Monitor,
     patience: u64,
     stop_at: Option<f64>,
-    best: Option<BestValue>,
-    waited: u64,
+    seen: SinceBest,
 }
 
 impl EarlyStop {
@@ -33,7 +32,7 @@ impl EarlyStop {
     pub fn on(monitor: impl Into<Monitor>) -> Self {
         let monitor = monitor.into();
         let name = format!("early-stop {}", monitor.note());
-        EarlyStop { name, monitor, patience: 3, stop_at: None, best: None, waited: 0 }
+        EarlyStop { name, monitor, patience: 3, stop_at: None, seen: SinceBest::default() }
     }
 
     /// Sets the number of evaluations without a better value after which the run ends.
@@ -54,20 +53,16 @@ impl EarlyStop {
         if self.stop_at.is_some_and(|bound| self.monitor.clone().min_delta(0.0).is_better(value, Some(bound))) {
             return Some(format!("`{name}` is {value}, better than `stop_at`"));
         }
-        if self.monitor.is_better(value, self.best.map(|best| best.value)) {
-            (self.best, self.waited) = (Some(BestValue { step, value }), 0);
-            return None;
-        }
-        self.waited += 1;
+        self.seen.see(&self.monitor, value, step);
         self.out_of_patience()
     }
 
     /// The reason to end the run, if the patience is used up.
     fn out_of_patience(&self) -> Option<String> {
         let name = self.monitor.name();
-        let best = self.best.map_or("never a number".into(), |best| format!("not better than {}", best.value));
-        (self.waited > 0 && self.waited >= self.patience)
-            .then(|| format!("`{name}` was {best} in {} evaluations", self.waited))
+        let SinceBest { best, waited } = self.seen;
+        let best = best.map_or("never a number".into(), |best| format!("not better than {}", best.value));
+        (waited > 0 && waited >= self.patience).then(|| format!("`{name}` was {best} in {waited} evaluations"))
     }
 }
 
@@ -84,7 +79,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
                 value.and_then(|value| self.reason_to_stop(value, step))
             }
             Event::End(_) => {
-                if let Some(best) = self.best {
+                if let Some(best) = self.seen.best {
                     run.state.best.entry(self.monitor.name().into()).or_insert(best);
                 }
                 None
@@ -102,14 +97,11 @@ impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
     }
 
     fn state(&self) -> CallbackState {
-        let mut state = BestValue::to_state(self.best);
-        state.insert("waited".into(), self.waited.to_string());
-        state
+        self.seen.to_state()
     }
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
-        self.waited = parsed(state, "waited")?;
-        self.best = BestValue::of_state(state)?;
+        self.seen = SinceBest::of_state(state)?;
         Ok(())
     }
 

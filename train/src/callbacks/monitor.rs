@@ -80,6 +80,33 @@ impl Monitor {
     }
 }
 
+/// The best value that a callback has seen, and the number of evaluations since then.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SinceBest {
+    pub(crate) best: Option<BestValue>,
+    pub(crate) waited: u64,
+}
+
+impl SinceBest {
+    /// Counts an evaluation.
+    pub(crate) fn see(&mut self, monitor: &Monitor, value: f64, step: u64) {
+        match monitor.is_better(value, self.best.map(|best| best.value)) {
+            true => *self = SinceBest { best: Some(BestValue { step, value }), waited: 0 },
+            false => self.waited += 1,
+        }
+    }
+
+    pub(crate) fn to_state(&self) -> CallbackState {
+        let mut state = BestValue::to_state(self.best);
+        state.insert("waited".into(), self.waited.to_string());
+        state
+    }
+
+    pub(crate) fn of_state(state: &CallbackState) -> Result<Self> {
+        Ok(SinceBest { waited: parsed(state, "waited")?, best: BestValue::of_state(state)? })
+    }
+}
+
 impl From<&str> for Monitor {
     /// Monitors a value of which less is better.
     fn from(name: &str) -> Self {

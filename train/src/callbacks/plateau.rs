@@ -8,8 +8,8 @@ use std::sync::{
 use numcore::{Error, Result, Runtime};
 use optim::LrSchedule;
 
-use super::Monitor;
-use crate::{BestValue, Callback, CallbackState, Event, Run, parsed};
+use super::{Monitor, monitor::SinceBest};
+use crate::{Callback, CallbackState, Event, Run, parsed};
 
 /// Multiplies learning rates by a factor when a value of an evaluation has not become better for some evaluations: the
 /// rule of PyTorch's `ReduceLROnPlateau`. All ranks see one value, and a resumed run goes on with its factor.
@@ -35,9 +35,8 @@ pub struct ReduceOnPlateau {
     min_factor: f64,
     patience: u64,
     cooldown: u64,
-    best: Option<BestValue>,
-    /// Evaluations since the best value, or since the last reduction.
-    waited: u64,
+    /// The best value, and the evaluations since then or since the last reduction.
+    seen: SinceBest,
     /// Evaluations that are still not counted.
     cooling: u64,
     current: Arc<CurrentFactor>,
@@ -71,8 +70,7 @@ impl ReduceOnPlateau {
             min_factor,
             patience,
             cooldown,
-            best: None,
-            waited: 0,
+            seen: SinceBest::default(),
             cooling: 0,
             current,
         }
@@ -109,17 +107,13 @@ impl ReduceOnPlateau {
     }
 
     fn evaluated(&mut self, value: f64, step: u64) {
-        if self.monitor.is_better(value, self.best.map(|best| best.value)) {
-            (self.best, self.waited) = (Some(BestValue { step, value }), 0);
-        } else {
-            self.waited += 1;
-        }
+        self.seen.see(&self.monitor, value, step);
         if self.cooling > 0 {
-            (self.cooling, self.waited) = (self.cooling - 1, 0);
+            (self.cooling, self.seen.waited) = (self.cooling - 1, 0);
         }
-        if self.waited > self.patience {
+        if self.seen.waited > self.patience {
             self.current.set((self.current.get() * self.factor).max(self.min_factor));
-            (self.cooling, self.waited) = (self.cooldown, 0);
+            (self.cooling, self.seen.waited) = (self.cooldown, 0);
         }
     }
 }
@@ -143,8 +137,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for ReduceOnPlateau {
     }
 
     fn state(&self) -> CallbackState {
-        let mut state = BestValue::to_state(self.best);
-        state.insert("waited".into(), self.waited.to_string());
+        let mut state = self.seen.to_state();
         state.insert("cooling".into(), self.cooling.to_string());
         state.insert("factor".into(), self.current.get().to_string());
         state
@@ -152,8 +145,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for ReduceOnPlateau {
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
         let factor = parsed(state, "factor")?;
-        (self.waited, self.cooling) = (parsed(state, "waited")?, parsed(state, "cooling")?);
-        self.best = BestValue::of_state(state)?;
+        (self.seen, self.cooling) = (SinceBest::of_state(state)?, parsed(state, "cooling")?);
         self.current.set(factor);
         Ok(())
     }
