@@ -216,7 +216,7 @@ pub mod prelude {
 }
 
 /// The chapters of the book in `docs/book/src`. Their code is compiled, and run unless it needs more than a test has.
-#[cfg(all(doctest, feature = "cpu", feature = "export", feature = "train"))]
+#[cfg(all(doctest, feature = "cpu", feature = "export", feature = "linalg", feature = "train"))]
 pub mod book {
     macro_rules! chapter {
         ($name:ident, $file:literal) => {

@@ -56,18 +56,18 @@ macro_rules! page {
 #[test]
 fn tables_name_what_there_is() {
     page! { "coming-from.md":
-        use weftgrad::{adaptive::{balance::*, elastic::*, local_updates::*}, fused, prelude::*, process};
+        use weftgrad::{adaptive::{balance::*, elastic::*, local_updates::*}, fused, linalg, prelude::*, process};
         AdamW, AdamWConfig, BackwardHook, BalancePolicy::FollowSpeeds, BalancePolicy::Sync, Balanced, Checkpoint, ConvOptions,
         DType::BF16, DType::F32, DType::I64, DiLoCo, Elastic, ElasticWorld, Ellipsis, Forward, Launcher, LocalSgd,
         LocalSteps, Mesh, Module, NewAxis, ParallelPlan, ReduceOp::Sum, Runtime, SlowMo, Tensor, TensorMut, TrainStep,
         Var, ZeroStage::Gradients, ZeroStage::Optimizer, ZeroStage::Parameters, autograd::Function,
         autograd::apply_function, autograd::detect_anomaly, autograd::differentiable_grad, autograd::jvp, autograd::per_example_gradients, data::Dataset, data::Loader,
         data::tokens::TokenFile, distributed::comm::Quorum, distributed::compat::Ddp, distributed::pipeline::PipelineModel,
-        distributed::pipeline::ScheduleKind::OneFOneB, distributed::train::HyperParameters::Restored, fused::AttentionProgram, nn::Gpt, nn::Init,
+        distributed::pipeline::ScheduleKind::OneFOneB, distributed::train::HyperParameters::Restored, fused::AttentionProgram, linalg::solve, nn::Gpt, nn::Init,
         nn::Linear, nn::Sequential, nn::functional_call, nn::loss::BinaryOptions, nn::loss::bce_with_logits_by, nn::loss::cosine_embedding, nn::loss::cross_entropy, nn::loss::gaussian_nll, nn::loss::hinge_embedding, nn::loss::linear_cross_entropy, nn::loss::margin_ranking, nn::loss::mse, nn::loss::poisson_nll, nn::loss::soft_margin, nn::loss::triplet, nn::under,
         ops::cat, ops::einsum, ops::stack, optim::Cosine, optim::LossScaler, optim::ParamGroups, optim::StepLr,
         optim::WarmupCosine, optim::clip_grad_norm, train::Checkpoints, train::compat::DistributedTrainConfig, train::EarlyStop,
-        train::Trainer, train::Weighting::ByWeight, train::Weighting::PerMicroBatch, train::metrics,
+        train::ReduceOnPlateau, train::Trainer, train::Weighting::ByWeight, train::Weighting::PerMicroBatch, train::metrics,
         train::recorder::Profile, train::sink::TensorBoard
     }
     #[cfg(all(feature = "image", feature = "parquet", feature = "text"))]
