@@ -183,15 +183,16 @@ impl<R: Runtime> TensorAxis<R> {
         placed.is_some_and(|placed| self.replicas.contains_key(&placed.replicas()))
     }
 
+    /// The elements of the smallest and of the largest piece of a parameter that ranks along the axis have.
+    pub(crate) fn piece_sizes(&self, leaf: &Arc<Leaf<R>>) -> (usize, usize) {
+        let own = leaf.spec().shape.numel();
+        self.placed.get(&leaf.id()).map_or((own, own), |placed| sizes(placed))
+    }
+
     /// Tells whether all ranks along the axis have equally large pieces of every parameter, so that they cut gradients
     /// into the same buckets.
     pub(crate) fn is_even(&self) -> bool {
-        let is_even = |placed: &Arc<Placed<R>>| {
-            let mut sizes = placed.placements().iter().map(|piece| piece.local().numel());
-            let first = sizes.next();
-            sizes.all(|size| Some(size) == first)
-        };
-        self.placed.values().all(is_even)
+        self.placed.values().map(|placed| sizes(placed)).all(|(smallest, largest)| smallest == largest)
     }
 
     /// The sum of the partial scalars of all ranks along the axis.
@@ -215,6 +216,12 @@ impl<R: Runtime> TensorAxis<R> {
             None => Ok(own),
         }
     }
+}
+
+/// The elements of the smallest and of the largest piece of a parameter.
+fn sizes<R: Runtime>(placed: &Placed<R>) -> (usize, usize) {
+    let sizes = || placed.placements().iter().map(|piece| piece.local().numel());
+    (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0))
 }
 
 /// A description of a whole model, a line for each parameter and buffer, on which ranks must agree.

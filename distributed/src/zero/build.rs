@@ -19,7 +19,8 @@ use super::{
 use crate::{comm::Communicator, strategy::TensorAxis};
 
 /// Makes the units. Parameters of one unit name, dtype and trainability share a buffer. Within it they are ordered by
-/// optimizer group, so that an update is few launches.
+/// optimizer group, so that an update is few launches. Pieces that differ in size along tensor share another buffer. So
+/// these ranks cut all others into the same shards, and sum partial gradients there.
 pub(super) fn build<R: Runtime>(
     groups: &ShardGroups<R>,
     tensor: &TensorAxis<R>,
@@ -28,26 +29,27 @@ pub(super) fn build<R: Runtime>(
     optimizer: &dyn Shards<R>,
     options: &ZeroOptions,
 ) -> Result<Vec<Unit<R>>> {
-    type Key = (String, DType, bool);
+    type Key = (String, DType, bool, bool);
     let mut parts: Vec<(Key, Vec<Arc<Leaf<R>>>)> = Vec::new();
     let mut seen = HashSet::new();
     for ((_, leaf), unit) in named.into_iter().zip(units).filter(|((_, l), _)| seen.insert(l.id())) {
-        let key = (unit, leaf.spec().dtype, leaf.requires_grad());
+        let (smallest, largest) = tensor.piece_sizes(&leaf);
+        let key = (unit, leaf.spec().dtype, leaf.requires_grad(), smallest == largest);
         match parts.iter_mut().find(|(k, _)| *k == key) {
             Some((_, leaves)) => leaves.push(leaf),
             None => parts.push((key, vec![leaf])),
         }
     }
-    // The elements of all parts of a unit, which are read together.
+    // The elements of all parts of a unit, which are read together, on the rank along tensor that has the most.
     let mut elements: HashMap<String, usize> = HashMap::new();
     for ((name, ..), leaves) in &parts {
-        let here: usize = leaves.iter().map(|leaf| leaf.spec().shape.numel()).sum();
+        let here: usize = leaves.iter().map(|leaf| tensor.piece_sizes(leaf).1).sum();
         *elements.entry(name.clone()).or_default() += here;
     }
     let mut loads = vec![0; groups.shard.size()];
     // The work of the ranks along tensor that have the same shard, for each shard.
     let mut work = vec![Vec::new(); groups.shard.size()];
-    let unit = |((name, dtype, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
+    let unit = |((name, dtype, trained, _), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
         leaves.sort_by_key(|l| optimizer.group(&l.name(), &l.spec()));
         let owners = (!may_cut(optimizer, &leaves)).then(|| {
             // Of whole parameters: pieces may differ in size, and ranks along tensor have those of the same parameters.

@@ -193,9 +193,9 @@ impl<R: Runtime> Unit<R> {
         Ok(true)
     }
 
-    /// Starts the sums of gradients of which ranks along tensor have parts. Ranks whose pieces have equal sizes cut
-    /// units alike, so each sums its shard with the equal shards of the others. Gradients that are kept in host memory
-    /// are summed before this returns.
+    /// Starts the sums of gradients of which ranks along tensor have parts. These ranks cut the unit alike, so each
+    /// sums its shard with the equal shards of the others. Gradients that are kept in host memory are summed before
+    /// this returns.
     pub(super) fn start_partial(&mut self, tensor: &TensorAxis<R>) -> Result<()> {
         let Some(own) = &mut self.own else { return Ok(()) };
         let shards = self.options.stage.shards_gradients();

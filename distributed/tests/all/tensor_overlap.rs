@@ -120,6 +120,16 @@ fn partial_gradients_of_uneven_pieces_are_summed_alike() {
     way.over(&[(Axis::Tensor, 2)]).same();
 }
 
+/// The same in shards: with this vocabulary the final norm is in another shard of one rank along tensor.
+#[test]
+fn partial_gradients_of_uneven_pieces_are_summed_alike_in_shards() {
+    for stage in [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters] {
+        let mut way = Way { sequence: true, rule: Rule::Sgd, zero: stage.into(), ..Way::gpt(2) };
+        (way.gpt.vocab, way.gpt.width, way.gpt.tied_head) = (3, 32, false);
+        way.over(&[(Axis::Shard, 4), (Axis::Tensor, 2)]).same();
+    }
+}
+
 #[test]
 fn with_parts_of_the_sequence_the_whole_input_is_gathered_again() {
     for (sequence, again) in [(false, 0), (true, 5)] {
