@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{Function, Var, apply_function, no_grad};
-use nn::{BatchNorm, Forward, Init, Module, Visitor};
+use nn::{BatchNorm, Forward, Init, Module, Param, Visitor};
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
     fused::NnOps,
@@ -93,7 +93,7 @@ impl<R: Runtime> Forward<R> for SyncBatchNorm<R> {
             return norm.forward(x);
         }
         let shape = x.spec().shape;
-        let channels = norm.weight.spec().shape[0];
+        let channels = norm.running_mean.spec().shape[0];
         if shape.rank() < 2 || shape[1] != channels {
             let why = format!("needs [N, C, ..] with {channels} channels");
             return Err(Error::shape("sync_batch_norm", &[shape], why).on_rank(self.comm.world_rank()));
@@ -110,10 +110,10 @@ impl<R: Runtime> SyncBatchNorm<R> {
     fn of_all_ranks(&self, x: &Var<R>) -> Result<Var<R>> {
         let (norm, dtype) = (&self.norm, x.spec().dtype);
         let wide = |x: &Var<R>| if dtype.is_half() { x.to_dtype(DType::F32) } else { Ok(x.clone()) };
-        let (x, weight) = (wide(x)?, wide(&norm.weight.var())?);
-        let bias = norm.bias.as_ref().map(|bias| wide(&bias.var())).transpose()?;
+        let parameter = |p: &Option<Param<R>>| p.as_ref().map(|p| wide(&p.var())).transpose();
+        let (x, weight, bias) = (wide(x)?, parameter(&norm.weight)?, parameter(&norm.bias)?);
         let [mean, variance, total] = self.statistics(&x)?;
-        let y = x.batch_norm(&mean, &variance, Some(&weight), bias.as_ref(), norm.eps)?;
+        let y = x.batch_norm(&mean, &variance, weight.as_ref(), bias.as_ref(), norm.eps)?;
         no_grad(|| {
             let kept = norm.running_mean.spec().dtype;
             let others = total.sub(1.0)?.maximum(1.0)?;

@@ -18,7 +18,7 @@ fn parts(n: usize) -> Vec<std::ops::Range<usize>> {
 fn norm(rt: &Cpu, dtype: DType) -> Result<BatchNorm<Cpu>> {
     let norm = BatchNorm::new(&Init::new(rt, 0).dtype(dtype), CHANNELS)?;
     let of = |seed| Tensor::uniform(rt, [CHANNELS], dtype, 0.5, 1.5, seed);
-    norm.weight.set(of(1)?)?;
+    norm.weight.as_ref().unwrap().set(of(1)?)?;
     norm.bias.as_ref().unwrap().set(of(2)?)?;
     Ok(norm)
 }
@@ -48,7 +48,7 @@ fn two_batches(
     rank: usize,
     dtype: DType,
 ) -> Result<[Vec<f64>; 4]> {
-    let rt = norm.weight.value()?.runtime().clone();
+    let rt = norm.weight.as_ref().unwrap().value()?.runtime().clone();
     let wide = |t: &Tensor<Cpu>| t.to_dtype(DType::F64)?.contiguous()?.to_vec::<f64>();
     let [mut outputs, mut inputs, mut parameters, mut running] = [const { Vec::new() }; 4];
     for seed in [5, 6] {
@@ -57,7 +57,7 @@ fn two_batches(
         let y = layer.forward(&x)?;
         outputs.extend(wide(&y.value()?)?);
         let loss = y.square()?.mul(&Var::new(part(seed + 10)?.mul(0.02)?))?.sum_all()?;
-        let (weight, bias) = (norm.weight.var(), norm.bias.as_ref().unwrap().var());
+        let (weight, bias) = (norm.weight.as_ref().unwrap().var(), norm.bias.as_ref().unwrap().var());
         let gradients = gradients(&loss, &[&x, &weight, &bias], false)?;
         inputs.extend(wide(&gradients[0].value()?)?);
         parameters.extend(gradients[1..].iter().map(|g| wide(&g.value()?)).collect::<Result<Vec<_>>>()?.concat());

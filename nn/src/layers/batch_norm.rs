@@ -10,7 +10,7 @@ use numcore::{
     pointwise::Program,
 };
 
-use super::without_bias;
+use super::{Embedding, optional, without_bias};
 use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param, counted_rows, parallel::ContextSlot};
 
 /// Batch norm (Ioffe & Szegedy 2015) of `x: [N, C, ..]`, over all axes but the channel axis.
@@ -21,9 +21,9 @@ use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param, counted_row
 /// ([`set_counted_rows`](crate::set_counted_rows)).
 #[derive(Debug, Module)]
 pub struct BatchNorm<R: Runtime> {
-    /// The scale of each channel, `[C]`.
-    pub weight: Param<R>,
-    /// The shift of each channel, `[C]`.
+    /// The scale of each channel, `[C]`, if the layer has one.
+    pub weight: Option<Param<R>>,
+    /// The shift of each channel, `[C]`, if the layer has one.
     pub bias: Option<Param<R>>,
     /// The running mean of each channel, `[C]`.
     pub running_mean: Buffer<R>,
@@ -52,7 +52,7 @@ impl<R: Runtime> BatchNorm<R> {
     #[track_caller]
     pub fn new(init: &Init<R>, channels: usize) -> Result<Self> {
         Ok(BatchNorm {
-            weight: init.param([channels], Initializer::Ones)?,
+            weight: Some(init.param([channels], Initializer::Ones)?),
             bias: Some(init.param([channels], Initializer::Zeros)?),
             running_mean: init.float_buffer([channels], 0.0)?,
             running_var: init.float_buffer([channels], 1.0)?,
@@ -64,11 +64,18 @@ impl<R: Runtime> BatchNorm<R> {
         })
     }
 
+    /// Drops scale and shift: PyTorch's `affine=False`.
+    #[doc(alias = "affine")]
+    pub fn without_affine(self) -> Self {
+        BatchNorm { weight: None, bias: None, ..self }
+    }
+
     /// The output with the running statistics, as in evaluation.
     #[track_caller]
     fn by_running_statistics(&self, x: &Var<R>) -> Result<Var<R>> {
         let (mean, variance) = (self.running_mean.var(), self.running_var.var());
-        x.batch_norm(&mean, &variance, Some(&self.weight.var()), super::optional(&self.bias).as_ref(), self.eps)
+        let (weight, bias) = (optional(&self.weight), optional(&self.bias));
+        x.batch_norm(&mean, &variance, weight.as_ref(), bias.as_ref(), self.eps)
     }
 
     /// The output with the statistics of all rows of `x`, which also update the running statistics.
@@ -79,8 +86,8 @@ impl<R: Runtime> BatchNorm<R> {
             let why = "one value per channel has no variance to train with; give it a larger batch, or call `eval`";
             return Err(Error::shape("batch_norm", &[shape], why)).at_caller();
         }
-        let (weight, bias) = (self.weight.var(), super::optional(&self.bias));
-        let (y, mean, variance) = x.batch_norm_train(Some(&weight), bias.as_ref(), self.eps).at_caller()?;
+        let (weight, bias) = (optional(&self.weight), optional(&self.bias));
+        let (y, mean, variance) = x.batch_norm_train(weight.as_ref(), bias.as_ref(), self.eps).at_caller()?;
         no_grad(|| self.track(&mean, &variance))?;
         Ok(y)
     }
@@ -127,6 +134,39 @@ impl<R: Runtime> Forward<R> for BatchNorm<R> {
             }
             Some((own, rest)) => cat(&[&self.by_batch_statistics(&own)?, &rest], 0),
         }
+    }
+}
+
+/// Batch norm whose scale and shift are those of each example's class (Dumoulin et al. 2017), for generators of images.
+#[derive(Debug, Module)]
+pub struct ConditionalBatchNorm<R: Runtime> {
+    /// The norm, without a scale and shift of its own.
+    pub norm: BatchNorm<R>,
+    /// The scale and then the shift of each class, `[K, 2C]`; 1 and 0 at first.
+    pub embed: Embedding<R>,
+}
+
+impl<R: Runtime> ConditionalBatchNorm<R> {
+    /// A layer for `channels` channels and `classes` classes.
+    #[track_caller]
+    pub fn new(init: &Init<R>, channels: usize, classes: usize) -> Result<Self> {
+        let [scale, shift] = [Initializer::Ones, Initializer::Zeros].map(|how| init.tensor([classes, channels], how));
+        let embed = Embedding::of(Param::new(cat(&[&scale?, &shift?], 1)?)?);
+        Ok(ConditionalBatchNorm { norm: BatchNorm::new(init, channels)?.without_affine(), embed })
+    }
+
+    /// Normalizes `x: [N, C, ..]`, and applies the scale and shift of `classes: [N]` (`i64`).
+    #[track_caller]
+    pub fn forward_with(&self, x: &Var<R>, classes: &Var<R>) -> Result<Var<R>> {
+        let (shape, given) = (x.spec().shape, classes.spec().shape);
+        if shape.rank() < 2 || given.dims() != &shape.dims()[..1] {
+            let why = "needs [N, C, ..] and the class of each example, [N]";
+            return Err(Error::shape("conditional_batch_norm", &[shape, given], why)).at_caller();
+        }
+        let of_examples = self.embed.forward(classes)?;
+        let places = [&[shape[0], shape[1]][..], &vec![1; shape.rank() - 2]].concat();
+        let [scale, shift] = [0, 1].map(|k| of_examples.narrow(1, k * shape[1], shape[1])?.reshape(&places));
+        self.norm.forward(x)?.mul(&scale?)?.add(&shift?)
     }
 }
 

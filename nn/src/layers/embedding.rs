@@ -29,6 +29,24 @@ impl<R: Runtime> Embedding<R> {
         Ok(Embedding { weight: weight.with_cuts(Cuts::Table), frozen_row: None })
     }
 
+    /// Creates a table of the sinusoidal encodings of positions (Vaswani et al. 2017), frozen: `sin(p ω)` in even and
+    /// `cos(p ω)` in odd channels, with `ω = 10000^(−2i/D)` for channels `2i` and `2i + 1`.
+    #[doc(alias("PositionalEncoding", "positional"))]
+    #[track_caller]
+    pub fn sinusoidal(init: &Init<R>, positions: usize, width: usize) -> Result<Self> {
+        let mut element = 0;
+        let next = || {
+            let (position, channel) = (element / width, element % width);
+            element += 1;
+            let angle = position as f64 * 10000f64.powf(-((channel - channel % 2) as f64) / width as f64);
+            if channel.is_multiple_of(2) { angle.sin() } else { angle.cos() }
+        };
+        let weight = init.param([positions, width], Initializer::Zeros)?;
+        weight.set(Tensor::from_f64_fn(init.runtime(), [positions, width], weight.dtype(), next)?)?;
+        weight.set_requires_grad(false);
+        Ok(Embedding { weight: weight.with_cuts(Cuts::Table), frozen_row: None })
+    }
+
     /// Uses a parameter, which other layers may share, as the table.
     pub fn of(weight: Param<R>) -> Self {
         Embedding { weight, frozen_row: None }

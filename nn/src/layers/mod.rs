@@ -4,9 +4,11 @@ mod activation;
 mod adapter;
 mod attention;
 mod batch_norm;
+mod bilinear;
 mod conv;
 mod dropout;
 mod embedding;
+mod embedding_bag;
 mod encoder;
 mod gpt;
 mod grouped_query;
@@ -20,16 +22,20 @@ mod recurrent;
 mod rotary;
 mod sequential;
 mod shape;
+mod squeeze_excitation;
 mod transformer;
 mod transposed_linear;
+mod weight_norm;
 
 pub use activation::*;
 pub use adapter::{Adapter, AdapterSlot};
 pub use attention::{AttentionOptions, MultiHeadAttention};
-pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d};
+pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, ConditionalBatchNorm};
+pub use bilinear::Bilinear;
 pub use conv::{Conv, Conv1d, Conv2d, Conv3d, ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
-pub use dropout::Dropout;
+pub use dropout::{DropUnit, Dropout};
 pub use embedding::Embedding;
+pub use embedding_bag::{BagMode, EmbeddingBag};
 pub use encoder::{EncoderBlock, EncoderBlockConfig};
 pub use gpt::{Gpt, GptConfig};
 pub use grouped_query::{GroupedQueryAttention, GroupedQueryConfig, QkvProjection};
@@ -38,7 +44,7 @@ pub use language_model::{
     LanguageHead, LanguageModel, LanguageModelNames, LanguageProjection, NextTokenLoss, TokenEmbedding,
 };
 pub use linear::Linear;
-pub use norm::{GroupNorm, LayerNorm, RmsNorm};
+pub use norm::{GroupNorm, InstanceNorm, LayerNorm, RmsNorm};
 pub use numbered::Numbered;
 pub use pool::{
     AdaptiveAvgPool, AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AdaptiveMaxPool, AdaptiveMaxPool1d,
@@ -52,8 +58,10 @@ pub use recurrent::{
 pub use rotary::{Rotary, RotaryTables};
 pub use sequential::Sequential;
 pub use shape::{Flatten, Identity};
+pub use squeeze_excitation::SqueezeExcitation;
 pub use transformer::{Block, BlockConfig, CausalSelfAttention};
 pub use transposed_linear::TransposedLinear;
+pub use weight_norm::{SpectralNorm, WeightNorm};
 
 pub use numcore::{
     fused::{Conv1dOptions, ConvOptions},

@@ -1,10 +1,10 @@
 //! Norms over the statistics of each sample.
 
 use autograd::Var;
-use numcore::{Error, Result, Runtime, Within, fused::NnOps};
+use numcore::{Error, Result, Runtime, Within, fused::NnOps, ops::Apply};
 
 use super::{optional, without_bias};
-use crate::{Forward, Init, Initializer, Module, Param};
+use crate::{Forward, Init, Initializer, Module, Param, parallel::ContextSlot};
 
 /// Layer norm (Ba et al. 2016) over the last axis of `x: [.., C]`.
 #[derive(Debug, Module)]
@@ -36,9 +36,24 @@ pub struct GroupNorm<R: Runtime> {
     /// The constant added to the variance; 1e-5 unless set.
     pub eps: f64,
     groups: usize,
+    context: ContextSlot<R>,
 }
 
-without_bias!(LayerNorm, GroupNorm);
+/// Instance norm (Ulyanov et al. 2016) of `x: [N, C, ..]`, over the axes after the channels, in training and in use.
+#[doc(alias("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"))]
+#[derive(Debug, Module)]
+pub struct InstanceNorm<R: Runtime> {
+    /// The scale of each channel, `[C]`, if the layer has one.
+    pub weight: Option<Param<R>>,
+    /// The shift of each channel, `[C]`, if the layer has one.
+    pub bias: Option<Param<R>>,
+    /// The constant added to the variance; 1e-5 unless set.
+    pub eps: f64,
+    channels: usize,
+    context: ContextSlot<R>,
+}
+
+without_bias!(LayerNorm, GroupNorm, InstanceNorm);
 
 impl<R: Runtime> LayerNorm<R> {
     /// A norm with weight 1 and bias 0.
@@ -76,7 +91,21 @@ impl<R: Runtime> GroupNorm<R> {
         }
         let (weight, bias) =
             (init.param([channels], Initializer::Ones)?, Some(init.param([channels], Initializer::Zeros)?));
-        Ok(GroupNorm { weight, bias, eps: 1e-5, groups })
+        Ok(GroupNorm { weight, bias, eps: 1e-5, groups, context: ContextSlot::refuses() })
+    }
+}
+
+impl<R: Runtime> InstanceNorm<R> {
+    /// A norm without parameters, which is PyTorch's default.
+    pub fn new(channels: usize) -> Self {
+        InstanceNorm { weight: None, bias: None, eps: 1e-5, channels, context: ContextSlot::refuses() }
+    }
+
+    /// A norm with weight 1 and bias 0: PyTorch's `affine=True`.
+    #[track_caller]
+    pub fn affine(init: &Init<R>, channels: usize) -> Result<Self> {
+        let [weight, bias] = [Initializer::Ones, Initializer::Zeros].map(|how| init.param([channels], how));
+        Ok(InstanceNorm { weight: Some(weight?), bias: Some(bias?), ..Self::new(channels) })
     }
 }
 
@@ -98,5 +127,18 @@ impl<R: Runtime> Forward<R> for GroupNorm<R> {
     #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.group_norm(self.groups, Some(&self.weight.var()), optional(&self.bias).as_ref(), self.eps).at_caller()
+    }
+}
+
+impl<R: Runtime> Forward<R> for InstanceNorm<R> {
+    #[track_caller]
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        let shape = x.spec().shape;
+        if shape.rank() < 3 || shape[1] != self.channels || shape.dims()[2..].iter().product::<usize>() < 2 {
+            let why = format!("needs [N, {}, ..] with more than one element of each channel", self.channels);
+            return Err(Error::shape("instance_norm", &[shape], why)).at_caller();
+        }
+        let (weight, bias) = (optional(&self.weight), optional(&self.bias));
+        x.group_norm(self.channels, weight.as_ref(), bias.as_ref(), self.eps).at_caller()
     }
 }

@@ -225,6 +225,42 @@ impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
     /// Reads `x: [B, T, I]` from `state` (zeros if `None`), each `[layers · directions, B, H]`.
     #[track_caller]
     pub fn run(&self, x: &Var<R>, state: Option<&[Var<R>]>) -> Result<RecurrentOutput<R>> {
+        self.run_masked(x, &[], state)
+    }
+
+    /// Reads sequences of their own lengths, the first `lengths[b]` steps of `x[b]`, as PyTorch does with a packed
+    /// sequence. Outputs after a sequence's end are 0, the state is that of its last step, and backward passes begin
+    /// there. Values of `x` after the end have no effect.
+    ///
+    /// # Errors
+    /// An error unless there is a length for each sequence, in `0..=T`.
+    #[doc(alias("pack_padded_sequence", "PackedSequence"))]
+    #[track_caller]
+    pub fn run_lengths(&self, x: &Var<R>, lengths: &[usize], state: Option<&[Var<R>]>) -> Result<RecurrentOutput<R>> {
+        self.check(x, state).at_caller()?;
+        let shape = x.spec().shape;
+        if lengths.len() != shape[0] || lengths.iter().any(|&len| len > shape[1]) {
+            let why = format!("needs a length in 0..={} for each sequence; got {lengths:?}", shape[1]);
+            return Err(Error::shape("recurrent", &[shape], why)).at_caller();
+        }
+        let steps = (0..shape[1]).map(|t| {
+            let on: Vec<bool> = lengths.iter().map(|&len| t < len).collect();
+            let all = on.iter().all(|&on| on);
+            if all {
+                Ok(None)
+            } else {
+                Tensor::from_slice(x.runtime(), [shape[0], 1], &on).map(|on| Some(Var::new(on)))
+            }
+        });
+        let steps = steps.collect::<Result<Vec<_>>>()?;
+        let within: Vec<bool> = lengths.iter().flat_map(|&len| (0..shape[1]).map(move |t| t < len)).collect();
+        let within = Var::new(Tensor::from_slice(x.runtime(), [shape[0], shape[1], 1], &within)?);
+        self.run_masked(&x.where_cond(&within, 0.0)?, &steps, state)
+    }
+
+    /// Reads `x`; at step `t`, sequences that `here[t]: [B, 1]` leaves out keep their state, and have an output of 0.
+    #[track_caller]
+    fn run_masked(&self, x: &Var<R>, here: &[Option<Var<R>>], state: Option<&[Var<R>]>) -> Result<RecurrentOutput<R>> {
         self.check(x, state).at_caller()?;
         let directions = self.config.directions();
         let mut below = x.clone();
@@ -236,7 +272,7 @@ impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
             let mut outputs = Vec::with_capacity(directions);
             for (direction, pass) in passes.iter().enumerate() {
                 let start = self.start(x, state, layer * directions + direction)?;
-                let (output, end) = pass.run::<C>(&below, start)?;
+                let (output, end) = pass.run::<C>(&below, here, start)?;
                 outputs.push(output);
                 finals.iter_mut().zip(end).for_each(|(all, s)| all.push(s));
             }
@@ -299,15 +335,30 @@ impl<R: Runtime> RecurrentPass<R> {
 
     /// Returns h of every step, `[B, T, H]`, and the last state.
     #[track_caller]
-    fn run<C: RecurrentCell>(&self, x: &Var<R>, mut state: Vec<Var<R>>) -> Result<(Var<R>, Vec<Var<R>>)> {
+    fn run<C: RecurrentCell>(
+        &self,
+        x: &Var<R>,
+        here: &[Option<Var<R>>],
+        mut state: Vec<Var<R>>,
+    ) -> Result<(Var<R>, Vec<Var<R>>)> {
         let inputs = x.linear(&self.weight_ih.var(), optional(&self.bias_ih).as_ref())?;
         let weights = Recurrence { weight: self.weight_hh.var(), bias: optional(&self.bias_hh) };
         let steps = x.spec().shape[1];
         let mut outputs = Vec::with_capacity(steps);
         for i in 0..steps {
             let t = if self.reverse { steps - 1 - i } else { i };
-            state = C::step(&inputs.select(1, t)?, &weights, &state)?;
-            outputs.push(state[0].clone());
+            let next = C::step(&inputs.select(1, t)?, &weights, &state)?;
+            match here.get(t).and_then(Option::as_ref) {
+                None => {
+                    outputs.push(next[0].clone());
+                    state = next;
+                }
+                Some(here) => {
+                    outputs.push(next[0].where_cond(here, 0.0)?);
+                    let kept = next.iter().zip(&state).map(|(next, before)| next.where_cond(here, before));
+                    state = kept.collect::<Result<_>>()?;
+                }
+            }
         }
         if self.reverse {
             outputs.reverse();

@@ -5,6 +5,7 @@
 //! mistake.
 
 mod binary;
+mod ctc;
 mod pairs;
 mod policy;
 mod preference;
@@ -20,6 +21,7 @@ use numcore::{
 
 use binary::softplus_of_negative;
 pub use binary::{BinaryOptions, bce_with_logits_by, dice, focal, gaussian_nll};
+pub use ctc::{CtcOptions, ctc};
 pub use numcore::fused::{CrossEntropyOptions, Reduction};
 pub use pairs::{TripletOptions, cosine_embedding, info_nce, margin_ranking, triplet};
 pub use policy::{PolicyOptions, TokenMean, group_advantages, grpo, ppo};

@@ -18,6 +18,7 @@ mod losses_of_preferences;
 mod module;
 mod moe;
 mod per_example;
+mod reference_layers;
 mod safetensors;
 mod segments;
 mod summary;
