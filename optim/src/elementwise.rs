@@ -156,8 +156,11 @@ pub fn programs() -> Vec<Program> {
     use crate::*;
     let adam = of::<AdamConfig>().chain(of::<AdamWConfig>()).chain(of::<AdamaxConfig>());
     let adam = adam.chain(of::<NAdamConfig>()).chain(of::<RAdamConfig>());
-    let others =
-        of::<AdagradConfig>().chain(of::<RmsPropConfig>()).chain(of::<AdadeltaConfig>()).chain(of::<LionConfig>());
+    let others = of::<AdagradConfig>()
+        .chain(of::<RmsPropConfig>())
+        .chain(of::<AdadeltaConfig>())
+        .chain(of::<LionConfig>())
+        .chain(of::<AdanConfig>());
     let momentum = SgdConfig { momentum: 0.9, ..Default::default() };
     let sgd = of::<SgdConfig>().chain(UpdateForm::ALL.into_iter().map(move |form| momentum.program(form)));
     sgd.chain(adam).chain(others).collect()

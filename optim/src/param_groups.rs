@@ -50,6 +50,41 @@ impl<C: UpdateRule> ParamGroups<C> {
         self
     }
 
+    /// Decreases learning rates towards the input (layer-wise decay; Howard & Ruder 2018, Clark et al. 2020). Depth `k`
+    /// of `depths` has `decay^(depths − 1 − k)` times the rate of its group; the last depth and any beyond have that rate.
+    /// `depth` gives that of a parameter by its name. Each group so far, of this and other rules, has its own for each
+    /// depth.
+    ///
+    /// ```
+    /// use optim::{AdamWConfig, ParamGroups};
+    /// // The embedding, twelve blocks and the head of a GPT.
+    /// let depth = |name: &str| match name.strip_prefix("blocks.") {
+    ///     Some(block) => 1 + block.split('.').next().and_then(|n| n.parse::<usize>().ok()).unwrap_or(0),
+    ///     None if name.starts_with("w") => 0,
+    ///     None => 13,
+    /// };
+    /// let groups = ParamGroups::decay_matrices(AdamWConfig::default()).by_depth(14, 0.75, depth);
+    /// ```
+    #[doc(alias("layer_decay", "layerwise", "LLRD"))]
+    pub fn by_depth(
+        mut self,
+        depths: usize,
+        decay: f64,
+        depth: impl Fn(&str) -> usize + Send + Sync + 'static,
+    ) -> Self {
+        let (before, depth) = (Arc::new(self.clone()), Arc::new(depth));
+        for k in 0..depths.saturating_sub(1) {
+            let factor = decay.powf((depths - 1 - k) as f64);
+            for (group, config) in before.configs.iter().enumerate() {
+                let (before, depth, mut config) = (before.clone(), depth.clone(), config.clone());
+                config.set_lr(config.lr() * factor);
+                self.configs.push(config);
+                self.which.push(Arc::new(move |name, spec| depth(name) == k && before.group_of(name, spec) == group));
+            }
+        }
+        self
+    }
+
     /// Updates the parameters for which `which` is true by another rule, in groups of its own. There is one schedule:
     /// that of these groups.
     ///

@@ -64,9 +64,9 @@ pub use numcore::{
     rng::Philox,
 };
 pub use optim::{
-    AdafactorConfig, AdagradConfig, AdamW, AdamWConfig, Combined, Elementwise, FlatGradients, FlatOptimizer,
-    IntoOptimizer, LambConfig, LionConfig, LossScaler, Muon, MuonConfig, Optimizer, OptimizerCore, ParamGroups, Sgd,
-    SgdConfig, UpdateRule,
+    AdafactorConfig, AdagradConfig, AdamW, AdamWConfig, AdanConfig, Combined, Elementwise, FlatGradients,
+    FlatOptimizer, IntoOptimizer, LambConfig, LionConfig, LossScaler, Muon, MuonConfig, Optimizer, OptimizerCore,
+    ParamGroups, Sgd, SgdConfig, UpdateRule,
 };
 pub use runtime_cpu::Cpu;
 

@@ -106,6 +106,7 @@ fn every_rule_trains_as_on_one_rank() -> Result<()> {
     parity(&RAdamConfig::default())?;
     parity(&NAdamConfig::default())?;
     parity(&LionConfig::default())?;
+    parity(&AdanConfig::default())?;
     parity(&StepsDecayed::default())?;
     parity(&LambConfig { maximize: true, ..Default::default() })?;
     parity(&AdafactorConfig { eps1: Some(1e-4), weight_decay: 0.1, ..Default::default() })

@@ -2,8 +2,8 @@
 
 use numcore::{DType, Result};
 use optim::{
-    AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, Cosine, Elementwise, FlatOptimizer,
-    LionConfig, NAdamConfig, Optimizer, OptimizerCore, RAdamConfig, RmsPropConfig, SgdConfig,
+    AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, AdanConfig, Cosine, Elementwise,
+    FlatOptimizer, LionConfig, NAdamConfig, Optimizer, OptimizerCore, RAdamConfig, RmsPropConfig, SgdConfig,
 };
 use runtime_cpu::Cpu;
 
@@ -53,7 +53,8 @@ fn numbers_in_memory_give_the_same_bits() -> Result<()> {
     same_bits(AdagradConfig { lr_decay: 0.1, ..Default::default() })?;
     same_bits(RmsPropConfig { momentum: 0.5, centered: true, ..Default::default() })?;
     same_bits(AdadeltaConfig::default())?;
-    same_bits(LionConfig::default())
+    same_bits(LionConfig::default())?;
+    same_bits(AdanConfig { weight_decay: 0.1, ..Default::default() })
 }
 
 /// Nothing was captured on a runtime that captures nothing.

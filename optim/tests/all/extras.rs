@@ -145,6 +145,7 @@ fn every_rule_takes_the_factor() {
         same(SgdConfig { momentum: 0.9, ..Default::default() }, dtype);
         same(AdamWConfig::default(), dtype);
         same(LionConfig::default(), dtype);
+        same(AdanConfig::default(), dtype);
         same(LambConfig::default(), dtype);
         same(AdafactorConfig::default(), dtype);
         same(MuonConfig::default(), dtype);
@@ -297,6 +298,55 @@ fn lion_is_its_formula() {
         }
     }
     numbers(&params).iter().zip(&want).for_each(|(got, want)| close(got, want, 1e-12, "lion"));
+}
+
+#[test]
+fn rates_decrease_with_depth() {
+    let [matrix, vector, _] = [0, 1, 2].map(|k| leaves(&Cpu::new(), &SHAPES, DType::F32)[k].spec());
+    let groups = ParamGroups::decay_matrices(AdamWConfig { lr: 0.8, weight_decay: 0.5, ..Default::default() })
+        .others(|name, _| name.starts_with("other"), ParamGroups::new(LionConfig { lr: 8.0, ..Default::default() }))
+        .by_depth(3, 0.5, |name| name.len() % 5);
+    let groups: &dyn Shards<Cpu> = &groups;
+    let of = |name: &str, spec| {
+        let group = groups.group(name, spec);
+        let own = &groups.hyper_parameters().unwrap()[group].values;
+        (groups.base_lrs()[group], own.iter().any(|(name, value)| name == "weight_decay" && value.as_slice() == [0.5]))
+    };
+    assert_eq!(
+        ["12345", "1", "12", "1234"].map(|name| of(name, &matrix)),
+        [(0.2, true), (0.4, true), (0.8, true), (0.8, true)]
+    );
+    assert_eq!(
+        ["12345", "1", "12", "1234"].map(|name| of(name, &vector)),
+        [(0.2, false), (0.4, false), (0.8, false), (0.8, false)]
+    );
+    assert_eq!(["other", "other1", "other12"].map(|name| of(name, &matrix).0), [2.0, 4.0, 8.0]);
+    assert_eq!(groups.base_lrs()[0], 0.8, "the first group has the rate that records show");
+}
+
+#[test]
+fn adan_is_its_formula() {
+    let params = leaves(&Cpu::new(), &SHAPES, DType::F64);
+    let mut want = numbers(&params);
+    let config = AdanConfig { lr: 0.1, betas: [0.9, 0.8, 0.7], eps: 1e-3, weight_decay: 0.2, maximize: false };
+    train(&mut Adan::over(config, &params).unwrap(), &params, 0..6);
+    for (i, p) in want.iter_mut().enumerate() {
+        let (mut m, mut v, mut n) = (vec![0.0; p.len()], vec![0.0; p.len()], vec![0.0; p.len()]);
+        for k in 0..6 {
+            let g = values(p.len(), 1000 * k + i);
+            let before = if k == 0 { g.clone() } else { values(p.len(), 1000 * (k - 1) + i) };
+            let [c1, c2, c3] = [0.9f64, 0.8, 0.7].map(|b| 1.0 - b.powi(k as i32 + 1));
+            for j in 0..p.len() {
+                let d = g[j] - before[j];
+                m[j] = 0.9 * m[j] + 0.1 * g[j];
+                v[j] = 0.8 * v[j] + 0.2 * d;
+                n[j] = 0.7 * n[j] + 0.3 * (g[j] + 0.8 * d).powi(2);
+                let step = (m[j] / c1 + 0.8 * v[j] / c2) / ((n[j] / c3).sqrt() + 1e-3);
+                p[j] = (p[j] - 0.1 * step) / (1.0 + 0.1 * 0.2);
+            }
+        }
+    }
+    numbers(&params).iter().zip(&want).for_each(|(got, want)| close(got, want, 1e-12, "adan"));
 }
 
 #[test]

@@ -59,6 +59,7 @@ fn every_optimizer_resumes_bit_for_bit() {
             resumes(RmsPropConfig { momentum: 0.9, centered: true, ..Default::default() }, dtype, first);
             resumes(AdadeltaConfig::default(), dtype, first);
             resumes(LionConfig::default(), dtype, first);
+            resumes(AdanConfig::default(), dtype, first);
             resumes(LambConfig::default(), dtype, first);
             resumes(AdafactorConfig::default(), dtype, first);
             resumes(MuonConfig::default(), dtype, first);
