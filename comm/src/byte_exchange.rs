@@ -15,3 +15,10 @@ pub struct ByteExchange<'a> {
     /// The time that the exchange may take, if it has one of its own.
     pub timeout: Option<Duration>,
 }
+
+impl<'a> ByteExchange<'a> {
+    /// Makes the exchange of a rank's bytes, called from a source line, without a name or a time of its own.
+    pub fn new(own: &'a [u8], at: &'static Location<'static>) -> Self {
+        ByteExchange { own, of: None, at, timeout: None }
+    }
+}

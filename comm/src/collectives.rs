@@ -162,7 +162,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     /// Gathers the bytes of every rank, by rank. Blocks.
     #[track_caller]
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.exchange_bytes(ByteExchange { own: bytes, of: None, at: Location::caller(), timeout: None }).at_caller()
+        self.exchange_bytes(ByteExchange::new(bytes, Location::caller())).at_caller()
     }
 
     /// Gathers `K` bytes of every rank, by rank, in one synchronization; on one rank nothing is done. Blocks.

@@ -49,7 +49,7 @@ pub fn split_place<R: Runtime>(
     at: &'static Location<'static>,
 ) -> Result<Option<SplitPlace>> {
     let own: Vec<u8> = color.iter().flat_map(|&color| [color, key]).flat_map(usize::to_le_bytes).collect();
-    let all = comm.exchange_bytes(ByteExchange { own: &own, of: None, at, timeout: None })?;
+    let all = comm.exchange_bytes(ByteExchange::new(&own, at))?;
     let Some(color) = color else { return Ok(None) };
     let ranks = ranks_of(&all, color);
     let rank = ranks.iter().position(|&rank| rank == comm.rank()).ok_or_else(|| {

@@ -44,7 +44,7 @@ pub(crate) fn exchange_id<H: Runtime>(
         id: id.map_or(Vec::new(), |id| id.0.to_vec()),
     };
     let of: Arc<str> = "NCCL's unique id".into();
-    let all = control.exchange_bytes(ByteExchange { own: &own.to_bytes(), of: Some(&of), at, timeout: None })?;
+    let all = control.exchange_bytes(ByteExchange { of: Some(&of), ..ByteExchange::new(&own.to_bytes(), at) })?;
     let all = all.iter().map(|bytes| RankInfo::from_bytes(bytes)).collect::<Result<Vec<_>>>()?;
     let members = control.members();
     if let Some((rank, info)) = all.iter().enumerate().find(|(_, info)| !info.unreachable.is_empty()) {

@@ -100,7 +100,7 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         // Without this exchange, a rank that goes on and fails at once would abort communicators that others are still
         // making.
         let of = Some(&"NCCL's ranks".into());
-        control.exchange_bytes(ByteExchange { own: &[], of, at, timeout: None })?;
+        control.exchange_bytes(ByteExchange { of, ..ByteExchange::new(&[], at) })?;
         let watch = Arc::new(WatchOwner(Watch::start(&world)?));
         let combiner = Arc::new(Mutex::new(Combiner::new(queue)));
         let shared = Shared { nccl: nccl.clone(), world, root: control.clone(), combiner, watch };

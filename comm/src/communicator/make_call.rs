@@ -151,7 +151,7 @@ pub(crate) trait MakeCall<R: Runtime>: Communicator<R> {
             return Ok(vec![bytes]);
         }
         if self.guarantees().exchanges_on_host {
-            let all = self.exchange_bytes(ByteExchange { own: &bytes, of: None, at, timeout: None })?;
+            let all = self.exchange_bytes(ByteExchange::new(&bytes, at))?;
             let other =
                 || Error::mismatch("exchange", "a rank gave another number of bytes").on_rank(self.world_rank());
             return all.into_iter().map(|bytes| bytes.try_into().map_err(|_| other())).collect();
