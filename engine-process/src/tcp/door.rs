@@ -6,7 +6,8 @@
 //! connections that the ranks had before stay: if the meeting fails, the job goes on over those.
 
 use std::{
-    fs::File,
+    fs::{DirBuilder, File},
+    io,
     net::{IpAddr, SocketAddr, TcpListener},
     path::PathBuf,
     sync::{
@@ -49,10 +50,26 @@ impl JoinAddress {
     }
 
     /// Tells the launcher of this process, if it wants to know, that the process is in the run. The launcher sees the
-    /// file once: it may be removed later.
+    /// file once: it may be removed later. Makes its folder again if something has cleaned the temporary files, and
+    /// once more if that comes in between.
+    ///
+    /// # Errors
+    /// An error with the path and a remedy, if the file cannot be made.
     pub(crate) fn announce_member(&self) -> Result<()> {
         let Some(file) = &self.member_file else { return Ok(()) };
-        File::create(file).map(drop).map_err(|error| Error::io(file, error))
+        let mut folder = DirBuilder::new();
+        folder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut folder, 0o700);
+        let make = || file.parent().map_or(Ok(()), |at| folder.create(at)).and_then(|()| File::create(file)).map(drop);
+        let unmade = |error: io::Error| {
+            let why = format!(
+                "{error}: the launcher waits for this file; let TMPDIR name a folder in which it and its ranks can \
+                 make files, and start the job again"
+            );
+            Error::io(file, io::Error::new(error.kind(), why))
+        };
+        make().or_else(|_| make()).map_err(unmade)
     }
 
     /// Listens for newcomers; none while another process listens.

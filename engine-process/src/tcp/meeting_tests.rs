@@ -12,7 +12,9 @@ use comm::Collectives;
 use numcore::{Error, ErrorKind, NullRuntime, Result};
 
 use super::{
-    Door, JoinAddress, Tcp, reachable, resolve,
+    Door, JoinAddress, Tcp, reachable,
+    rendezvous::Meeting,
+    resolve,
     secret::{ConnectionEnd, Secret},
     socket::{read, write},
     table::Hello,
@@ -187,13 +189,36 @@ fn silent_strangers_keep_nobody_waiting() {
 #[test]
 fn a_name_that_is_a_loopback_address_on_one_of_several_machines_is_refused() {
     let [local, v6, other] = ["127.0.1.1:9", "[::1]:9", "10.0.0.7:9"].map(|at| at.parse::<SocketAddr>().unwrap());
-    let error = reachable("node-0:9", vec![local, v6]).unwrap_err().to_string();
+    let error = reachable("node-0:9", vec![local, v6], None).unwrap_err().to_string();
     assert!(error.contains("`node-0` is 127.0.1.1") && error.contains("--endpoint 10.0.0.1:9"), "{error}");
-    assert_eq!(reachable("node-0:9", vec![local, other]).unwrap(), [other]);
+    assert_eq!(reachable("node-0:9", vec![local, other], None).unwrap(), [other]);
+    // An interface that is named is the one at which this machine is reached; all of them are none.
+    for (bound, due) in [(other.ip(), Some(other)), (local.ip(), Some(local)), ([0; 4].into(), None)] {
+        let found = reachable("node-0:9", vec![local, v6], Some(bound));
+        assert_eq!(found.ok(), due.map(|at| vec![at]), "{bound}");
+    }
     // Tests of several nodes on one machine write it.
     for host in ["localhost:9", "a.localhost:9", "127.0.1.1:9", "[::1]:9"] {
-        assert_eq!(reachable(host, vec![local]).unwrap(), [local], "{host}");
+        assert_eq!(reachable(host, vec![local], Some(other.ip())).unwrap(), [local], "{host}");
     }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ranks_of_one_host_are_counted_by_the_address_at_which_rank_0_listens() {
+    let at = free();
+    let addresses = vec![SocketAddr::new([127, 0, 0, 2].into(), at.port()), at];
+    let meet = |rank| {
+        let (job, secret, until) = ("job".into(), Secret::default(), Instant::now() + LONG);
+        let (addresses, bind, rank) = (addresses.clone(), Some(at.ip()), Some(rank));
+        let meeting = Meeting { addresses, job, secret, bind, rank, size: 2, is_open: false, until, timeout: LONG };
+        meeting.join().map(|joined| joined.local_rank)
+    };
+    let meet = &meet;
+    let local_ranks = thread::scope(|scope| {
+        [0, 1].map(|rank| scope.spawn(move || meet(rank))).map(|thread| thread.join().unwrap().unwrap())
+    });
+    assert_eq!(local_ranks, [0, 1]);
 }
 
 #[test]
@@ -269,6 +294,26 @@ fn a_newcomer_whose_meeting_fails_waits_for_the_next() {
     until_waiting(&door, 1);
     let (_open, _door) = join.meet((0, 1), Some(door), LONG, &|| Ok(())).unwrap();
     assert_eq!(newcomer.join().unwrap().unwrap(), 1);
+}
+
+#[test]
+fn a_folder_that_was_cleaned_is_made_again_for_the_file_of_a_member() {
+    let folder = std::env::temp_dir().join(format!("weftgrad-member-{}", std::process::id()));
+    let (mut join, _door) = opened(free());
+    join.member_file = Some(folder.join("rank-0"));
+    join.announce_member().unwrap();
+    assert!(folder.join("rank-0").exists());
+    #[cfg(unix)]
+    {
+        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&folder).unwrap());
+        assert_eq!(mode & 0o777, 0o700, "others can use it");
+    }
+    // Something else is at the place of the folder.
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "").unwrap();
+    let error = join.announce_member().unwrap_err().to_string();
+    std::fs::remove_file(&folder).unwrap();
+    assert!(error.contains("rank-0") && error.contains("let TMPDIR name a folder"), "{error}");
 }
 
 #[test]

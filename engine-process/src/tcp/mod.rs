@@ -190,7 +190,7 @@ impl Tcp {
         let until = end_of(self.join_timeout);
         let look_up = |address: &str| {
             let found = resolve(address, until, |address| Ok(address.to_socket_addrs()?.collect()))?;
-            if environment::spans_hosts(&env) { reachable(address, found) } else { Ok(found) }
+            if environment::spans_hosts(&env) { reachable(address, found, self.bind) } else { Ok(found) }
         };
         let joins = self.join_address.as_deref().map(look_up).transpose()?;
         let addresses = match &joins {
@@ -286,17 +286,21 @@ fn resolve(
     }
 }
 
-/// The addresses of a host that other machines reach. A loopback address is meant only where it is written.
-fn reachable(address: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>> {
+/// The addresses of a host that other machines reach. A loopback address is meant only where it is written. The host of
+/// a name that is one is this machine, whose processes listen at the interface `bound` if there is one.
+fn reachable(address: &str, found: Vec<SocketAddr>, bound: Option<IpAddr>) -> Result<Vec<SocketAddr>> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     if host == "localhost" || host.ends_with(".localhost") || host.parse::<IpAddr>().is_ok() {
         return Ok(found);
     }
     let (local, others): (Vec<SocketAddr>, Vec<SocketAddr>) = found.into_iter().partition(|at| at.ip().is_loopback());
     if let (Some(at), true) = (local.first(), others.is_empty()) {
+        if let Some(ip) = bound.filter(|ip| !ip.is_unspecified()) {
+            return Ok(vec![SocketAddr::new(ip, at.port())]);
+        }
         let why = format!(
             "`{host}` is {} on this machine, where no other one can come: give its address in the network in place of \
-             the name, as in `--endpoint 10.0.0.1:{}`, or remove the line of /etc/hosts that says so",
+             the name, as in `--endpoint 10.0.0.1:{}` or by `Tcp::bind`, or remove the line of /etc/hosts that says so",
             at.ip(),
             at.port()
         );

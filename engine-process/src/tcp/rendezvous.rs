@@ -162,10 +162,10 @@ impl Meeting {
             come.retain(|(hello, stream)| hello.rank.is_some() || !is_closed(stream));
         }
         self.number(&mut come);
-        let mut meeting = [0; 16];
-        getrandom::fill(&mut meeting).map_err(|error| failed(error.to_string()))?;
-        let meeting = [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|k| meeting[at + k])));
-        let own = self.addresses[0];
+        let random = || getrandom::u64().map_err(|error| failed(error.to_string()));
+        let meeting = [random()?, random()?];
+        // Of several addresses of the host, the one at which this process listens.
+        let own = listener.local_addr().ok().filter(|at| !at.ip().is_unspecified()).unwrap_or(self.addresses[0]);
         let addresses: Vec<SocketAddr> = [own].into_iter().chain(come.iter().map(|(hello, _)| hello.listens)).collect();
         for (rank, (_, stream)) in (1..).zip(&mut come) {
             let table = ProcessTable { rank, meeting, addresses: addresses.clone() };
