@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use comm::{Collectives, Comm, Communicator, Deadlines, Quorum, ReduceOp, Rendezvous};
+use comm::{Collectives, Comm, Communicator, Deadlines, Patient, Quorum, ReduceOp, Rendezvous};
 use numcore::{DType, ErrorKind, NullRuntime, Result, Tensor};
 use parking_lot::Mutex;
 use runtime_cpu::Cpu;
@@ -268,22 +268,30 @@ fn a_process_that_hangs_is_left_out_by_a_majority_and_learns_of_it() {
 
 #[test]
 fn a_call_that_nobody_waits_for_ends_with_its_process() {
-    // The other rank calls late, leaves without the call, or does neither before this one has ended.
-    for late in ["calls", "leaves", "hangs"] {
-        let deadlines = Deadlines { call: if late == "hangs" { WHILE } else { 4 * LONG }, first: 4 * LONG };
+    // The other rank makes its first call late, or one with a time of its own. Or it leaves without the call, or does
+    // neither before this one has ended.
+    for late in ["calls", "saves", "leaves", "hangs"] {
+        let [call, first] = match late {
+            "calls" => [WHILE / 4, 4 * LONG],
+            "saves" => [WHILE / 4; 2],
+            "leaves" => [4 * LONG; 2],
+            _ => [WHILE; 2],
+        };
+        let deadlines = Deadlines { call, first };
         let (ends, has_ended) = mpsc::sync_channel::<()>(1);
         let has_ended = Mutex::new(has_ended);
         let sums = processes(2, &Fate::default(), |processes| {
             let (rt, processes) = (Cpu::with_threads(1), Arc::into_inner(processes).expect("nobody else has it"));
             let processes = processes.timeout(deadlines);
-            let comm = processes.world(&rt)?;
+            let world = processes.world(&rt)?;
+            let comm = if late == "saves" { Patient::over(&world, 4 * LONG) } else { world.clone() };
             if processes.rank() == 1 {
                 match late {
                     "hangs" => drop(has_ended.lock().recv_timeout(LONG)),
                     // The other has left its group by then.
                     _ => thread::sleep(WHILE),
                 }
-                if late != "calls" {
+                if late == "leaves" || late == "hangs" {
                     return Ok(2.0);
                 }
             }
@@ -292,7 +300,7 @@ fn a_call_that_nobody_waits_for_ends_with_its_process() {
             if processes.rank() == 1 {
                 return Ok(sum.wait()?.freeze()?.to_vec::<f32>()?[999]);
             }
-            drop((sum, comm));
+            drop((sum, comm, world));
             let begun = Instant::now();
             drop(processes);
             assert!(begun.elapsed() < LONG, "a process that {late} is waited for");

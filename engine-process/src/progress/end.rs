@@ -11,7 +11,7 @@ use crate::{flight::Flight, message::Message, stream::Event};
 impl Progress {
     /// Completes the calls whose result no thread of this process waits for, since other ranks may wait for this rank's
     /// part of them. A call is given up once a process that has not joined it has ended or left its group, and at its
-    /// deadline. It has no longer time as the first of its kind: nothing of this process follows it.
+    /// own deadline: others may compile kernels before the first of a kind, and save before one with a time of its own.
     fn finish_flights(&mut self) {
         while !self.flights.is_empty() {
             self.turn();
@@ -19,7 +19,7 @@ impl Progress {
             let is_needed = |flight: &Flight| {
                 let mut absent = flight.absent.iter().map(|&r| flight.members[r]);
                 let is_lost = absent.any(|rank| gone[rank] || dead[rank] || inbox.has_left(&flight.group, rank));
-                !is_lost && flight.waited() < flight.timeout.min(flight.world.deadlines.call)
+                !is_lost && flight.waited() < flight.timeout
             };
             self.flights.retain(is_needed);
             thread::sleep(NAP);
