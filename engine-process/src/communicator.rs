@@ -101,7 +101,7 @@ impl<R: Runtime> ProcessCommunicator<R> {
             absent: peers.clone(),
             peers,
             headers,
-            tags: vec![0; n],
+            tags: vec![0..0; n],
             begun: false,
             since: now,
             timeout,

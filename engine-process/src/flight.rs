@@ -35,8 +35,8 @@ pub(crate) struct Flight {
     /// Ranks of the group whose header has not arrived yet.
     pub(crate) absent: Vec<usize>,
     pub(crate) headers: CallHeaders,
-    /// The first tag of the messages to each rank of the group.
-    pub(crate) tags: Vec<u32>,
+    /// The tags of the messages to each rank of the group.
+    pub(crate) tags: Vec<Range<u32>>,
     pub(crate) begun: bool,
     pub(crate) since: Instant,
     /// The time that the call may take.
@@ -63,8 +63,7 @@ impl Flight {
     /// The range of tags for this call's messages to a process, if that process takes part.
     pub(crate) fn tags_to(&self, process: usize) -> Option<Range<u32>> {
         let to = self.peers.iter().copied().find(|&to| self.members[to] == process)?;
-        let first = self.tags[to];
-        Some(first..first + self.job.tags())
+        Some(self.tags[to].clone())
     }
 
     /// Takes the headers that have arrived, compares them with this rank's call, and starts the job once all are there.

@@ -18,7 +18,8 @@ use parking_lot::Mutex;
 use runtime_cpu::Cpu;
 
 use super::{
-    Channel, Launch, Processes, Request, Tcp, Test, Transport,
+    Channel, Launch, ProcessCommunicator, Processes, Request, Tcp, Test, Transport,
+    moves::Limits,
     progress::{Command, Patience, Progress},
     world::World,
 };
@@ -343,3 +344,85 @@ fn worlds_that_are_over_leave_nothing() {
         assert!(progress.worlds.is_empty() && progress.inbox.len() == 0, "{number}");
     }
 }
+/// The first of three processes, over a transport of few tags on which nothing arrives.
+struct FewTags(u32);
+
+impl Transport for FewTags {
+    fn name(&self) -> &'static str {
+        "a test's"
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        3
+    }
+
+    fn tags(&self) -> u32 {
+        self.0
+    }
+
+    fn reports_deaths(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn ends_together(&self) -> bool {
+        false
+    }
+
+    // SAFETY: asked of callers as the trait says.
+    unsafe fn send(&mut self, _: Channel, _: *const u8, _: usize, _: usize, _: u32) -> Result<Request> {
+        Ok(Request(0))
+    }
+
+    // SAFETY: asked of callers as the trait says.
+    unsafe fn receive(&mut self, _: Channel, _: *mut u8, _: usize, _: usize, _: u32) -> Result<Request> {
+        Ok(Request(0))
+    }
+
+    fn test(&mut self, _: &Request) -> Test {
+        Test::Pending
+    }
+
+    fn cancel(&mut self, _: &Request) {}
+
+    fn moves_while_tested(&self) -> bool {
+        false
+    }
+
+    fn abort(&mut self) {}
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn tags_of_a_call_that_fails_as_it_starts_are_given_to_no_other() {
+    let (link, commands) = mpsc::channel();
+    let mut progress = Progress::new(Box::new(FewTags(4)), commands).unwrap();
+    let (rt, limits) = (Cpu::with_threads(1), Limits { message: 1 << 20, chunk: 1 << 20 });
+    let x = || Tensor::full(&rt, [4], DType::F32, 1.0);
+    let mut start = |number, call: &dyn Fn(&Comm<Cpu>)| {
+        let world = World::new(number, [0, 1, 2].into(), LONG.into(), Arc::default(), comm::Places::Same);
+        progress.execute(Command::Enter(world.clone()));
+        let comm = ProcessCommunicator::world(link.clone(), &world, 0, rt.clone(), limits).unwrap();
+        call(&(Arc::new(comm) as Comm<Cpu>));
+        while let Ok(command) = progress.commands.try_recv() {
+            progress.execute(command);
+        }
+        world.failure().map(|failure| failure.error("start", 0).to_string())
+    };
+    // The first call leaves no tags to rank 2. Rank 1 has the header of the second one by then, and may have begun it.
+    let both = |comm: &Comm<Cpu>| {
+        drop(comm.send(&x().unwrap(), 2).unwrap());
+        drop(comm.broadcast(x().unwrap().try_mut().expect("nobody else has it"), 0).unwrap());
+    };
+    let why = start(0, &both).expect("too many calls");
+    assert!(why.contains("no free tags"), "{why}");
+    let again = start(1, &|comm| drop(comm.send(&x().unwrap(), 1).unwrap()));
+    assert!(again.is_some_and(|why| why.contains("no free tags")), "rank 1 waits for another message with this tag");
+}
+

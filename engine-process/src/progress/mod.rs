@@ -261,12 +261,12 @@ impl Progress {
         self.enter_group(&group, &members, &world);
         for to in flight.peers.clone() {
             let process = flight.members[to];
-            let Some(tag) = self.take_tags(process, flight.job.tags()) else {
-                flight.world.fail(FailureReason::Peer { peer: flight.world_rank(), cause: OUT_OF_TAGS.into() });
-                self.broadcast_failure(&world);
+            let count = flight.job.tags();
+            let Some(tag) = self.take_tags(process, count) else {
+                world.fail(FailureReason::Peer { peer: flight.world_rank(), cause: OUT_OF_TAGS.into() });
                 break;
             };
-            (flight.headers.tags[to].0, flight.tags[to]) = (tag, tag);
+            (flight.headers.tags[to].0, flight.tags[to]) = (tag, tag..tag + count);
             let header = Header {
                 group: flight.group.clone(),
                 key: flight.key,
@@ -277,9 +277,10 @@ impl Progress {
             };
             self.streams.send(process, &Message::Call(header));
         }
-        match world.failure() {
-            Some(failure) => flight.job.fail(failure),
-            None => self.flights.push(flight),
+        // Others may have begun the call by its header, and wait for messages with its tags: they are lost if it fails.
+        self.flights.push(flight);
+        if world.failure().is_some() {
+            self.broadcast_failure(&world);
         }
         self.last_move = Instant::now();
     }
