@@ -42,7 +42,7 @@ pub(crate) struct Flight {
     /// The time that the call may take.
     pub(crate) timeout: Duration,
     pub(crate) moved: Instant,
-    /// The time at which an absent rank was first known to have left the group.
+    /// The time at which a rank that is awaited was first known to have left the group.
     pub(crate) left_since: Option<Instant>,
     pub(crate) job: Box<dyn Job>,
 }
@@ -105,12 +105,27 @@ impl Flight {
         Ok(())
     }
 
-    /// Fails the call if an absent rank has left the group, since its header will never arrive. The error waits for
-    /// [`GRACE`], because a failed rank's own error message may still be in flight.
+    /// Fails the call if an absent rank has left the group, since its header will never arrive.
     fn check_left(&mut self, inbox: &Inbox) -> Result<(), FailureReason> {
         let lost = self.absent.iter().map(|&r| self.members[r]).find(|&rank| inbox.has_left(&self.group, rank));
+        self.check_lost(lost)
+    }
+
+    /// Fails the call, which has begun, if a process with unfinished transfers has come to its end: it had given the
+    /// call up by then, and its messages never arrive.
+    pub(crate) fn check_gone(&mut self, gone: &[bool]) -> Result<(), FailureReason> {
+        if !gone.contains(&true) {
+            return Ok(());
+        }
+        let lost = self.job.waits_for().into_iter().map(|r| self.members[r]).find(|&rank| gone[rank]);
+        self.check_lost(lost)
+    }
+
+    /// Fails the call for want of a process. The error waits for [`GRACE`] without a move, because last messages of the
+    /// process, or the error message of one that has failed, may still be in flight.
+    fn check_lost(&mut self, lost: Option<usize>) -> Result<(), FailureReason> {
         let Some(peer) = lost else { return Ok(()) };
-        if self.left_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
+        if self.left_since.get_or_insert_with(Instant::now).max(&mut self.moved).elapsed() < GRACE {
             return Ok(());
         }
         let call = self.call.in_world(&self.members);

@@ -313,6 +313,35 @@ fn a_call_that_nobody_waits_for_ends_with_its_process() {
 }
 
 #[test]
+fn a_call_that_a_process_has_given_up_ends_with_an_error() {
+    let (ends, has_ended) = mpsc::sync_channel::<()>(1);
+    let has_ended = Mutex::new(has_ended);
+    let outcomes = processes(2, &Fate::default(), |processes| {
+        let (rt, processes) = (Cpu::with_threads(1), Arc::into_inner(processes).expect("nobody else has it"));
+        let is_first = processes.rank() == 0;
+        let processes = processes.timeout(if is_first { WHILE } else { 4 * LONG });
+        let comm = processes.world(&rt)?;
+        if !is_first {
+            let _ = has_ended.lock().recv_timeout(LONG);
+        }
+        let begun = Instant::now();
+        let one = Tensor::full(&rt, [100_000], DType::F32, 1.0)?.try_mut().expect("nobody else has it");
+        let sum = comm.all_reduce(one, ReduceOp::Sum)?;
+        if is_first {
+            drop((sum, comm, processes));
+            let _ = ends.send(());
+            return Ok(());
+        }
+        let error = sum.wait().map(|_| ()).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Peer { peer: 0, .. }), "{error}");
+        assert!(error.to_string().contains("it left while rank 1 called all_reduce"), "{error}");
+        assert!(begun.elapsed() < LONG, "it had the time of the call");
+        Ok(())
+    });
+    all_well(outcomes);
+}
+
+#[test]
 fn a_process_that_does_not_come_to_its_end_is_waited_for_so_long_alone() {
     let fate = Fate { ends_together: true, ..Fate::default() };
     let aborted = processes(2, &fate, |processes| {
@@ -327,23 +356,6 @@ fn a_process_that_does_not_come_to_its_end_is_waited_for_so_long_alone() {
     assert_eq!(all_well(aborted), [true; 2]);
 }
 
-#[test]
-fn worlds_that_are_over_leave_nothing() {
-    let (_link, commands) = mpsc::channel();
-    let transport = transport(free(), 0, 1, &Fate::default()).unwrap();
-    let mut progress = Progress::new(transport, commands).unwrap();
-    for number in 0..20 {
-        let world = World::new(number, [0].into(), LONG.into(), Arc::default(), comm::Places::Same);
-        progress.execute(Command::Enter(world.clone()));
-        assert!(progress.worlds.contains_key(&number));
-        drop(world);
-        let (group, members) = ([number].into(), [0].into());
-        progress.execute(Command::Leave { group, members });
-        // A late message of another process about the world.
-        progress.handle(super::stream::Event::Message(0, super::message::Message::Leave([number, 1].into())));
-        assert!(progress.worlds.is_empty() && progress.inbox.len() == 0, "{number}");
-    }
-}
 /// The first of three processes, over a transport of few tags on which nothing arrives.
 struct FewTags(u32);
 
@@ -426,3 +438,20 @@ fn tags_of_a_call_that_fails_as_it_starts_are_given_to_no_other() {
     assert!(again.is_some_and(|why| why.contains("no free tags")), "rank 1 waits for another message with this tag");
 }
 
+#[test]
+fn worlds_that_are_over_leave_nothing() {
+    let (_link, commands) = mpsc::channel();
+    let transport = transport(free(), 0, 1, &Fate::default()).unwrap();
+    let mut progress = Progress::new(transport, commands).unwrap();
+    for number in 0..20 {
+        let world = World::new(number, [0].into(), LONG.into(), Arc::default(), comm::Places::Same);
+        progress.execute(Command::Enter(world.clone()));
+        assert!(progress.worlds.contains_key(&number));
+        drop(world);
+        let (group, members) = ([number].into(), [0].into());
+        progress.execute(Command::Leave { group, members });
+        // A late message of another process about the world.
+        progress.handle(super::stream::Event::Message(0, super::message::Message::Leave([number, 1].into())));
+        assert!(progress.worlds.is_empty() && progress.inbox.len() == 0, "{number}");
+    }
+}

@@ -329,7 +329,10 @@ impl Progress {
                 (self.last_move, flight.moved) = (Instant::now(), Instant::now());
                 Ok(false)
             }
-            Ok(Advance::Waiting) => flight.check_deadline().map(|()| false).map_err(failed),
+            Ok(Advance::Waiting) => {
+                let outcome = flight.check_gone(&self.gone).and_then(|()| flight.check_deadline());
+                outcome.map(|()| false).map_err(failed)
+            }
             Err(error) => Err(failed(flight.reason_of(error))),
         }
     }

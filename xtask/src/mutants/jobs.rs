@@ -51,6 +51,7 @@ pub(super) const OF_JOBS: &[Mutant] = &[
     Mutant { file: "engine-process/src/progress/mod.rs", from: "        self.flights.push(flight);\n        if", to: "        if world.failure().is_none() {\n            self.flights.push(flight);\n        }\n        if", test: JOINED },
     Mutant { file: "engine-process/src/tcp/door.rs", from: "|at| folder.create(at)", to: "|_| Ok(())", test: JOINED },
     Mutant { file: "engine-process/src/tcp/mod.rs", from: "bound.filter(|ip| !ip.is_unspecified())", to: "bound.filter(|ip| ip.is_unspecified())", test: JOINED },
+    Mutant { file: "engine-process/src/progress/mod.rs", from: "flight.check_gone(&self.gone).and_then(|()| flight.check_deadline())", to: "flight.check_deadline()", test: JOINED },
     Mutant { file: "comm/src/deadlines.rs", from: "if is_first { of.first } else { of.call }", to: "of.call", test: CALLED },
     Mutant { file: "comm/src/deadlines.rs", from: "own.unwrap_or(if", to: "Option::<Duration>::None.or(own.filter(|_| false)).unwrap_or(if", test: CALLED },
 ];
