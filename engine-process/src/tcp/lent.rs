@@ -31,8 +31,8 @@ pub(super) struct Lending {
     words: [u64; WORDS],
     heard: usize,
     memory: Option<LentMemory>,
-    /// True once a message could not be copied: none is, from then on.
-    has_given_up: bool,
+    /// The reason that the other process cannot be read, since a message could not be copied or from the beginning.
+    why_unread: Option<String>,
     /// The address of the next message that the other process lends, and its number.
     pub(super) address: u64,
     number: u32,
@@ -57,14 +57,22 @@ impl Lending {
         *place.ok_or_else(|| format!("it has a word {number} as a lender, behind {} others", self.heard))? = word;
         self.heard += 1;
         if self.heard == WORDS {
-            self.memory = LentMemory::find(self.words);
+            match LentMemory::find(self.words) {
+                Ok(memory) => self.memory = Some(memory),
+                Err(error) => self.why_unread = Some(error.to_string()),
+            }
         }
         Ok(self.memory.is_some())
     }
 
     /// Tells whether this process reads the memory of the other.
     pub(super) fn reads(&self) -> bool {
-        self.memory.is_some() && !self.has_given_up
+        self.memory.is_some() && self.why_unread.is_none()
+    }
+
+    /// The reason that messages of the other process are not copied any more, if they were so far.
+    pub(super) fn why_given_up(&self) -> Option<&str> {
+        self.why_unread.as_deref().filter(|_| self.memory.is_some())
     }
 
     /// The next message, of this length.
@@ -73,28 +81,36 @@ impl Lending {
     /// An error if the other process was never told that it can be read.
     pub(super) fn next(&mut self, bytes: usize) -> Result<LentMessage, String> {
         if self.memory.is_none() {
-            return Err("it lends a message, though this process cannot read its memory".into());
+            let why = self.why_unread.as_deref().unwrap_or("it has not said where it is");
+            return Err(format!("it lends a message, though this process cannot read its memory: {why}"));
         }
         let number = self.number;
         self.number = number.wrapping_add(1);
         Ok(LentMessage { number, address: self.address, bytes })
     }
 
-    /// Copies a part of a message from an address; returns true if it is there.
-    pub(super) fn copy(&self, address: u64, into: &mut [u8]) -> bool {
-        let memory = self.memory.as_ref().filter(|_| !self.has_given_up);
-        memory.is_some_and(|memory| memory.copy(address as usize, into).is_ok())
+    /// Copies a part of a message from an address.
+    ///
+    /// # Errors
+    /// The system's error, or the one after which nothing is read any more.
+    pub(super) fn copy(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
+        match (&self.memory, &self.why_unread) {
+            (Some(memory), None) => memory.copy(address as usize, into).map_err(|error| error.to_string()),
+            (_, why) => Err(why.clone().unwrap_or_default()),
+        }
     }
 
-    /// Reads no memory any more. Returns true if this process did so far.
-    pub(super) fn give_up(&mut self) -> bool {
-        !std::mem::replace(&mut self.has_given_up, true)
+    /// Reads no memory any more, for a reason. Returns true if this process did so far.
+    pub(super) fn give_up(&mut self, why: String) -> bool {
+        let reads = self.reads();
+        self.why_unread.get_or_insert(why);
+        reads
     }
 
     /// Forbids the reading of the other process, as the system may do at any time.
     #[cfg(test)]
     pub(super) fn forbid(&mut self) {
-        self.memory.iter_mut().for_each(|memory| memory.token_at = 8);
+        self.memory.iter_mut().for_each(|memory| memory.process = i32::MAX);
     }
 
     /// Ends the lending of this process.
@@ -142,14 +158,18 @@ struct LentMemory {
 }
 
 impl LentMemory {
-    /// Finds the lender that has told these words; none if it is not there, or may not be read.
-    fn find(words: [u64; WORDS]) -> Option<Self> {
+    /// Finds the lender that has told these words.
+    ///
+    /// # Errors
+    /// An error if it is not there, or may not be read.
+    fn find(words: [u64; WORDS]) -> io::Result<Self> {
         let [process, token_at, token @ ..] = words;
-        let (process, token_at) = (i32::try_from(process).ok()?, usize::try_from(token_at).ok()?);
+        let process = i32::try_from(process).map_err(io::Error::other)?;
+        let token_at = usize::try_from(token_at).map_err(io::Error::other)?;
         let mut bytes = [0; 8 * TOKEN];
         bytes.chunks_exact_mut(8).zip(token).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
         let memory = LentMemory { process, token_at, token: bytes };
-        memory.copy(token_at, &mut []).ok().map(|()| memory)
+        memory.copy(token_at, &mut []).map(|()| memory)
     }
 
     /// Copies bytes from an address of the lender.
@@ -222,7 +242,7 @@ mod tests {
         for k in 0..WORDS {
             let mut other = words;
             other[k] ^= 64;
-            assert!(LentMemory::find(other).is_none(), "word {k}");
+            assert!(LentMemory::find(other).is_err(), "word {k}");
         }
         drop(lender);
         assert!(memory.copy(message.as_ptr() as usize, &mut copied).is_err());

@@ -256,7 +256,10 @@ impl<S: Read + Write> TcpLink<S> {
         self.stream.as_mut().expect("it is open")
     }
 
-    fn end(&mut self, ended: LinkEnded) {
+    fn end(&mut self, mut ended: LinkEnded) {
+        if let (LinkEnded::Broken(why), Some(unread)) = (&mut ended, self.lending.why_given_up()) {
+            why.push_str(&format!("; before, its memory could not be copied: {unread}"));
+        }
         self.ended = Some(if self.has_left { LinkEnded::Left } else { ended });
         // First of all: memory of sends is used again once they have ended.
         self.lending.end();

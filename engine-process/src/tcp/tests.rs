@@ -351,6 +351,34 @@ fn a_long_copy_lets_other_connections_have_their_turn() {
 
 #[test]
 #[cfg(target_os = "linux")]
+fn the_reason_that_memory_cannot_be_read_is_in_the_error_of_the_connection() {
+    // The words of a process that is not there, which lends all the same.
+    let frame = |kind, tag, length: u64| [&[kind, 0xf7, 0, 0, tag, 0, 0, 0][..], &length.to_le_bytes()].concat();
+    let words: Vec<Vec<u8>> = (0..6).map(|k| frame(9, k, i32::MAX as u64)).collect();
+    let (mut done, why) = (Vec::new(), "No such process (os error 3)");
+    let mut reader = TcpLink::new(Recorded::of(&[words.concat(), frame(12, 1, 40_000)].concat(), usize::MAX));
+    reader.turn(LONG, &mut done);
+    let says = |reader: &TcpLink<Recorded>, what: &str| {
+        assert!(matches!(&reader.ended, Some(LinkEnded::Broken(words)) if words.contains(what) && words.contains(why)));
+    };
+    says(&reader, "cannot read its memory");
+    // One that could be read, and breaks the rules later.
+    let (sent, mut place) = (vec![7; 100_000], vec![0; 100_000]);
+    let [mut lender, mut reader] = lending();
+    reader.forbid();
+    // SAFETY: the message and its place outlive the links.
+    unsafe {
+        lender.send(Channel::Data, sent.as_ptr(), sent.len(), 4, 0, &mut done);
+        reader.receive(Channel::Data, place.as_mut_ptr(), place.len(), 4, 1, &mut done);
+    }
+    carry(&mut lender, &mut reader, &mut done);
+    reader.stream().input.extend([0; 16]);
+    reader.turn(LONG, &mut done);
+    says(&reader, "its memory could not be copied");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
 fn a_message_that_was_asked_for_comes_to_its_receive_or_nowhere() {
     for is_withdrawn in [false, true] {
         let (sent, mut place, mut done) = (vec![7; 100_000], vec![0; 100_000], Vec::new());

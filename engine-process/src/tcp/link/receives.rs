@@ -97,28 +97,28 @@ impl<S: Read + Write> TcpLink<S> {
             // SAFETY: the receiver promises `room` bytes, which the message fits, until the request has ended; they are
             // initialised, and nothing else refers to them.
             let place = unsafe { slice::from_raw_parts_mut(receive.into.add(*copied), part) };
-            let is_copied = self.lending.copy(from, place);
+            let outcome = self.lending.copy(from, place);
             (*copied, budget) = (*copied + part, budget - part);
-            if is_copied && *copied < message.bytes {
+            if outcome.is_ok() && *copied < message.bytes {
                 continue;
             }
             let (request, number, bytes) = (receive.request, message.number, message.bytes);
             let copy = self.copies.pop_front();
-            if is_copied {
-                self.outbox.urgent.extend(header(TAKEN, number, 0));
-                done.push((request, Ok(bytes)));
-            } else {
+            if let Err(why) = outcome {
                 self.outbox.urgent.extend(header(UNREAD, number, 0));
                 self.asked.extend(copy);
-                self.read_no_more();
+                self.read_no_more(why);
+            } else {
+                self.outbox.urgent.extend(header(TAKEN, number, 0));
+                done.push((request, Ok(bytes)));
             }
         }
         self.write(done);
     }
 
     /// Announces all receives from now on, and those that have begun, as the other end lends nothing any more.
-    fn read_no_more(&mut self) {
-        if self.lending.give_up() {
+    fn read_no_more(&mut self, why: String) {
+        if self.lending.give_up(why) {
             let long = self.receives.iter().filter(|receive| receive.room > EAGER);
             let announced = long.map(|receive| header(READY, receive.tag, usize::from(receive.on)));
             self.outbox.urgent.extend(announced.flatten());
