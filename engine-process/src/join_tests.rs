@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use comm::{Collectives, Comm, Communicator, Membership, Quorum, Rendezvous};
+use comm::{Collectives, Comm, Communicator, Deadlines, Membership, Quorum, Rendezvous};
 use numcore::{NullRuntime, Result};
 
 use crate::{
@@ -23,15 +23,15 @@ use crate::{
 /// The time that ranks of a job wait for each other.
 const WHILE: Duration = Duration::from_secs(4);
 
-/// The two addresses of a job.
+/// The two addresses of a job, and the deadlines of its calls.
 #[derive(Clone, Copy)]
-struct Job([SocketAddr; 2]);
+struct Job([SocketAddr; 2], Deadlines);
 
 type Worlds = ProcessRendezvous<NullRuntime>;
 
 impl Job {
     fn new() -> Job {
-        Job([free(), free()])
+        Job([free(), free()], Deadlines::default())
     }
 
     /// The folder of the files by which ranks say that they are in the run, if a test makes it.
@@ -50,7 +50,7 @@ impl Job {
 
     /// A process with its time to join, and the time that ranks of the job wait for each other.
     fn process_with(self, rank: Option<usize>, size: usize, most: Duration, each: Duration) -> Result<Worlds> {
-        let Job([at, join]) = self;
+        let [at, join] = self.0;
         let get = |name: &str| match name {
             "MASTER_ADDR" => Some(at.ip().to_string()),
             "MASTER_PORT" => Some(at.port().to_string()),
@@ -63,7 +63,7 @@ impl Job {
             }
             _ => None,
         };
-        let processes = Tcp::from_lookup(get)?.join_timeout(most).join()?;
+        let processes = Tcp::from_lookup(get)?.join_timeout(most).join()?.timeout(self.1);
         let quorum = Quorum { join_timeout: each, ..Quorum::default() };
         Arc::new(processes).rendezvous(NullRuntime::new(), quorum)
     }
@@ -135,6 +135,30 @@ fn newcomers_are_in_the_next_world_behind_the_ranks_of_the_last() {
         last.sort_unstable();
         assert_eq!(last, (0..ranks + 2).collect::<Vec<_>>());
     }
+}
+
+#[test]
+fn calls_with_newcomers_are_the_first_of_their_kind_on_all_ranks() {
+    let call = WHILE / 4;
+    let job = Job(Job::new().0, Deadlines { call, first: LONG });
+    let all: Vec<Result<()>> = thread::scope(|scope| {
+        let run = |rank: Option<usize>| {
+            let mut worlds = job.process(rank, 2)?;
+            let mut world = worlds.next_world()?;
+            if rank.is_some() {
+                (0..2).try_for_each(|_| barrier(&world.comm))?;
+                until_one_waits(&worlds, &world)?;
+                world = worlds.next_world()?;
+            } else {
+                // It compiles kernels, as the others have before.
+                thread::sleep(2 * call);
+            }
+            barrier(&world.comm)
+        };
+        let threads = [Some(0), Some(1), None].map(|rank| scope.spawn(move || run(rank)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    all.into_iter().for_each(|outcome| outcome.unwrap());
 }
 
 #[test]

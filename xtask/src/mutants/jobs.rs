@@ -48,6 +48,7 @@ pub(super) const OF_JOBS: &[Mutant] = &[
     Mutant { file: "engine-process/src/tcp/rendezvous.rs", from: "come.retain(|(hello, stream)| hello.rank.is_some() || !is_closed(stream));", to: "", test: JOINED },
     Mutant { file: "train/src/trainer/saving.rs", from: " && self.engine.step.ranks().everyone.size() > 1 {", to: " {", test: LAST },
     Mutant { file: "engine-process/src/processes.rs", from: "deadlines.into(), self.kinds.clone(), places", to: "deadlines.into(), Arc::default(), places", test: JOINED },
+    Mutant { file: "engine-process/src/processes.rs", from: "        self.joined_at(before", to: "        self.kinds = before.kinds.clone();\n        self.joined_at(before", test: JOINED },
     Mutant { file: "engine-process/src/progress/mod.rs", from: "        self.flights.push(flight);\n        if", to: "        if world.failure().is_none() {\n            self.flights.push(flight);\n        }\n        if", test: JOINED },
     Mutant { file: "engine-process/src/tcp/door.rs", from: "|at| folder.create(at)", to: "|_| Ok(())", test: JOINED },
     Mutant { file: "engine-process/src/tcp/mod.rs", from: "bound.filter(|ip| !ip.is_unspecified())", to: "bound.filter(|ip| ip.is_unspecified())", test: JOINED },
