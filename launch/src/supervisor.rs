@@ -209,14 +209,16 @@ impl Supervisor<'_> {
 
     /// The reason that a run which others may join is over after a failure, if it is known here. One that has not begun
     /// may start again. Members on other nodes are not known: newcomers themselves find out whether one is left to take
-    /// them in.
+    /// them in. But nobody listens for them once the endpoint's node, which is the first one, has no member.
     fn why_over(&self, ranks: &[RankProcess], (left, fewest): (usize, usize)) -> Option<String> {
         self.job.max_ranks.filter(|_| self.has_begun)?;
         if left < fewest {
             return Some(format!("{left} ranks are left, and at least {fewest} must run"));
         }
         let is_lost = |rank: &RankProcess| !rank.has_succeeded() && (rank.has_ended() || rank.waits());
-        (self.job.nodes == 1 && ranks.iter().all(is_lost)).then(|| "no rank is left that was in the run".into())
+        let on_node = if self.job.nodes == 1 { "" } else { " on the node at which others join" };
+        (self.job.node_rank == 0 && ranks.iter().all(is_lost))
+            .then(|| format!("no rank is left{on_node} that was in the run"))
     }
 
     /// Tells whether newcomers may join: not once the run has ended on a rank, or is to end.

@@ -539,6 +539,21 @@ fn ranks_that_have_met_have_met_whatever_becomes_of_their_files() {
 
 #[test]
 fn survivors_of_an_elastic_job_have_time_to_save() {
+#[test]
+fn a_node_at_which_others_join_ends_once_it_has_lost_its_members() {
+    let scratch = Scratch::new("lost-endpoint");
+    let script = "if [ ${WEFTGRAD_NEWCOMER:-0} = 1 ]; then touch $DIR/waits; sleep 20; exit 0; fi; \
+                  touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 1 ]; then exit 4; fi; \
+                  until [ -e $DIR/waits ]; do sleep 0.01; done; exit 5";
+    let place = ["--nodes", "2", "--node-rank", "0", "--endpoint", "127.0.0.1:9"];
+    let elastic = ["-n", "2", "--elastic", "1:2", "--max-restarts", "2", "sh", "-c", script];
+    let mut command = launcher(&[&place[..], &elastic[..]].concat());
+    let (status, _, errors) =
+        ended(command.env("DIR", scratch.path()).env("WEFTGRAD_SECRET", "0".repeat(64)).spawn().unwrap());
+    let why = "no rank is left on the node at which others join that was in the run: the job ends";
+    assert!(status == Some(5) && errors.contains(why), "{status:?} {errors}");
+}
+
     let script = "touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 1 ]; then sleep 1; exit 4; fi; \
                   trap 'sleep 3; echo saved; exit 5' TERM; while true; do sleep 0.05; done";
     let (status, out, errors) = shells("-n 2 --elastic 2:2", script);

@@ -22,7 +22,7 @@ pub(super) const OF_JOBS: &[Mutant] = &[
     Mutant { file: "launch/src/supervisor.rs", from: "is_some_and(|most| running < most)", to: "is_some_and(|most| running > most)", test: LAUNCHED },
     Mutant { file: "launch/src/supervisor.rs", from: "if self.signals == 0 {\n                        deadline", to: "if self.signals > 0 {\n                        deadline", test: LAUNCHED },
     Mutant { file: "launch/src/supervisor.rs", from: "rank.stopped = None;", to: "continue;", test: LAUNCHED },
-    Mutant { file: "launch/src/supervisor.rs", from: "self.job.nodes == 1 && ", to: "", test: LAUNCHED },
+    Mutant { file: "launch/src/supervisor.rs", from: "self.job.node_rank == 0 && ", to: "", test: LAUNCHED },
     Mutant { file: "launch/src/init.rs", from: ".process_group(0)", to: "", test: LAUNCHED },
     Mutant { file: "launch/src/init.rs", from: "Err(_) if kill(child, None).is_err()", to: "Err(_)", test: LAUNCHED },
     Mutant { file: "launch/src/environment.rs", from: "all.extend(is_newcomer.then(", to: "all.extend(false.then(", test: LAUNCHED },
