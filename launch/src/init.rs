@@ -10,7 +10,7 @@ use nix::{
     unistd::Pid,
 };
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1},
+    consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1},
     iterator::Signals,
 };
 
@@ -26,12 +26,14 @@ pub fn run_below_init() -> Option<io::Result<u8>> {
 }
 
 fn run() -> io::Result<u8> {
-    // Before the child, so that no signal is lost.
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])?;
+    // Before the child, so that no signal is lost. The system drops those for the first process that it does not take,
+    // also the ones that end or stop any other process.
+    // With SIGCHLD ignored it would also drop the status of the child.
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGCONT, SIGUSR1, SIGCHLD])?;
     let child = Command::new(env::current_exe()?).args(env::args_os().skip(1)).process_group(0).spawn()?;
     let child = Pid::from_raw(child.id().cast_signed());
     let forward = move || {
-        for signal in signals.forever() {
+        for signal in signals.forever().filter(|&signal| signal != SIGCHLD) {
             // A child that has just ended needs none.
             let _ = Signal::try_from(signal).map(|signal| kill(child, signal));
         }

@@ -15,7 +15,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1},
+    consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1},
     iterator::{Handle, Signals},
 };
 
@@ -260,15 +260,19 @@ impl Supervisor<'_> {
     }
 }
 
-/// The thread that turns signals of this process into events. It ends when this is dropped.
+/// The thread that turns signals of this process into events. It ends when this is dropped. A process that was started
+/// with SIGCHLD ignored loses the statuses of its children: the handler takes that back.
 struct SignalForwarder(Handle);
 
 impl SignalForwarder {
     fn start(events: Sender<Event>, takes_newcomers: bool) -> io::Result<Self> {
         let others = [(!ignores_hangup()).then_some(SIGHUP), takes_newcomers.then_some(SIGUSR1)];
-        let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(others.into_iter().flatten()))?;
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGCHLD].into_iter().chain(others.into_iter().flatten()))?;
         let handle = signals.handle();
-        let forward = move || signals.forever().for_each(|signal| drop(events.send(Event::Signaled(signal))));
+        let forward = move || {
+            let sent = signals.forever().filter(|&signal| signal != SIGCHLD);
+            sent.for_each(|signal| drop(events.send(Event::Signaled(signal))));
+        };
         thread::Builder::new().name("signals".into()).spawn(forward)?;
         Ok(SignalForwarder(handle))
     }

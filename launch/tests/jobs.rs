@@ -185,6 +185,27 @@ fn a_rank_that_is_killed_is_named_with_the_signal() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn statuses_of_ranks_are_known_where_the_end_of_children_is_ignored() {
+    let ignoring = |program: &str, options: &[&str]| {
+        let mut command = Command::new("env");
+        command.args(["--ignore-signal=CHLD", program]).args(options);
+        ended(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    };
+    let (launcher, script) = (env!("CARGO_BIN_EXE_weftgrad-run"), "exit $((4 * RANK))");
+    for (ranks, due) in [("1", 0), ("2", 4)] {
+        let (status, _, errors) = ignoring(launcher, &["-n", ranks, "sh", "-c", script]);
+        assert_eq!(status, Some(due), "{errors}");
+        let container = ["-rpf", "--mount-proc", "--kill-child"];
+        if ignoring("unshare", &[&container[..], &["true"]].concat()).0 == Some(0) {
+            let options = [&container[..], &[launcher, "-n", ranks, "sh", "-c", script]].concat();
+            let (status, _, errors) = ignoring("unshare", &options);
+            assert_eq!(status, Some(due), "{errors}");
+        }
+    }
+}
+
+#[test]
 fn a_program_that_is_not_there_is_named() {
     let (status, _, errors) = ended(launcher(&["-n", "2", "no-such-program"]).spawn().unwrap());
     assert!(status == Some(127) && errors.contains("`no-such-program` cannot be started"), "{status:?} {errors}");
@@ -270,6 +291,16 @@ fn the_first_process_of_a_container_reaps_orphans_and_forwards_signals() {
         assert!(Command::new("kill").args(["-s", "INT", "--", &group]).status().unwrap().success());
         let (status, out, errors) = ended(running);
         assert!(status == Some(5) && lines_of(&out, 0) == ["saved"], "{status:?} {out} {errors}");
+    }
+    // The launcher, which is the parent of the rank, ends or stops by signals for which it has no handler.
+    let stops = "kill -s TSTP 1; for k in $(seq 500); do if grep -q 'State:.T' /proc/$PPID/status; \
+                 then kill -s CONT 1; exit 6; fi; sleep 0.01; done";
+    for (script, due) in [("kill -s QUIT 1; sleep 5", 131), (stops, 6)] {
+        let mut command = unshare();
+        command.args(["sh", "-c", "ulimit -c 0; exec \"$@\"", "sh"]);
+        command.arg(env!("CARGO_BIN_EXE_weftgrad-run")).args(["-n", "1", "sh", "-c", script]);
+        let (status, out, errors) = ended(command.process_group(0).spawn().unwrap());
+        assert_eq!(status, Some(due), "{script}: {out} {errors}");
     }
 }
 
@@ -509,6 +540,21 @@ fn a_node_that_has_lost_its_members_goes_on_if_others_take_its_newcomers_in() {
 }
 
 #[test]
+fn a_node_at_which_others_join_ends_once_it_has_lost_its_members() {
+    let scratch = Scratch::new("lost-endpoint");
+    let script = "if [ ${WEFTGRAD_NEWCOMER:-0} = 1 ]; then touch $DIR/waits; sleep 20; exit 0; fi; \
+                  touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 1 ]; then exit 4; fi; \
+                  until [ -e $DIR/waits ]; do sleep 0.01; done; exit 5";
+    let place = ["--nodes", "2", "--node-rank", "0", "--endpoint", "127.0.0.1:9"];
+    let elastic = ["-n", "2", "--elastic", "1:2", "--max-restarts", "2", "sh", "-c", script];
+    let mut command = launcher(&[&place[..], &elastic[..]].concat());
+    let (status, _, errors) =
+        ended(command.env("DIR", scratch.path()).env("WEFTGRAD_SECRET", "0".repeat(64)).spawn().unwrap());
+    let why = "no rank is left on the node at which others join that was in the run: the job ends";
+    assert!(status == Some(5) && errors.contains(why), "{status:?} {errors}");
+}
+
+#[test]
 fn ranks_that_have_not_met_are_started_again_all() {
     let script = "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then echo ${WEFTGRAD_NEWCOMER:-0}; exit 0; fi; \
                   if [ $RANK = 1 ]; then exit 6; fi; exec sleep 1000";
@@ -539,21 +585,6 @@ fn ranks_that_have_met_have_met_whatever_becomes_of_their_files() {
 
 #[test]
 fn survivors_of_an_elastic_job_have_time_to_save() {
-#[test]
-fn a_node_at_which_others_join_ends_once_it_has_lost_its_members() {
-    let scratch = Scratch::new("lost-endpoint");
-    let script = "if [ ${WEFTGRAD_NEWCOMER:-0} = 1 ]; then touch $DIR/waits; sleep 20; exit 0; fi; \
-                  touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 1 ]; then exit 4; fi; \
-                  until [ -e $DIR/waits ]; do sleep 0.01; done; exit 5";
-    let place = ["--nodes", "2", "--node-rank", "0", "--endpoint", "127.0.0.1:9"];
-    let elastic = ["-n", "2", "--elastic", "1:2", "--max-restarts", "2", "sh", "-c", script];
-    let mut command = launcher(&[&place[..], &elastic[..]].concat());
-    let (status, _, errors) =
-        ended(command.env("DIR", scratch.path()).env("WEFTGRAD_SECRET", "0".repeat(64)).spawn().unwrap());
-    let why = "no rank is left on the node at which others join that was in the run: the job ends";
-    assert!(status == Some(5) && errors.contains(why), "{status:?} {errors}");
-}
-
     let script = "touch $WEFTGRAD_MEMBER_FILE; if [ $RANK = 1 ]; then sleep 1; exit 4; fi; \
                   trap 'sleep 3; echo saved; exit 5' TERM; while true; do sleep 0.05; done";
     let (status, out, errors) = shells("-n 2 --elastic 2:2", script);
