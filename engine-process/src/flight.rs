@@ -111,8 +111,8 @@ impl Flight {
         self.check_lost(lost)
     }
 
-    /// Fails the call, which has begun, if a process with unfinished transfers has come to its end: it had given the
-    /// call up by then, and its messages never arrive.
+    /// Fails the call, which has begun, if a process with unfinished transfers has come to its end. It had given the
+    /// call up by then.
     pub(crate) fn check_gone(&mut self, gone: &[bool]) -> Result<(), FailureReason> {
         if !gone.contains(&true) {
             return Ok(());
@@ -121,8 +121,8 @@ impl Flight {
         self.check_lost(lost)
     }
 
-    /// Fails the call for want of a process. The error waits for [`GRACE`] without a move, because last messages of the
-    /// process, or the error message of one that has failed, may still be in flight.
+    /// Fails the call for want of a process. The error waits for [`GRACE`] without a move, since last messages or the
+    /// error message of that process may be in flight.
     fn check_lost(&mut self, lost: Option<usize>) -> Result<(), FailureReason> {
         let Some(peer) = lost else { return Ok(()) };
         if self.left_since.get_or_insert_with(Instant::now).max(&mut self.moved).elapsed() < GRACE {

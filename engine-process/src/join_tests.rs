@@ -139,8 +139,8 @@ fn newcomers_are_in_the_next_world_behind_the_ranks_of_the_last() {
 
 #[test]
 fn calls_with_newcomers_are_the_first_of_their_kind_on_all_ranks() {
-    let call = WHILE / 4;
-    let job = Job(Job::new().0, Deadlines { call, first: LONG });
+    let (call, first) = (WHILE / 4, LONG);
+    let job = Job(Job::new().0, Deadlines { call, first });
     let all: Vec<Result<()>> = thread::scope(|scope| {
         let run = |rank: Option<usize>| {
             let mut worlds = job.process(rank, 2)?;
@@ -150,8 +150,7 @@ fn calls_with_newcomers_are_the_first_of_their_kind_on_all_ranks() {
                 until_one_waits(&worlds, &world)?;
                 world = worlds.next_world()?;
             } else {
-                // It compiles kernels, as the others have before.
-                thread::sleep(2 * call);
+                thread::sleep(2 * call); // It compiles kernels.
             }
             barrier(&world.comm)
         };

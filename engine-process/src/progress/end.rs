@@ -11,7 +11,7 @@ use crate::{flight::Flight, message::Message, stream::Event};
 impl Progress {
     /// Completes the calls whose result no thread of this process waits for, since other ranks may wait for this rank's
     /// part of them. A call is given up once a process that has not joined it has ended or left its group, and at its
-    /// own deadline: others may compile kernels before the first of a kind, and save before one with a time of its own.
+    /// own deadline. Others may compile kernels before the first of a kind, or save before one with a time of its own.
     fn finish_flights(&mut self) {
         while !self.flights.is_empty() {
             self.turn();

@@ -5,6 +5,8 @@ mod environment;
 mod frame;
 mod joined;
 mod lent;
+#[cfg(all(test, target_os = "linux"))]
+mod lent_tests;
 mod link;
 #[cfg(test)]
 mod meeting_tests;
