@@ -19,7 +19,6 @@ mod autocast;
 mod backward;
 mod checkpoint;
 mod deferred;
-mod flops;
 mod function;
 mod functional;
 mod gradients;

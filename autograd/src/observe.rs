@@ -14,7 +14,6 @@ use numcore::{
 use crate::{
     Var,
     address::ByAddress,
-    flops,
     node::{Edge, Node, SavedInput, TapeValue},
 };
 
@@ -111,9 +110,9 @@ impl ObservedOp {
     }
 
     /// Floating-point operations of the call, a multiplication and an addition counting two; 0 but for products,
-    /// attention and convolutions. The formulas are those of PyTorch's `FlopCounterMode`.
+    /// attention and convolutions. [`Op::flops`] has the formulas.
     pub fn flops(&self) -> u64 {
-        flops::of(&self.op, &self.inputs, &self.outputs)
+        self.op.flops(&self.inputs, &self.outputs)
     }
 }
 

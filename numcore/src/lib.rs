@@ -42,7 +42,7 @@ pub use hash::Fnv1a;
 pub use layout::{Layout, LoopAxis, coalesce};
 pub use memory_account::{Bytes, MemoryCategory, MemoryStats};
 pub use memory_report::{DeviceBytes, MemoryReport, OtherQueues};
-pub use null::{NullBuffer, NullEvent, NullRuntime};
+pub use null::{KernelWork, NullBuffer, NullEvent, NullRuntime};
 pub use pool::Pool;
 pub use positioned::read_exact_at;
 pub use runtime::*;

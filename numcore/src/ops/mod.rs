@@ -10,6 +10,7 @@ mod by_example;
 pub(crate) mod composed;
 mod einsum;
 mod elementwise;
+mod flops;
 mod index;
 mod joining;
 pub(crate) mod matmul;
