@@ -43,6 +43,10 @@ impl<R: Runtime> Communicator<R> for Named<R> {
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         self.inner.split_at(color, key, at)
     }
+
+    fn split_by(&self, color: &dyn Fn(usize) -> usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
+        self.inner.split_by(color, at)
+    }
 }
 
 /// The label that separates the calls of several trainers on one set of ranks: the trainer's number, from the second

@@ -1,6 +1,6 @@
 //! The ranks of a parallel plan with their communicators.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, panic::Location, sync::Arc};
 
 use nn::{
     Module, ModuleExt,
@@ -267,7 +267,7 @@ fn described_parameters<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> String
 
 #[track_caller]
 fn split<R: Runtime>(world: &Comm<R>, plan: &ParallelPlan, axes: &[Axis]) -> Result<Comm<R>> {
-    let group = world.split(Some(plan.color(axes, world.rank())), world.rank())?;
+    let group = world.split_by(&|rank| plan.color(axes, rank), Location::caller())?;
     group.ok_or_else(|| Error::internal("Mesh", "the communicator gave no group"))
 }
 

@@ -115,7 +115,7 @@ impl ParallelPlan {
     /// The ranks of one step that read different tokens, arranged for experts: ranks along tensor have different
     /// experts. Copies of an expert lie along shard if the expert axis divides the ranks along shard and context.
     /// Copies beyond those lie along data.
-    pub(crate) fn of_experts(&self) -> Self {
+    pub fn of_experts(&self) -> Self {
         let (shard, experts) = (self.size(Axis::Shard) * self.size(Axis::Context), self.experts);
         let shards = if shard.is_multiple_of(experts) { shard / experts } else { 1 };
         let mut plan = ParallelPlan::along(Axis::Tensor, experts);

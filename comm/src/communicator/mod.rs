@@ -70,6 +70,12 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
     /// gets no group. Blocks.
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>>;
 
+    /// Splits the ranks as [`split_at`](Communicator::split_at) does, by a color that each rank knows of all others. A
+    /// communicator without other ranks, which cannot ask them, gets the whole group from it.
+    fn split_by(&self, color: &dyn Fn(usize) -> usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
+        self.split_at(Some(color(self.rank())), self.rank(), at)
+    }
+
     /// Returns an error if the communicator has failed meanwhile, on this rank or another. Never blocks. Trainers call
     /// it once per step, right before the update: the last place at which an error that came late still prevents it.
     fn poll(&self) -> Result<()>;
@@ -166,6 +172,9 @@ impl<R: Runtime, C: Communicator<R> + ?Sized> Communicator<R> for Arc<C> {
     }
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         (**self).split_at(color, key, at)
+    }
+    fn split_by(&self, color: &dyn Fn(usize) -> usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
+        (**self).split_by(color, at)
     }
     fn poll(&self) -> Result<()> {
         (**self).poll()

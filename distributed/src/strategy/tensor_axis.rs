@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    panic::Location,
     sync::Arc,
 };
 
@@ -80,7 +81,7 @@ impl<R: Runtime> TensorAxis<R> {
         // In ascending order, so that all ranks split alike.
         for (&count, comm) in replicas.iter_mut().filter(|(count, _)| **count < size) {
             let none = || Error::internal("a training step", "the communicator gave no group");
-            *comm = ranks.split(Some(ranks.rank() / count), ranks.rank())?.ok_or_else(none)?;
+            *comm = ranks.split_by(&|rank| rank / count, Location::caller())?.ok_or_else(none)?;
         }
         let axis = TensorAxis { ranks: Some(ranks), everyone, placed, replicas, label, of_experts };
         axis.agree_on_model(model)?;

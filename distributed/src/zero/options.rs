@@ -95,7 +95,8 @@ impl UnitOf {
         self.tied.iter().any(|own| own == unit)
     }
 
-    pub(crate) fn of(&self, name: &str) -> String {
+    /// The name of the unit of a parameter; empty for the root.
+    pub fn of(&self, name: &str) -> String {
         if self.is_tied(name) { name.into() } else { (self.of)(name) }
     }
 }

@@ -100,18 +100,40 @@ impl ScheduleKind {
     /// | [`Zbv`](Self::Zbv) | `v` = 2 and `m` ≥ `2p − 1` |
     /// | [`DualPipeV`](Self::DualPipeV) | `v` = 2 and `m` ≥ `2p` |
     pub fn generate(self, shape: PipeShape) -> Result<Schedule> {
+        let placement = self.placement(shape)?;
         let PipeShape { ranks: p, stages_per_rank: v, micro_batches: m } = shape;
         let (generator, size) = (self.generator(), Size { p, v, m });
-        if let Some((need, _)) = [POSITIVE, BOUNDED].iter().chain(generator.needs).find(|(_, holds)| !holds(size)) {
-            let why = format!("{self} needs {need}; got p = {p} ranks, v = {v} stages per rank, m = {m} micro-batches");
-            return Err(Error::schedule("pipeline schedule", why));
-        }
-        let placement = match generator.shape {
-            StageLayout::Loop => StagePlacement::looped(p, v),
-            StageLayout::Fold => StagePlacement::folded(p),
-        };
         let rows = (0..p).map(|r| (generator.row)(size, r, RowBuilder::new(placement.stages_on(r).collect())).finish());
         Schedule::new(placement.clone(), m, rows.collect())
+    }
+}
+
+impl ScheduleKind {
+    /// The placement of the stages of a shape.
+    ///
+    /// # Errors
+    /// Fails as [`generate`](ScheduleKind::generate) does.
+    pub fn placement(self, shape: PipeShape) -> Result<StagePlacement> {
+        self.check(shape)?;
+        Ok(match self.generator().shape {
+            StageLayout::Loop => StagePlacement::looped(shape.ranks, shape.stages_per_rank),
+            StageLayout::Fold => StagePlacement::folded(shape.ranks),
+        })
+    }
+
+    /// Checks the preconditions of [`generate`](ScheduleKind::generate), without making the passes.
+    ///
+    /// # Errors
+    /// Fails as [`generate`](ScheduleKind::generate) does.
+    pub fn check(self, shape: PipeShape) -> Result<()> {
+        let PipeShape { ranks: p, stages_per_rank: v, micro_batches: m } = shape;
+        let (generator, size) = (self.generator(), Size { p, v, m });
+        let needs = [POSITIVE, BOUNDED];
+        let Some((need, _)) = needs.iter().chain(generator.needs).find(|(_, holds)| !holds(size)) else {
+            return Ok(());
+        };
+        let why = format!("{self} needs {need}; got p = {p} ranks, v = {v} stages per rank, m = {m} micro-batches");
+        Err(Error::schedule("pipeline schedule", why))
     }
 }
 
