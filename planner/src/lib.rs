@@ -1,5 +1,17 @@
-//! Questions before a run on many ranks. [`verify`]: is the model there the model of one rank, and if not, why?
+//! Questions before a run on many ranks. What does a plan cost, and which is the best? [`ModelCosts`] are measured on
+//! one's own model, without its memory and without its arithmetic. [`verify`]: is the model on many ranks that of one
+//! rank, and if not, why?
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod costs;
+mod estimate;
+mod lone;
+mod machine;
+mod plan;
 pub mod verify;
+
+pub use costs::{BackwardWork, ExchangeCosts, ModelCosts, OptimizerCosts, ParameterCosts, PartCosts, PlannedModel};
+pub use estimate::{BillRow, Estimate, MemoryEstimate, Purpose};
+pub use machine::{FITTED_SHARES, LinkSpeed, Machine};
+pub use plan::{Recompute, TrainingPlan};

@@ -2,4 +2,7 @@
 
 mod common;
 mod faults;
+mod megatron;
+mod plans;
+mod published;
 mod right;

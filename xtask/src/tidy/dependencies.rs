@@ -23,7 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("pipeline-schedule", &["numcore"]),
     ("distributed", &["numcore", "autograd", "comm", "nn", "optim", "pipeline-schedule"]),
     ("adaptive", &["numcore", "autograd", "nn", "optim", "distributed"]),
-    ("planner", &["numcore", "autograd", "nn", "distributed"]),
+    ("planner", &["numcore", "autograd", "nn", "optim", "distributed"]),
     ("watch", &["numcore", "comm", "data", "pipeline-schedule"]),
     ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "adaptive", "data", "watch"]),
     ("models", &["numcore", "autograd", "nn", "data"]),

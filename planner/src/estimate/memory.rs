@@ -1,0 +1,78 @@
+//! The memory of a rank under a plan.
+
+use distributed::{
+    pipeline::PipeShape,
+    zero::{UnitOf, ZeroStage},
+};
+use numcore::Result;
+
+use super::{
+    bill::{StateGroups, buffers, parameters},
+    bubble::in_flight,
+};
+use crate::{ModelCosts, OptimizerCosts, TrainingPlan};
+
+/// Bytes that one rank holds at most, by their use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// Values of parameters, and of gathered units of ZeRO stage 3.
+    pub parameters: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// State of the optimizer, with master copies.
+    pub optimizer: u64,
+    /// Values that are kept for backward, of all micro-batches in flight.
+    pub activations: u64,
+    /// Values of the part that is computed, for a moment.
+    pub transient: u64,
+}
+
+impl MemoryEstimate {
+    /// All bytes.
+    pub fn total(&self) -> u64 {
+        self.parameters + self.gradients + self.optimizer + self.activations + self.transient
+    }
+
+    /// The memory of pipeline rank `rank`.
+    pub(crate) fn of(
+        plan: &TrainingPlan,
+        costs: &ModelCosts,
+        optimizer: &OptimizerCosts,
+        stages: &[usize],
+        rank: usize,
+    ) -> Result<Self> {
+        let (ranks, zero) = (plan.parallel()?, plan.zero_stage()?);
+        let groups = [StateGroups::of(&ranks), StateGroups::of_experts(&ranks)];
+        let mut memory = MemoryEstimate::default();
+        let (mut saved, mut largest_unit) = (0, [0, 0]);
+        for &stage in stages {
+            let parts = costs.stage(stage, plan.stages());
+            saved += parts.iter().map(|part| part.saved).sum::<u64>();
+            memory.transient = parts.iter().map(|part| part.transient).fold(memory.transient, u64::max);
+            for (experts, groups) in [false, true].into_iter().zip(&groups) {
+                let shards = if zero == ZeroStage::None { 1 } else { groups.shard.ranks };
+                let units = (zero != ZeroStage::None).then(UnitOf::layers);
+                for buffer in buffers(&parameters(parts, experts), units.as_ref(), shards, plan.main_gradients) {
+                    let share = |sharded: bool, bytes: u64| if sharded { bytes / shards as u64 } else { bytes };
+                    memory.parameters += share(zero.shards_parameters(), buffer.values());
+                    memory.gradients += share(zero.shards_gradients(), buffer.gradients());
+                    if buffer.gradient.is_some() {
+                        memory.optimizer += (buffer.elements as f64 * optimizer.state) as u64 / shards as u64;
+                    }
+                    largest_unit = [largest_unit[0].max(buffer.values()), largest_unit[1].max(buffer.gradients())];
+                }
+            }
+        }
+        // The unit that is read, the one that arrives, and gradients of one.
+        if zero.shards_parameters() {
+            memory.parameters += 2 * largest_unit[0];
+        }
+        if zero.shards_gradients() {
+            memory.gradients += largest_unit[1];
+        }
+        let shape = PipeShape { ranks: plan.pipe, ..plan.shape() };
+        let held = in_flight(plan.kind()?, shape, rank) as u64;
+        memory.activations = saved * held / stages.len().max(1) as u64;
+        Ok(memory)
+    }
+}
