@@ -1,6 +1,8 @@
 //! Factorizations by what defines them, and gradients by finite differences, once and twice.
 #![allow(missing_docs)]
 
+mod reference;
+
 use autograd::{Var, differentiable_grad, grad};
 use linalg::{
     MatrixNorm, Svd, Triangle, cholesky, det, eigh, eigvalsh, inverse, logdet, matrix_norm, qr, slogdet, solve,
