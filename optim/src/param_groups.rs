@@ -51,9 +51,9 @@ impl<C: UpdateRule> ParamGroups<C> {
     }
 
     /// Decreases learning rates towards the input (layer-wise decay; Howard & Ruder 2018, Clark et al. 2020). Depth `k`
-    /// of `depths` has `decay^(depths − 1 − k)` times the rate of its group; the last depth and any beyond have that rate.
-    /// `depth` gives that of a parameter by its name. Each group so far, of this and other rules, has its own for each
-    /// depth.
+    /// of `depths` has `decay^(depths − 1 − k)` times the rate of its group; the last depth and any beyond have that
+    /// rate. `depth` gives that of a parameter by its name. Each group so far, of this and other rules, has its own for
+    /// each depth.
     ///
     /// ```
     /// use optim::{AdamWConfig, ParamGroups};

@@ -337,6 +337,29 @@ fn where_no_larger_batch_is_left_the_next_epoch_begins() {
     assert_eq!(ended(8), (6, 1, 0));
 }
 
+/// A test of rates: ranks find one rate, and the run ends when its loss diverges.
+#[test]
+fn all_ranks_find_one_learning_rate() {
+    for ranks in [1, 3] {
+        let found = Ranks::new(ranks).run(cpu, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let step = TrainStep::builder(&comm, &model)
+                .optimizer(optim::SgdConfig { lr: 1e-3, ..Default::default() })
+                .schedule(optim::ExponentialLr { gamma: 2.0 })
+                .build()?;
+            let range = train::LrRange::default();
+            let trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(60));
+            let report = trainer.with(range.clone()).run(loss)?;
+            Ok((report.progress.step, range.steepest(), range.curve()))
+        });
+        let found = found.unwrap();
+        assert!(found.iter().all(|rank| *rank == found[0]), "{found:?}");
+        let (steps, steepest, curve) = &found[0];
+        assert!(*steps < 60 && steepest.is_some_and(|rate| rate > 1e-3), "{found:?}");
+        assert!(curve.windows(2).all(|pair| pair[1].0 == 2.0 * pair[0].0), "{curve:?}");
+    }
+}
+
 /// Rates of a run whose value never gets better, and of one that is resumed after each step.
 #[test]
 fn rates_fall_on_a_plateau_on_all_ranks_and_over_a_resumption() {
