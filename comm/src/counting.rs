@@ -40,9 +40,9 @@ impl Add for Traffic {
     }
 }
 
-/// A kind of collective ([`Collective::name`](super::Collective::name)), and the name of the object that the calls
-/// belong to.
-type CountKey = (&'static str, Option<Arc<str>>);
+/// A kind of collective ([`Collective::name`](super::Collective::name)), the name of the object that the calls belong
+/// to, and the world ranks of the group.
+type CountKey = (&'static str, Option<Arc<str>>, Arc<[usize]>);
 type Counts = Arc<Mutex<BTreeMap<CountKey, Traffic>>>;
 
 /// Counts the data that a communicator, and all that are split from it, exchange.
@@ -64,13 +64,18 @@ impl<R: Runtime> CountingCommunicator<R> {
 
     /// All counts, by kind.
     pub fn counts(&self) -> BTreeMap<&'static str, Traffic> {
-        self.summed(|(kind, _)| *kind)
+        self.summed(|(kind, ..)| *kind)
     }
 
     /// All counts, by the object that was exchanged: `bucket 3` of gradients, ``unit `blocks.1` `` of parameters and
     /// their gradients. Unnamed calls (losses, flags, agreements) are under `None`.
     pub fn by_name(&self) -> BTreeMap<Option<Arc<str>>, Traffic> {
-        self.summed(|(_, of)| of.clone())
+        self.summed(|(_, of, _)| of.clone())
+    }
+
+    /// All counts, by the world ranks of the group and the kind.
+    pub fn by_group(&self) -> BTreeMap<(Arc<[usize]>, &'static str), Traffic> {
+        self.summed(|(kind, _, group)| (group.clone(), *kind))
     }
 
     /// The sum of all counts.
@@ -99,7 +104,8 @@ impl<R: Runtime> CountingCommunicator<R> {
         let all = self.inner.exchange_bytes(exchange)?;
         let payload = all.iter().map(Vec::len).sum::<usize>() as u64;
         let sent = ((self.size() - 1) * exchange.own.len()) as u64;
-        add(&self.counts, &("all_gather", None), Traffic { calls: 1, payload, sent, exposed: begun.elapsed() });
+        let key = ("all_gather", None, self.group().members().clone());
+        add(&self.counts, &key, Traffic { calls: 1, payload, sent, exposed: begun.elapsed() });
         Ok(all)
     }
 }
@@ -114,7 +120,8 @@ impl<R: Runtime> Communicator<R> for CountingCommunicator<R> {
     fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
         let volume = |call: &Call<R>| {
             let Volume { payload, sent, .. } = Volume::of(call, self.rank(), self.size());
-            ((call.what().name(), call.of.clone()), Traffic { calls: 1, payload, sent, exposed: Duration::ZERO })
+            let group = self.group().members().clone();
+            ((call.what().name(), call.of.clone(), group), Traffic { calls: 1, payload, sent, exposed: Duration::ZERO })
         };
         let counted: Vec<(CountKey, Traffic)> = calls.iter().map(volume).collect();
         let works = self.inner.start_all(calls)?;

@@ -12,6 +12,6 @@ mod plan;
 pub mod verify;
 
 pub use costs::{BackwardWork, ExchangeCosts, ModelCosts, OptimizerCosts, ParameterCosts, PartCosts, PlannedModel};
-pub use estimate::{BillRow, Estimate, MemoryEstimate, Purpose};
+pub use estimate::{BillRow, Estimate, MemoryEstimate, Purpose, bill};
 pub use machine::{FITTED_SHARES, LinkSpeed, Machine};
 pub use plan::{Recompute, TrainingPlan};

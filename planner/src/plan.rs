@@ -4,7 +4,7 @@ use std::fmt;
 
 use autograd::checkpoint;
 use distributed::{
-    pipeline::{Checked, Limits, Lowering, PipeShape, Schedule, ScheduleKind},
+    pipeline::{Checked, Limits, Lowering, PipeShape, Schedule, ScheduleKind, StagePlacement},
     plan::{Axis, ParallelPlan},
     zero::{ZeroOptions, ZeroStage},
 };
@@ -202,6 +202,14 @@ impl TrainingPlan {
         PipeShape { ranks: self.pipe, stages_per_rank: self.stages_per_rank, micro_batches: self.micro_batches }
     }
 
+    /// The placement of stages on pipeline ranks.
+    pub fn placement(&self) -> Result<StagePlacement> {
+        match self.stages() {
+            1 => StagePlacement::new(vec![0]),
+            _ => self.kind()?.placement(self.shape()),
+        }
+    }
+
     /// The schedule of passes, without messages.
     pub fn passes(&self) -> Result<Schedule> {
         self.kind()?.generate(self.shape())
@@ -227,7 +235,7 @@ impl TrainingPlan {
         Ok(ZeroOptions { stage: self.zero_stage()?, main_gradients: self.main_gradients, ..ZeroOptions::default() })
     }
 
-    /// The passes of a rank in a step that go through all of its stages.
+    /// The number of stages of the model.
     pub fn stages(&self) -> usize {
         self.pipe * self.stages_per_rank
     }

@@ -7,6 +7,7 @@ use distributed::{
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::Loss,
+    zero::UnitOf,
 };
 use nn::{ModuleExt, Param, Stage, parallel::TensorStyle};
 use numcore::{
@@ -77,11 +78,12 @@ impl ModelCosts {
         let (mut values, mut parts) = (model.inputs.clone(), Vec::with_capacity(model.parts.len()));
         for (number, part) in model.parts.iter().enumerate() {
             let loss = (number + 1 == model.parts.len()).then_some((&*model.loss, &model.targets[..]));
-            let (costs, outputs) = meter.part(&**part, &values, loss).within(format_args!("part {number}"))?;
+            let (costs, outputs) =
+                meter.part(&**part, &values, number == 0, loss).within(format_args!("part {number}"))?;
             parts.push(costs);
             values = outputs;
         }
-        number_origins(&mut parts);
+        number(&mut parts);
         Ok(ModelCosts { parts })
     }
 }
@@ -118,11 +120,15 @@ impl Meter<'_> {
         &self,
         part: &dyn Stage<NullRuntime>,
         values: &[Tensor<NullRuntime>],
+        is_first: bool,
         loss: Option<(&LossFn, &[Tensor<NullRuntime>])>,
     ) -> Result<(PartCosts, Vec<Tensor<NullRuntime>>)> {
+        let inputs_of = || inputs(values, is_first);
+        // What is agreed on or made once is no cost of a step.
+        self.forward(part, &inputs_of()?, loss)?;
         let live = self.live();
         self.rt.reset_peak();
-        let inputs = inputs(values)?;
+        let inputs = inputs_of()?;
         let (forward, (outputs, roots)) = self.pass(|| self.forward(part, &inputs, loss))?;
         let saved = self.live() - live;
         let specs: Vec<_> = outputs.iter().map(Apply::spec).collect();
@@ -133,7 +139,7 @@ impl Meter<'_> {
         let (backward, ()) = self.pass(|| seeded(roots)?.run(&mut gradients))?;
         let peak = self.rt.memory().total.peak as u64 - live;
 
-        let again = self::inputs(values)?;
+        let again = inputs_of()?;
         let (_, roots) = self.forward(part, &again, loss)?;
         self.counts.take();
         let wanted: Vec<&Var<NullRuntime>> = again.iter().filter(|x| x.requires_grad()).collect();
@@ -205,9 +211,10 @@ impl Meter<'_> {
     }
 }
 
-/// The inputs of a part as variables, of which floating ones have gradients. The first part's have none.
-fn inputs(values: &[Tensor<NullRuntime>]) -> Result<Vec<Var<NullRuntime>>> {
-    let var = |value: &Tensor<NullRuntime>| match value.dtype().is_float() {
+/// The values of a part's inputs as variables. Floating ones have gradients, but for those of the first part, which are
+/// the batch's.
+fn inputs(values: &[Tensor<NullRuntime>], is_first: bool) -> Result<Vec<Var<NullRuntime>>> {
+    let var = |value: &Tensor<NullRuntime>| match value.dtype().is_float() && !is_first {
         true => Var::leaf("input", value.clone()),
         false => Ok(Var::new(value.clone())),
     };
@@ -270,20 +277,27 @@ fn parameters(part: &dyn Stage<NullRuntime>) -> Vec<ParameterCosts> {
         dtype: p.dtype(),
         trained: p.requires_grad(),
         expert: p.placed().is_some_and(|placed| placed.style() == TensorStyle::Experts),
+        partial: p.placed().is_some_and(|placed| placed.has_partial_gradient()),
         origin: p.origin(),
+        unit: 0,
     };
     part.named_parameters().into_iter().map(of).collect()
 }
 
-/// Replaces identities by numbers in the order of the model, which are equal in every run.
-fn number_origins(parts: &mut [PartCosts]) {
-    let mut known = Vec::new();
+/// Replaces identities by numbers in the order of the model, which are equal in every run, and numbers the units.
+fn number(parts: &mut [PartCosts]) {
+    let (units, mut origins, mut names) = (UnitOf::layers(), Vec::new(), vec![String::new()]);
     for parameter in parts.iter_mut().flat_map(|part| &mut part.parameters) {
-        let at = known.iter().position(|origin| *origin == parameter.origin);
-        let number = at.unwrap_or_else(|| {
-            known.push(parameter.origin);
-            known.len() - 1
-        });
-        parameter.origin = number;
+        parameter.origin = number_of(parameter.origin, &mut origins);
+        parameter.unit = number_of(units.of(&parameter.name), &mut names);
     }
+}
+
+/// The number of a value among known ones, to which a new one is added.
+fn number_of<T: PartialEq>(value: T, known: &mut Vec<T>) -> usize {
+    let at = known.iter().position(|other| *other == value);
+    at.unwrap_or_else(|| {
+        known.push(value);
+        known.len() - 1
+    })
 }

@@ -81,8 +81,13 @@ pub struct ParameterCosts {
     pub trained: bool,
     /// True if it is of an expert, and ranks along [`Axis::Expert`] have others.
     pub expert: bool,
-    /// A number that copies of one parameter share.
+    /// True if ranks along tensor have parts of its gradient, which they sum: norms on parts of a sequence.
+    pub partial: bool,
+    /// A number that copies of one parameter share. Numbers ascend in the order of the model.
     pub origin: usize,
+    /// The number of the unit that ZeRO gathers it with ([`UnitOf::layers`](distributed::zero::UnitOf::layers)).
+    /// That of the root, which is no layer, is 0.
+    pub unit: usize,
 }
 
 impl ParameterCosts {

@@ -1,12 +1,14 @@
 //! The exchanges of a training step: what for, among whom, how often, and how many bytes.
 
+use std::ops::Range;
+
 use distributed::{
     buckets::{BucketLimits, BucketPlan, BucketSpec},
-    pipeline::StagePlacement,
+    pipeline::{Action, StagePlacement, UnitAction, UnitOp},
     plan::{Axis, ParallelPlan},
-    zero::{UnitOf, ZeroStage},
+    zero::ZeroStage,
 };
-use numcore::{ALIGN, DType, Result};
+use numcore::{ALIGN, DType, Error, Result};
 
 use crate::{ModelCosts, ParameterCosts, PartCosts, TrainingPlan};
 
@@ -21,6 +23,8 @@ pub enum Purpose {
     Parameters,
     /// A sum of gradients.
     Gradients,
+    /// The sum of losses and their weights.
+    Losses,
 }
 
 /// Exchanges of one kind and purpose in a step, of one rank.
@@ -59,49 +63,57 @@ pub(crate) struct StateGroups {
     pub(crate) shard: StateGroup,
     /// The ranks that hold equal shards, if there are several.
     replicas: Option<StateGroup>,
+    /// The number of this rank's shard.
+    index: usize,
 }
 
 impl StateGroups {
-    /// The groups of parameters that all ranks of a stage have.
-    pub(crate) fn of(plan: &ParallelPlan) -> Self {
-        Self::along(
-            [Axis::Data, Axis::Shard, Axis::Context].map(|axis| (axis, plan.size(axis))),
-            plan.size(Axis::Tensor),
-        )
+    /// The groups of parameters that all ranks of a stage have, for world rank `rank`.
+    pub(crate) fn of(plan: &ParallelPlan, rank: usize) -> Self {
+        let axes = [Axis::Data, Axis::Shard, Axis::Context];
+        let places = axes.map(|axis| plan.coordinate(axis, rank));
+        Self::along(axes.map(|axis| (axis, plan.size(axis))), places, plan.size(Axis::Tensor))
     }
 
     /// The groups of experts' parameters: ranks with other experts lie between neighbours.
-    pub(crate) fn of_experts(plan: &ParallelPlan) -> Self {
+    pub(crate) fn of_experts(plan: &ParallelPlan, rank: usize) -> Self {
+        let axes = [Axis::Data, Axis::Shard, Axis::Context];
+        let reader = axes.iter().fold(0, |place, &axis| place * plan.size(axis) + plan.coordinate(axis, rank));
         let experts = plan.of_experts();
-        let axes = [Axis::Data, Axis::Shard, Axis::Context].map(|axis| (axis, experts.size(axis)));
-        Self::along(axes, plan.size(Axis::Tensor) * plan.size(Axis::Expert))
+        let places = axes.map(|axis| experts.coordinate(axis, reader));
+        let stride = plan.size(Axis::Tensor) * plan.size(Axis::Expert);
+        Self::along(axes.map(|axis| (axis, experts.size(axis))), places, stride)
     }
 
     /// The groups of [`Sharded`](distributed::zero::Sharded) over ranks along these axes, whose innermost neighbours
     /// are `stride` ranks apart.
-    fn along(sizes: [(Axis, usize); 3], stride: usize) -> Self {
-        let group = |here: std::ops::Range<usize>| {
+    fn along(sizes: [(Axis, usize); 3], places: [usize; 3], stride: usize) -> Self {
+        let group = |here: Range<usize>| {
             let inner: usize = sizes[here.end..].iter().map(|(_, size)| size).product();
             let ranks: usize = sizes[here.clone()].iter().map(|(_, size)| size).product();
             let axes = sizes[here].iter().filter(|(_, size)| *size > 1).map(|(axis, _)| *axis).collect();
             StateGroup { axes, ranks, span: (ranks - 1) * inner * stride + 1 }
         };
         let [(_, data), (_, shard), _] = sizes;
-        match shard == 1 || data == 1 {
-            true => StateGroups { all: group(0..3), shard: group(0..3), replicas: None },
-            false => StateGroups { all: group(0..3), shard: group(1..3), replicas: Some(group(0..1)) },
-        }
+        let whole = shard == 1 || data == 1;
+        let first = usize::from(!whole);
+        let index = (first..3).fold(0, |index, k| index * sizes[k].1 + places[k]);
+        StateGroups { all: group(0..3), shard: group(first..3), replicas: (!whole).then(|| group(0..1)), index }
     }
 }
 
 /// Parameters of one unit and element type, which lie in one buffer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct StateBuffer {
     /// The number of elements, with padding.
     pub(crate) elements: u64,
     pub(crate) dtype: DType,
+    /// The number of the unit.
+    pub(crate) unit: usize,
     /// The element type of gradients; none if the parameters are frozen.
     pub(crate) gradient: Option<DType>,
+    /// The elements of whose gradients ranks along tensor have parts.
+    partial: Vec<Range<u64>>,
 }
 
 impl StateBuffer {
@@ -112,44 +124,58 @@ impl StateBuffer {
     pub(crate) fn gradients(&self) -> u64 {
         self.gradient.map_or(0, |dtype| self.elements * dtype.size() as u64)
     }
+
+    /// The elements of shard `index` of `of` whose gradients are parts of sums along tensor.
+    fn partial_of(&self, index: usize, of: usize) -> u64 {
+        let len = self.elements / of as u64;
+        let (start, end) = (index as u64 * len, (index as u64 + 1) * len);
+        let within = |range: &Range<u64>| range.end.min(end).saturating_sub(range.start.max(start));
+        self.partial.iter().map(within).sum()
+    }
 }
 
 /// The parameters of a stage, in order, that experts have or that others have. A tied parameter is there once.
 pub(crate) fn parameters(stage: &[PartCosts], experts: bool) -> Vec<&ParameterCosts> {
-    let mut seen = Vec::new();
-    let all = stage.iter().flat_map(|part| &part.parameters).filter(|parameter| parameter.expert == experts);
-    all.filter(|parameter| {
-        let new = !seen.contains(&parameter.origin);
-        seen.push(parameter.origin);
-        new
-    })
-    .collect()
+    let all = || stage.iter().flat_map(|part| &part.parameters);
+    let mut last = None;
+    let is_new = |parameter: &&ParameterCosts| {
+        // Numbers ascend, but for those of copies.
+        if last.is_none_or(|last| parameter.origin > last) {
+            last = Some(parameter.origin);
+            return true;
+        }
+        let before = all().take_while(|other| !std::ptr::eq(*other, *parameter));
+        !before.into_iter().any(|other| other.origin == parameter.origin)
+    };
+    all().filter(is_new).filter(|parameter| parameter.expert == experts).collect()
 }
 
 /// The buffers of ZeRO's units, or one for each element type where nothing is sharded.
-pub(crate) fn buffers(
-    parameters: &[&ParameterCosts],
-    units: Option<&UnitOf>,
-    ranks: usize,
-    main_gradients: bool,
-) -> Vec<StateBuffer> {
-    let mut found: Vec<((String, DType, bool), u64)> = Vec::new();
-    for parameter in parameters {
-        let unit = units.map_or(String::new(), |units| units.of(&parameter.name));
-        let key = (unit, parameter.dtype, parameter.trained);
-        let elements = parameter.elements().next_multiple_of((ALIGN / parameter.dtype.size()) as u64);
+pub(crate) fn buffers(of: &[&ParameterCosts], units: bool, ranks: usize, main_gradients: bool) -> Vec<StateBuffer> {
+    let mut found: Vec<StateBuffer> = Vec::new();
+    for parameter in of {
+        let (dtype, unit) = (parameter.dtype, if units { parameter.unit } else { 0 });
+        let gradient = parameter.trained.then(|| parameter.gradient(main_gradients));
+        let same = |other: &&mut StateBuffer| (other.unit, other.dtype, other.gradient) == (unit, dtype, gradient);
         // Parameters of a unit follow each other.
-        match found.iter_mut().rev().find(|(known, _)| *known == key) {
-            Some((_, all)) => *all += elements,
-            None => found.push((key, elements)),
+        let at = found.iter_mut().rev().find(same);
+        let buffer = match at {
+            Some(buffer) => buffer,
+            None => {
+                found.push(StateBuffer { elements: 0, dtype, unit, gradient, partial: Vec::new() });
+                let last = found.len() - 1;
+                &mut found[last]
+            }
+        };
+        if parameter.partial && parameter.trained {
+            buffer.partial.push(buffer.elements..buffer.elements + parameter.elements());
         }
+        buffer.elements += parameter.elements().next_multiple_of((ALIGN / dtype.size()) as u64);
     }
-    let buffer = |((_, dtype, trained), elements): ((String, DType, bool), u64)| StateBuffer {
-        elements: elements.next_multiple_of((ranks * ALIGN / dtype.size()) as u64),
-        dtype,
-        gradient: trained.then(|| if main_gradients && dtype.is_half() { DType::F32 } else { dtype }),
-    };
-    found.into_iter().map(buffer).collect()
+    for buffer in &mut found {
+        buffer.elements = buffer.elements.next_multiple_of((ranks * ALIGN / buffer.dtype.size()) as u64);
+    }
+    found
 }
 
 /// The rows of a bill.
@@ -169,10 +195,10 @@ impl Rows {
         self.0.push(BillRow { purpose, axes: group.axes.clone(), span: group.span, kind, calls, payload, sent });
     }
 
-    fn all_reduce(&mut self, group: &StateGroup, elements: u64, size: usize) {
+    fn all_reduce(&mut self, purpose: Purpose, group: &StateGroup, elements: u64, size: usize) {
         let n = group.ranks as u64;
         let sent = 2 * (n - 1) * elements / n * size as u64;
-        self.add(Purpose::Gradients, group, "all_reduce", [1, elements * size as u64, sent]);
+        self.add(purpose, group, "all_reduce", [1, elements * size as u64, sent]);
     }
 
     /// Exchanges of a shard: `times` gathers, or sums to shards.
@@ -181,25 +207,48 @@ impl Rows {
         self.add(purpose, group, kind, [times, times * bytes, times * (bytes / n * (n - 1))]);
     }
 
-    /// The exchanges of parameters that the ranks of some groups have.
-    fn state(&mut self, plan: &TrainingPlan, stage: ZeroStage, groups: &StateGroups, of: &[&ParameterCosts]) {
-        if stage == ZeroStage::None {
-            return self.buckets(plan, &groups.all, of);
+    /// The exchanges of a stage's parameters that the ranks of some groups have. A stage of a pipeline gathers sharded
+    /// parameters `gathers` times.
+    fn state(&mut self, step: &Step<'_>, groups: &StateGroups, of: &[&ParameterCosts], gathers: Option<u64>) {
+        let (plan, stage, sharded) = (step.plan, step.zero, step.zero != ZeroStage::None);
+        let (passes, shards) = (plan.micro_batches as u64, if sharded { groups.shard.ranks } else { 1 });
+        if !sharded {
+            self.buckets(plan, &groups.all, of);
         }
-        let passes = plan.micro_batches as u64;
-        for buffer in buffers(of, Some(&UnitOf::layers()), groups.shard.ranks, plan.main_gradients) {
-            let gathers = match stage {
-                ZeroStage::Parameters => 2 * passes,
-                // After an update, which frozen parameters do not have.
-                _ => u64::from(buffer.gradient.is_some()),
+        let all = buffers(of, sharded, shards, plan.main_gradients);
+        // The root stays gathered from its first use in a step to the end. Backward begins with the unit that forward
+        // ended with.
+        let last = all.iter().map(|buffer| buffer.unit).max();
+        for buffer in all {
+            let Some(dtype) = buffer.gradient else {
+                if stage.shards_parameters() {
+                    let times = gathers.unwrap_or(if buffer.unit == 0 { 1 } else { 2 * passes });
+                    self.shards(Purpose::Parameters, &groups.shard, "all_gather", buffer.values(), times);
+                }
+                continue;
             };
-            self.shards(Purpose::Parameters, &groups.shard, "all_gather", buffer.values(), gathers);
+            let partial = buffer.partial_of(if sharded { groups.index } else { 0 }, shards);
+            if partial > 0 {
+                self.all_reduce(Purpose::Gradients, &along(plan, Axis::Tensor), partial, dtype.size());
+            }
+            if !sharded {
+                continue;
+            }
+            let times = match stage {
+                ZeroStage::Parameters => gathers.unwrap_or(match buffer.unit {
+                    0 => 1,
+                    unit if Some(unit) == last => passes,
+                    _ => 2 * passes,
+                }),
+                // After the update.
+                _ => 1,
+            };
+            self.shards(Purpose::Parameters, &groups.shard, "all_gather", buffer.values(), times);
             let sums = if stage.shards_gradients() { passes } else { 1 };
-            let Some(dtype) = buffer.gradient else { continue };
             self.shards(Purpose::Gradients, &groups.shard, "reduce_scatter", buffer.gradients(), sums);
             if let Some(replicas) = &groups.replicas {
                 for _ in 0..sums {
-                    self.all_reduce(replicas, buffer.elements / groups.shard.ranks as u64, dtype.size());
+                    self.all_reduce(Purpose::Gradients, replicas, buffer.elements / shards as u64, dtype.size());
                 }
             }
         }
@@ -216,7 +265,12 @@ impl Rows {
         let specs: Vec<BucketSpec> = of.iter().filter(|p| p.trained).rev().map(spec).collect();
         for bucket in BucketPlan::new(&specs, &BucketLimits::of(&specs)).buckets() {
             let elements: usize = bucket.iter().map(|&k| specs[k].numel).sum();
-            self.all_reduce(group, elements as u64, bucket.first().map_or(4, |&k| specs[k].dtype.size()));
+            self.all_reduce(
+                Purpose::Gradients,
+                group,
+                elements as u64,
+                bucket.first().map_or(4, |&k| specs[k].dtype.size()),
+            );
         }
     }
 }
@@ -238,20 +292,52 @@ pub(super) fn span(plan: &TrainingPlan, axis: Axis) -> usize {
     along(plan, axis).span
 }
 
-/// The exchanges of the pipeline rank `rank` in a step.
-pub(crate) fn bill(
+/// A step for which rows are made.
+struct Step<'a> {
+    plan: &'a TrainingPlan,
+    zero: ZeroStage,
+}
+
+/// The exchanges of world rank `rank` in a step, as
+/// [`CountingCommunicator`](distributed::comm::CountingCommunicator) counts them from the third step on. A clipped norm
+/// and other decisions are left out.
+///
+/// # Errors
+/// Fails for a plan that [`TrainingPlan::check`] refuses.
+pub fn bill(plan: &TrainingPlan, costs: &ModelCosts, rank: usize) -> Result<Vec<BillRow>> {
+    plan.check()?;
+    if rank >= plan.world() {
+        return Err(Error::range("bill", "rank", rank, format!("below {}", plan.world())));
+    }
+    let placement = plan.placement()?;
+    if plan.zero < 3 || plan.stages() == 1 {
+        return bill_of(plan, costs, &placement, rank, &|_| None);
+    }
+    let checked = plan.checked()?;
+    let pipe = plan.parallel()?.coordinate(Axis::Pipe, rank);
+    let gathers = |stage: usize| {
+        let unshard = Action::Unit(UnitAction { stage, op: UnitOp::Unshard });
+        Some(checked.schedule().rows()[pipe].iter().filter(|action| **action == unshard).count() as u64)
+    };
+    bill_of(plan, costs, &placement, rank, &gathers)
+}
+
+/// The [`bill`] of a plan that was checked, whose stages are placed and gathered so many times.
+pub(crate) fn bill_of(
     plan: &TrainingPlan,
     costs: &ModelCosts,
     placement: &StagePlacement,
     rank: usize,
+    gathers: &dyn Fn(usize) -> Option<u64>,
 ) -> Result<Vec<BillRow>> {
-    let (ranks, zero, stages) = (plan.parallel()?, plan.zero_stage()?, placement.stages());
-    let (of_all, of_experts) = (StateGroups::of(&ranks), StateGroups::of_experts(&ranks));
+    let (ranks, stages) = (plan.parallel()?, placement.stages());
+    let step = Step { plan, zero: plan.zero_stage()? };
+    let (of_all, of_experts) = (StateGroups::of(&ranks, rank), StateGroups::of_experts(&ranks, rank));
     let (pipe, m) = (along(plan, Axis::Pipe), plan.micro_batches as u64);
     // A transfer is between neighbours.
     let pipe = StateGroup { span: (pipe.span - 1) / (pipe.ranks.max(2) - 1) + 1, ..pipe };
     let mut rows = Rows::default();
-    for stage in placement.stages_on(rank) {
+    for stage in placement.stages_on(ranks.coordinate(Axis::Pipe, rank)) {
         let parts = costs.stage(stage, stages);
         for part in parts {
             for exchange in part.forward_exchanges.iter().chain(&part.backward_exchanges) {
@@ -269,8 +355,13 @@ pub(crate) fn bill(
             rows.add(Purpose::Stages, &pipe, "send", [m, m * bytes, m * bytes]);
             rows.add(Purpose::Stages, &pipe, "recv", [m, m * bytes, 0]);
         }
-        rows.state(plan, zero, &of_all, &parameters(parts, false));
-        rows.state(plan, zero, &of_experts, &parameters(parts, true));
+        rows.state(&step, &of_all, &parameters(parts, false), gathers(stage));
+        rows.state(&step, &of_experts, &parameters(parts, true), gathers(stage));
     }
+    let readers = ranks.world() / plan.tensor;
+    let axes = [Axis::Pipe, Axis::Data, Axis::Shard, Axis::Context];
+    let axes = axes.into_iter().filter(|axis| ranks.size(*axis) > 1).collect();
+    let losses = StateGroup { axes, ranks: readers, span: plan.world() - plan.tensor + 1 };
+    rows.all_reduce(Purpose::Losses, &losses, 2, size_of::<f64>());
     Ok(rows.0)
 }

@@ -2,35 +2,29 @@
 
 use distributed::pipeline::{PipeShape, ScheduleKind};
 
-/// Seconds of a pipeline rank's passes for one micro-batch, over all of its stages.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PassSeconds {
-    /// Forward.
-    pub(crate) f: f64,
-    /// The whole backward, as a schedule without split passes runs it.
-    pub(crate) b: f64,
-    /// The gradient of the input.
-    pub(crate) i: f64,
-    /// The gradients of weights.
-    pub(crate) w: f64,
-}
+use super::StageSeconds;
 
 /// Tells whether a schedule splits the backward pass.
-pub(crate) fn splits(kind: ScheduleKind) -> bool {
+pub(super) fn splits(kind: ScheduleKind) -> bool {
     use ScheduleKind::{DualPipeV, InterleavedZeroBubble, ZbH1, ZbH2, Zbv};
     matches!(kind, ZbH1 | ZbH2 | InterleavedZeroBubble | Zbv | DualPipeV)
 }
 
-impl PassSeconds {
+impl StageSeconds {
     /// The time of a micro-batch.
-    pub(crate) fn busy(&self, kind: ScheduleKind) -> f64 {
+    pub(super) fn busy(&self, kind: ScheduleKind) -> f64 {
         self.f + if splits(kind) { self.i + self.w } else { self.b }
+    }
+
+    /// The time of a micro-batch until the gradient of its input is made.
+    pub(super) fn trip(&self, kind: ScheduleKind) -> f64 {
+        self.f + if splits(kind) { self.i } else { self.b }
     }
 
     /// The idle time that a rank adds to a step of `v` stages a rank: Narayanan et al. 2021, Qi et al. 2023 and 2024,
     /// DeepSeek-AI 2024.
-    pub(crate) fn idle(&self, kind: ScheduleKind, v: usize) -> f64 {
-        let PassSeconds { f, b, i, w } = *self;
+    pub(super) fn idle(&self, kind: ScheduleKind, v: usize) -> f64 {
+        let StageSeconds { f, b, i, w, .. } = *self;
         let idle = match kind {
             ScheduleKind::GPipe | ScheduleKind::OneFOneB => f + b,
             ScheduleKind::Interleaved | ScheduleKind::LoopedBfs => (f + b) / v as f64,
@@ -45,7 +39,7 @@ impl PassSeconds {
 }
 
 /// The stage inputs that rank `rank` holds at once, each of one of its `v` stages.
-pub(crate) fn in_flight(kind: ScheduleKind, shape: PipeShape, rank: usize) -> usize {
+pub(super) fn in_flight(kind: ScheduleKind, shape: PipeShape, rank: usize) -> usize {
     let PipeShape { ranks: p, stages_per_rank: v, micro_batches: m } = shape;
     let all = m * v;
     let held = match kind {

@@ -1,9 +1,6 @@
 //! The memory of a rank under a plan.
 
-use distributed::{
-    pipeline::PipeShape,
-    zero::{UnitOf, ZeroStage},
-};
+use distributed::{pipeline::PipeShape, zero::ZeroStage};
 use numcore::Result;
 
 use super::{
@@ -32,47 +29,56 @@ impl MemoryEstimate {
     pub fn total(&self) -> u64 {
         self.parameters + self.gradients + self.optimizer + self.activations + self.transient
     }
+}
 
-    /// The memory of pipeline rank `rank`.
-    pub(crate) fn of(
-        plan: &TrainingPlan,
-        costs: &ModelCosts,
-        optimizer: &OptimizerCosts,
-        stages: &[usize],
-        rank: usize,
-    ) -> Result<Self> {
-        let (ranks, zero) = (plan.parallel()?, plan.zero_stage()?);
-        let groups = [StateGroups::of(&ranks), StateGroups::of_experts(&ranks)];
-        let mut memory = MemoryEstimate::default();
-        let (mut saved, mut largest_unit) = (0, [0, 0]);
-        for &stage in stages {
-            let parts = costs.stage(stage, plan.stages());
-            saved += parts.iter().map(|part| part.saved).sum::<u64>();
-            memory.transient = parts.iter().map(|part| part.transient).fold(memory.transient, u64::max);
-            for (experts, groups) in [false, true].into_iter().zip(&groups) {
-                let shards = if zero == ZeroStage::None { 1 } else { groups.shard.ranks };
-                let units = (zero != ZeroStage::None).then(UnitOf::layers);
-                for buffer in buffers(&parameters(parts, experts), units.as_ref(), shards, plan.main_gradients) {
-                    let share = |sharded: bool, bytes: u64| if sharded { bytes / shards as u64 } else { bytes };
-                    memory.parameters += share(zero.shards_parameters(), buffer.values());
-                    memory.gradients += share(zero.shards_gradients(), buffer.gradients());
-                    if buffer.gradient.is_some() {
-                        memory.optimizer += (buffer.elements as f64 * optimizer.state) as u64 / shards as u64;
-                    }
-                    largest_unit = [largest_unit[0].max(buffer.values()), largest_unit[1].max(buffer.gradients())];
+/// The memory of pipeline rank `rank`.
+pub(crate) fn memory_of(
+    plan: &TrainingPlan,
+    costs: &ModelCosts,
+    optimizer: &OptimizerCosts,
+    stages: &[usize],
+    rank: usize,
+) -> Result<MemoryEstimate> {
+    let (ranks, zero) = (plan.parallel()?, plan.zero_stage()?);
+    let groups = [StateGroups::of(&ranks, 0), StateGroups::of_experts(&ranks, 0)];
+    let mut memory = MemoryEstimate::default();
+    let (mut saved, mut root, mut largest, mut whole) = (0, 0, [0, 0], Vec::new());
+    for &stage in stages {
+        let parts = costs.stage(stage, plan.stages());
+        let mut values = 0;
+        saved += parts.iter().map(|part| part.saved).sum::<u64>();
+        memory.transient = parts.iter().map(|part| part.transient).fold(memory.transient, u64::max);
+        for (experts, groups) in [false, true].into_iter().zip(&groups) {
+            let shards = if zero == ZeroStage::None { 1 } else { groups.shard.ranks };
+            for buffer in buffers(&parameters(parts, experts), zero != ZeroStage::None, shards, plan.main_gradients) {
+                let share = |sharded: bool, bytes: u64| if sharded { bytes / shards as u64 } else { bytes };
+                memory.parameters += share(zero.shards_parameters(), buffer.values());
+                memory.gradients += share(zero.shards_gradients(), buffer.gradients());
+                if buffer.gradient.is_some() {
+                    memory.optimizer += (buffer.elements as f64 * optimizer.state) as u64 / shards as u64;
                 }
+                values += buffer.values();
+                // The root stays gathered beside other units.
+                match buffer.unit {
+                    0 => root += buffer.values(),
+                    _ => largest[0] = largest[0].max(buffer.values()),
+                }
+                largest[1] = largest[1].max(buffer.gradients());
             }
         }
-        // The unit that is read, the one that arrives, and gradients of one.
-        if zero.shards_parameters() {
-            memory.parameters += 2 * largest_unit[0];
-        }
-        if zero.shards_gradients() {
-            memory.gradients += largest_unit[1];
-        }
-        let shape = PipeShape { ranks: plan.pipe, ..plan.shape() };
-        let held = in_flight(plan.kind()?, shape, rank) as u64;
-        memory.activations = saved * held / stages.len().max(1) as u64;
-        Ok(memory)
+        whole.push(values);
     }
+    if zero.shards_parameters() {
+        // The unit that is read, and the one that arrives; in a pipeline, the same of stages.
+        whole.sort_unstable();
+        let stages = whole.iter().rev().take(2).sum::<u64>();
+        memory.parameters += if plan.stages() > 1 { stages } else { root + 2 * largest[0] };
+    }
+    if zero.shards_gradients() {
+        memory.gradients += largest[1];
+    }
+    let shape = PipeShape { ranks: plan.pipe, ..plan.shape() };
+    let held = in_flight(plan.kind()?, shape, rank) as u64;
+    memory.activations = saved * held / stages.len().max(1) as u64;
+    Ok(memory)
 }

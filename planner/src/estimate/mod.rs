@@ -4,13 +4,15 @@ mod bill;
 mod bubble;
 mod memory;
 
-use distributed::pipeline::ScheduleKind;
-use numcore::{KernelWork, Result};
+use distributed::plan::Axis;
+use numcore::Result;
 
-pub use bill::{BillRow, Purpose};
+pub use bill::{BillRow, Purpose, bill};
 pub use memory::MemoryEstimate;
 
-use bubble::{PassSeconds, in_flight, splits};
+use bill::span;
+use bubble::in_flight;
+pub(crate) use memory::memory_of;
 
 use crate::{ExchangeCosts, Machine, ModelCosts, OptimizerCosts, PartCosts, TrainingPlan};
 
@@ -37,12 +39,67 @@ pub struct Estimate {
     pub model_flops: f64,
 }
 
-/// What a pipeline rank does for a micro-batch.
+/// Seconds of a stage, or of all stages of a rank, for a micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
-struct RankSeconds {
-    compute: f64,
+pub(crate) struct StageSeconds {
+    /// Forward, with its exchanges.
+    pub(crate) f: f64,
+    /// The whole backward, with its exchanges, as a schedule without split passes runs it.
+    pub(crate) b: f64,
+    /// The gradient of the input, with its exchanges.
+    pub(crate) i: f64,
+    /// The gradients of weights.
+    pub(crate) w: f64,
+    /// Exchanges in layers.
     layers: f64,
-    passes: PassSeconds,
+}
+
+impl StageSeconds {
+    /// The seconds of each stage.
+    pub(crate) fn all(plan: &TrainingPlan, costs: &ModelCosts, machine: &Machine) -> Result<Vec<Self>> {
+        let links = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Data].map(|axis| machine.link(span(plan, axis)));
+        let link = |axis: Axis| match axis {
+            Axis::Tensor => links[0],
+            Axis::Context => links[1],
+            Axis::Expert => links[2],
+            _ => links[3],
+        };
+        let exchanges = |all: &[ExchangeCosts]| -> f64 {
+            all.iter().map(|exchange| link(exchange.axis).seconds(exchange.calls as f64, exchange.sent as f64)).sum()
+        };
+        let part = |sum: StageSeconds, part: &PartCosts| {
+            let (forward, backward) = (exchanges(&part.forward_exchanges), exchanges(&part.backward_exchanges));
+            let [all, input, weights] =
+                [part.backward.all, part.backward.input, part.backward.weights].map(|work| machine.seconds(&work));
+            sum.plus(&StageSeconds {
+                f: machine.seconds(&part.forward) + forward,
+                b: all + backward,
+                i: input + backward,
+                w: weights,
+                layers: forward + backward,
+            })
+        };
+        let stage = |stage: usize| costs.stage(stage, plan.stages()).iter().fold(StageSeconds::default(), part);
+        Ok((0..plan.stages()).map(stage).collect())
+    }
+
+    fn plus(self, other: &StageSeconds) -> Self {
+        StageSeconds {
+            f: self.f + other.f,
+            b: self.b + other.b,
+            i: self.i + other.i,
+            w: self.w + other.w,
+            layers: self.layers + other.layers,
+        }
+    }
+}
+
+/// The seconds of a transfer of a micro-batch between two pipeline ranks; the largest of them.
+pub(crate) fn transfer_seconds(plan: &TrainingPlan, costs: &ModelCosts, machine: &Machine) -> Result<f64> {
+    let output = |stage: usize| costs.stage(stage, plan.stages()).last().map_or(0, |part| part.output);
+    let largest = (1..plan.stages()).map(|next| output(next - 1)).max().unwrap_or(0);
+    let neighbours = plan.world() / plan.pipe + 1;
+    Ok(if plan.pipe == 1 { 0.0 } else { machine.link(neighbours).seconds(1.0, largest as f64) })
 }
 
 impl Estimate {
@@ -68,85 +125,70 @@ impl Estimate {
         machine: &Machine,
     ) -> Result<Estimate> {
         plan.check()?;
-        let kind = plan.kind()?;
-        let placement = match plan.stages() {
-            1 => ScheduleKind::OneFOneB
-                .placement(distributed::pipeline::PipeShape { micro_batches: 1, ..plan.shape() })?,
-            _ => kind.placement(plan.shape())?,
-        };
+        let (kind, placement) = (plan.kind()?, plan.placement()?);
         let (p, v, m) = (plan.pipe, plan.stages_per_rank, plan.micro_batches as f64);
-        let seconds = |rank: usize| {
-            placement
-                .stages_on(rank)
-                .flat_map(|stage| costs.stage(stage, plan.stages()))
-                .fold(RankSeconds::default(), |sum, part| sum.with(plan, machine, part, splits(kind)))
-        };
-        let ranks: Vec<RankSeconds> = (0..p).map(seconds).collect();
-        let busy = |rank: &RankSeconds| rank.passes.busy(kind);
-        let slowest = (0..p).reduce(|a, b| if busy(&ranks[b]) > busy(&ranks[a]) { b } else { a }).unwrap_or(0);
+        let stages = StageSeconds::all(plan, costs, machine)?;
+        let of_rank =
+            |rank: usize| placement.stages_on(rank).fold(StageSeconds::default(), |sum, k| sum.plus(&stages[k]));
+        let ranks: Vec<StageSeconds> = (0..p).map(of_rank).collect();
+        let slowest = (0..p).reduce(|a, b| if ranks[b].busy(kind) > ranks[a].busy(kind) { b } else { a }).unwrap_or(0);
         let rank = ranks[slowest];
-        let idle = ranks.iter().map(|rank| rank.passes.idle(kind, v)).sum::<f64>() - rank.passes.idle(kind, v);
+        let idle = ranks.iter().map(|rank| rank.idle(kind, v)).sum::<f64>() - rank.idle(kind, v);
 
-        let bill = bill::bill(plan, costs, &placement, slowest)?;
+        // Two stages stay gathered; more of them take turns for every group of micro-batches.
+        let turns = if v > 2 { 2 * plan.micro_batches.div_ceil(p) as u64 } else { 1 };
+        let gathers = |_| (plan.stages() > 1).then_some(turns);
+        let bill = bill::bill_of(plan, costs, &placement, slowest * (plan.world() / p), &gathers)?;
         let of = |purpose: Purpose| bill.iter().filter(move |row| row.purpose == purpose);
         let time = |row: &BillRow| machine.link(row.span).seconds(row.calls as f64, row.sent as f64);
-        let sends: f64 = of(Purpose::Stages).filter(|row| row.kind == "send").map(time).sum();
+        let one = transfer_seconds(plan, costs, machine)?;
         let transfers = match (p, machine.blocking_transfers) {
             (1, _) => 0.0,
-            // Each is held up by what it sends, and by what it receives meanwhile.
-            (_, true) => sends * (1.0 + (p - 1) as f64 / (v as f64 * m)),
+            // Each rank is held up by what it sends while it receives as much, forward and backward.
+            (_, true) => 2.0 * one * v as f64 * (m + (p - 1) as f64 / v as f64),
+            // Micro-batches in flight limit how often one can begin: each takes a trip to the last stage and back.
             (_, false) => {
-                let one = sends / m / (2 * v) as f64;
-                let trip: f64 = ranks.iter().map(|rank| round_trip(&rank.passes, kind)).sum::<f64>()
-                    + 2.0 * one * (p * v - 1) as f64;
-                let micro_batches = in_flight(kind, plan.shape(), 0) as f64 / v as f64;
-                let period = (trip / micro_batches - busy(&rank)).max(0.0);
-                period * (m - micro_batches).max(0.0) + 2.0 * one * (p - 1) as f64
+                let trip = ranks.iter().map(|rank| rank.trip(kind)).sum::<f64>() + 2.0 * one * (p * v - 1) as f64;
+                let flying = in_flight(kind, plan.shape(), 0) as f64 / v as f64;
+                let late = (trip / flying - rank.busy(kind)).max(0.0);
+                late * (m - flying).max(0.0) + 2.0 * one * (p - 1) as f64
             }
         };
         let gathers: f64 = of(Purpose::Parameters).map(time).sum();
         let sums: f64 = of(Purpose::Gradients).map(time).sum();
         // Gathers travel beside passes, and sums beside backward passes; the first or last of them beside none.
         let hides = |share: f64| if machine.late_gradients { 0.0 } else { share };
-        let backward = if splits(kind) { rank.passes.i + rank.passes.w } else { rank.passes.b };
+        let backward = rank.busy(kind) - rank.f;
         let last = costs.parts.len().max(1) as f64;
         let beside_sums = if plan.zero >= 2 { m * backward } else { backward };
-        let beside_gathers = if plan.zero == 3 { m * busy(&rank) } else { rank.passes.f };
+        let beside_gathers = if plan.zero == 3 { m * rank.busy(kind) } else { rank.f };
         let exposed =
             |all: f64, beside: f64| (all - hides(beside)).max(if beside > 0.0 { all / last } else { 0.0 }).min(all);
 
+        let own = |rank: usize| placement.stages_on(rank).collect::<Vec<_>>();
         let mut memory = MemoryEstimate::default();
         for rank in [0, slowest, p - 1] {
-            let stages: Vec<usize> = placement.stages_on(rank).collect();
-            let own = MemoryEstimate::of(plan, costs, optimizer, &stages, rank)?;
-            if own.total() > memory.total() {
-                memory = own;
-            }
+            let other = memory_of(plan, costs, optimizer, &own(rank), rank)?;
+            memory = if other.total() > memory.total() { other } else { memory };
         }
-        let updated = memory_of_update(plan, costs, &placement.stages_on(slowest).collect::<Vec<_>>())?;
         Ok(Estimate {
-            compute: m * rank.compute,
+            compute: m * (rank.busy(kind) - rank.layers),
             layers: m * rank.layers,
             bubble: idle,
             transfers,
             gathers: exposed(gathers, beside_gathers),
             gradients: exposed(sums, beside_sums),
-            update: updated * optimizer.update / machine.memory_bandwidth,
+            update: updated_elements(plan, costs, &own(slowest))? * optimizer.update / machine.memory_bandwidth,
             memory,
             model_flops: m * costs.model_flops() / p as f64,
         })
     }
 }
 
-/// The time of a micro-batch on a rank until the gradient of its input is sent on.
-fn round_trip(passes: &PassSeconds, kind: ScheduleKind) -> f64 {
-    passes.f + if splits(kind) { passes.i } else { passes.b }
-}
-
 /// The trained elements that a rank updates.
-fn memory_of_update(plan: &TrainingPlan, costs: &ModelCosts, stages: &[usize]) -> Result<f64> {
+fn updated_elements(plan: &TrainingPlan, costs: &ModelCosts, stages: &[usize]) -> Result<f64> {
     let ranks = plan.parallel()?;
-    let groups = [bill::StateGroups::of(&ranks), bill::StateGroups::of_experts(&ranks)];
+    let groups = [bill::StateGroups::of(&ranks, 0), bill::StateGroups::of_experts(&ranks, 0)];
     let mut elements = 0.0;
     for parts in stages.iter().map(|&stage| costs.stage(stage, plan.stages())) {
         for (experts, groups) in [false, true].into_iter().zip(&groups) {
@@ -156,24 +198,4 @@ fn memory_of_update(plan: &TrainingPlan, costs: &ModelCosts, stages: &[usize]) -
         }
     }
     Ok(elements)
-}
-
-impl RankSeconds {
-    fn with(self, plan: &TrainingPlan, machine: &Machine, part: &PartCosts, splits: bool) -> Self {
-        let exchange = |all: &[ExchangeCosts]| -> f64 {
-            all.iter().map(|x| machine.link(bill::span(plan, x.axis)).seconds(x.calls as f64, x.sent as f64)).sum()
-        };
-        let time = |work: &KernelWork| machine.seconds(work);
-        let (f, b, i, w) =
-            (time(&part.forward), time(&part.backward.all), time(&part.backward.input), time(&part.backward.weights));
-        let [forward, backward] = [exchange(&part.forward_exchanges), exchange(&part.backward_exchanges)];
-        let passes = PassSeconds {
-            f: self.passes.f + f + forward,
-            b: self.passes.b + b + backward,
-            i: self.passes.i + i + backward,
-            w: self.passes.w + w,
-        };
-        let compute = self.compute + f + if splits { i + w } else { b };
-        RankSeconds { compute, layers: self.layers + forward + backward, passes }
-    }
 }

@@ -6,3 +6,4 @@ mod megatron;
 mod plans;
 mod published;
 mod right;
+mod volumes;

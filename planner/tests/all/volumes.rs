@@ -1,0 +1,184 @@
+//! Bytes of a plan, and those that ranks exchange.
+
+use std::collections::BTreeMap;
+
+use distributed::comm::{Comm, CountingCommunicator, Ranks, Traffic};
+use planner::{BillRow, ModelCosts, TrainingPlan, bill};
+
+use crate::{
+    common::*,
+    plans::{Mixture, gpt_costs, mixture_costs},
+};
+
+/// Counts by the world ranks of the group, and the kind of collective: calls, payload, bytes sent.
+type Counts = BTreeMap<(Vec<usize>, &'static str), [u64; 3]>;
+
+/// The traffic of the third step of a plan, by rank.
+fn counted(plan: &TrainingPlan, build: impl Fn(&Mesh<Cpu>) -> Result<StepOf> + Sync) -> Vec<Counts> {
+    let run = |comm: Comm<Cpu>| {
+        let counting = std::sync::Arc::new(CountingCommunicator::new(comm));
+        let world: Comm<Cpu> = counting.clone();
+        let mut step = build(&Mesh::new(&world, plan.parallel()?)?)?;
+        step()?;
+        step()?;
+        counting.reset();
+        step()?;
+        let numbers = |traffic: Traffic| [traffic.calls, traffic.payload, traffic.sent];
+        let shared = counting.by_group().into_iter().filter(|((group, _), _)| group.len() > 1);
+        Ok(shared.map(|((group, kind), traffic)| ((group.to_vec(), kind), numbers(traffic))).collect())
+    };
+    Ranks::new(plan.world()).run(|_| Ok(Cpu::with_threads(1)), run).unwrap()
+}
+
+type StepOf = Box<dyn FnMut() -> Result<()>>;
+
+/// A step of a GPT on the ranks of a mesh.
+pub fn build(mesh: &Mesh<Cpu>, plan: &TrainingPlan, config: GptConfig) -> Result<StepOf> {
+    let rt = mesh.world().runtime().clone();
+    let cut = Gpt::<Cpu>::tensor_plan().sequence_parallel(plan.sequence_parallel);
+    let model = Gpt::new(&Init::new(&rt, 42), config)?;
+    let tokens = Tensor::zeros(&rt, [plan.micro_batch, CONTEXT], DType::I64)?;
+    if plan.stages() > 1 {
+        let (stages, loss) = model.split_with_loss(plan.stages(), summed())?;
+        let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
+            Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
+        };
+        let pipe = mesh.axis(Axis::Pipe).rank();
+        let model = PipelineModel::on(pipe, plan.checked()?, stages).loss(loss).parallelize(mesh, &cut)?;
+        let model = match plan.context {
+            1 => model,
+            _ => model.context_parallel(mesh, ContextExchange::Ring)?,
+        };
+        let mut step = TrainStep::builder(mesh, model).optimizer(adamw()).zero(plan.zero_options()?).build()?;
+        let m = plan.micro_batches;
+        let tokens = Tensor::zeros(&rt, [m * plan.micro_batch, CONTEXT], DType::I64)?;
+        return Ok(Box::new(move || {
+            step.step(|_| MicroBatches::split(std::slice::from_ref(&tokens), std::slice::from_ref(&tokens), m))
+                .map(drop)
+        }));
+    }
+    mesh.parallelize(&model, &cut)?;
+    if plan.context > 1 {
+        mesh.context_parallel(&model, ContextExchange::Ring)?;
+    }
+    let builder = TrainStep::builder(mesh, &model).optimizer(adamw()).zero(plan.zero_options()?);
+    let mut step = builder.accumulation(plan.micro_batches).build()?;
+    Ok(Box::new(move || {
+        step.step(|_| {
+            let x = Var::new(tokens.clone());
+            Loss::sum(model.next_token_loss(&x, &x, &summed())?, tokens.shape().numel() as f64)
+        })
+        .map(drop)
+    }))
+}
+
+/// The bill of a rank, by the world ranks of each group.
+fn billed(plan: &TrainingPlan, costs: &ModelCosts, rank: usize) -> Counts {
+    let ranks = plan.parallel().unwrap();
+    let mut counts = Counts::new();
+    for BillRow { axes, kind, calls, payload, sent, .. } in bill(plan, costs, rank).unwrap() {
+        let group: Vec<usize> =
+            (0..plan.world()).filter(|&other| ranks.color(&axes, other) == ranks.color(&axes, rank)).collect();
+        let count = counts.entry((group, kind)).or_default();
+        *count = [count[0] + calls, count[1] + payload, count[2] + sent];
+    }
+    counts
+}
+
+/// Checks that the bill of each rank has the bytes that it exchanges.
+fn assert_billed(plan: &TrainingPlan, costs: &ModelCosts, build: impl Fn(&Mesh<Cpu>) -> Result<StepOf> + Sync) {
+    for (rank, counted) in counted(plan, build).into_iter().enumerate() {
+        assert_eq!(counted, billed(plan, costs, rank), "{plan}, rank {rank}");
+    }
+}
+
+fn assert_gpt_billed(plan: &TrainingPlan, layers: usize) {
+    let config = GptConfig { layers, ..gpt() };
+    let costs = gpt_costs(plan, config, layers.max(plan.stages()), |_| ());
+    assert_billed(plan, &costs, |mesh| build(mesh, plan, config));
+}
+
+fn base() -> TrainingPlan {
+    TrainingPlan { micro_batch: 2, ..TrainingPlan::default() }
+}
+
+#[test]
+fn planner_volumes_are_those_that_ranks_exchange() {
+    for zero in 0..=3 {
+        for micro_batches in [1, 3] {
+            let base = TrainingPlan { zero, micro_batches, ..base() };
+            for data in [2, 3, 5, 8] {
+                assert_gpt_billed(&TrainingPlan { data, ..base.clone() }, 3);
+            }
+            assert_gpt_billed(&TrainingPlan { data: 2, shard: 2, ..base.clone() }, 3);
+            assert_gpt_billed(&TrainingPlan { context: 4, ..base.clone() }, 2);
+            assert_gpt_billed(&TrainingPlan { data: 2, shard: 2, context: 2, ..base.clone() }, 2);
+            for sequence_parallel in [false, true] {
+                let cut = TrainingPlan { tensor: 2, data: 2, sequence_parallel, ..base.clone() };
+                assert_gpt_billed(&cut, 3);
+                assert_gpt_billed(&TrainingPlan { tensor: 4, data: 1, ..cut }, 2);
+            }
+        }
+    }
+}
+
+#[test]
+fn planner_volumes_of_every_schedule_are_those_that_ranks_exchange() {
+    for &kind in ScheduleKind::ALL {
+        for (v, zero, data) in [1, 2, 4].into_iter().flat_map(|v| [(v, 0, 1), (v, 1, 2), (v, 2, 2), (v, 3, 2)]) {
+            let plan = TrainingPlan {
+                pipe: 2,
+                data,
+                zero,
+                schedule: kind.to_string(),
+                stages_per_rank: v,
+                micro_batches: 6,
+                ..base()
+            };
+            if plan.check().is_ok() {
+                assert_gpt_billed(&plan, 2 * v);
+            }
+        }
+    }
+    let cut = TrainingPlan { pipe: 2, tensor: 2, sequence_parallel: true, zero: 1, micro_batches: 4, ..base() };
+    assert_gpt_billed(&cut, 4);
+    assert_gpt_billed(&TrainingPlan { pipe: 2, context: 2, data: 2, tensor: 1, ..cut }, 4);
+}
+
+/// Experts over ranks that have other experts, with copies of each.
+#[test]
+fn planner_volumes_of_experts_are_those_that_ranks_exchange() {
+    let by_kind = |counts: &Counts| {
+        let mut sums: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
+        for ((_, kind), [_, payload, sent]) in counts {
+            let sum = sums.entry(*kind).or_default();
+            *sum = [sum[0] + payload, sum[1] + sent];
+        }
+        sums
+    };
+    for zero in 0..=3 {
+        for (data, shard, expert) in [(2, 1, 2), (4, 1, 2), (4, 1, 4), (2, 2, 2), (1, 4, 2), (2, 3, 2)] {
+            let plan = TrainingPlan { data, shard, expert, zero, micro_batches: 2, ..base() };
+            let build = |mesh: &Mesh<Cpu>| -> Result<StepOf> {
+                let model = Mixture::on(mesh)?;
+                let builder = TrainStep::builder(mesh, &model).optimizer(SgdConfig::default());
+                let mut step = builder.zero(plan.zero_options()?).experts().accumulation(2).build()?;
+                let x = Var::new(Mixture::tokens(mesh.world().runtime(), 16)?);
+                Ok(Box::new(move || {
+                    let loss = |_| {
+                        Loss::sum(
+                            nn::Stage::forward_values(&model, std::slice::from_ref(&x))?.remove(0).sum_all()?,
+                            1.0,
+                        )
+                    };
+                    step.step(loss).map(drop)
+                }))
+            };
+            let costs = mixture_costs(&plan, 16);
+            for (rank, counted) in counted(&plan, build).iter().enumerate() {
+                let billed = billed(&plan, &costs, rank);
+                assert_eq!(by_kind(counted), by_kind(&billed), "{plan}, rank {rank}: {counted:?} {billed:?}");
+            }
+        }
+    }
+}
