@@ -6,12 +6,18 @@
 
 mod costs;
 mod estimate;
+mod goodput;
 mod lone;
 mod machine;
 mod plan;
+mod search;
+mod simulate;
 pub mod verify;
 
 pub use costs::{BackwardWork, ExchangeCosts, ModelCosts, OptimizerCosts, ParameterCosts, PartCosts, PlannedModel};
 pub use estimate::{BillRow, Estimate, MemoryEstimate, Purpose, bill};
+pub use goodput::{Goodput, Reliability};
 pub use machine::{FITTED_SHARES, LinkSpeed, Machine};
 pub use plan::{Recompute, TrainingPlan};
+pub use search::{FoundPlan, FoundPlans, PlanSearch};
+pub use simulate::SimulatedStep;

@@ -152,11 +152,7 @@ impl TrainingPlan {
         }
         self.parallel()?;
         self.zero_stage()?;
-        let kind = self.kind()?;
-        if self.pipe > 1 || self.stages_per_rank > 1 {
-            kind.check(self.shape()).within("TrainingPlan")?;
-        }
-        Ok(())
+        self.kind()?.check(self.shape()).within("TrainingPlan")
     }
 
     /// The number of ranks.
@@ -192,9 +188,10 @@ impl TrainingPlan {
         ]
     }
 
-    /// The kind of the schedule.
+    /// The kind of the schedule; 1F1B, which runs one micro-batch after another, for a model in one stage.
     pub fn kind(&self) -> Result<ScheduleKind> {
-        self.schedule.parse().within("TrainingPlan")
+        let kind = self.schedule.parse().within("TrainingPlan")?;
+        Ok(if self.stages() == 1 { ScheduleKind::OneFOneB } else { kind })
     }
 
     /// The shape of the schedule.
@@ -204,10 +201,7 @@ impl TrainingPlan {
 
     /// The placement of stages on pipeline ranks.
     pub fn placement(&self) -> Result<StagePlacement> {
-        match self.stages() {
-            1 => StagePlacement::new(vec![0]),
-            _ => self.kind()?.placement(self.shape()),
-        }
+        self.kind()?.placement(self.shape())
     }
 
     /// The schedule of passes, without messages.
@@ -237,7 +231,7 @@ impl TrainingPlan {
 
     /// The number of stages of the model.
     pub fn stages(&self) -> usize {
-        self.pipe * self.stages_per_rank
+        self.pipe.saturating_mul(self.stages_per_rank)
     }
 }
 

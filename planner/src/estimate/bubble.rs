@@ -4,10 +4,10 @@ use distributed::pipeline::{PipeShape, ScheduleKind};
 
 use super::StageSeconds;
 
-/// Tells whether a schedule splits the backward pass.
+/// Tells whether a schedule splits backward passes. DualPipeV splits few.
 pub(super) fn splits(kind: ScheduleKind) -> bool {
-    use ScheduleKind::{DualPipeV, InterleavedZeroBubble, ZbH1, ZbH2, Zbv};
-    matches!(kind, ZbH1 | ZbH2 | InterleavedZeroBubble | Zbv | DualPipeV)
+    use ScheduleKind::{InterleavedZeroBubble, ZbH1, ZbH2, Zbv};
+    matches!(kind, ZbH1 | ZbH2 | InterleavedZeroBubble | Zbv)
 }
 
 impl StageSeconds {
@@ -52,5 +52,5 @@ pub(super) fn in_flight(kind: ScheduleKind, shape: PipeShape, rank: usize) -> us
         ScheduleKind::Zbv => 2 * p,
         ScheduleKind::DualPipeV => 2 * p + 1,
     };
-    if p == 1 && v == 1 { 1.min(all) } else { held.min(all) }
+    held.min(all)
 }

@@ -6,4 +6,5 @@ mod megatron;
 mod plans;
 mod published;
 mod right;
+mod search;
 mod volumes;

@@ -70,10 +70,10 @@ fn a_gpt_in_stages_is_that_of_one_rank() {
 }
 
 /// A choice from a seed, the same at every call.
-struct Draw(u64);
+pub struct Draw(pub u64);
 
 impl Draw {
-    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+    pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         of[(self.0 >> 33) as usize % of.len()]
     }

@@ -1,0 +1,112 @@
+//! Simulation of a step on one replica: the schedule's own passes, in time and in memory. Other replicas do the same.
+
+use distributed::pipeline::{Action, Costs, Pass, Schedule, SendMode, Simulation, StageCosts, Timeline};
+use numcore::{Error, Result};
+
+use crate::{
+    Estimate, Machine, MemoryEstimate, ModelCosts, OptimizerCosts, TrainingPlan,
+    estimate::{StageSeconds, memory_of, transfer_seconds},
+};
+
+/// Ticks of a second: simulations are in nanoseconds.
+const TICKS: f64 = 1e9;
+
+/// A step of a plan whose passes were simulated one by one.
+#[derive(Clone, Debug)]
+pub struct SimulatedStep {
+    /// The estimate, in which computation, bubbles, transfers and memory are those of the simulation.
+    pub estimate: Estimate,
+    schedule: Schedule,
+    costs: Costs,
+    sends: SendMode,
+    /// The memory of each pipeline rank without activations.
+    held: Vec<MemoryEstimate>,
+}
+
+impl SimulatedStep {
+    /// Simulates a plan. All ranks that have the same stages do the same, so a replica stands for all.
+    ///
+    /// # Errors
+    /// Fails for a plan that [`TrainingPlan::check`] refuses.
+    pub fn of(plan: &TrainingPlan, costs: &ModelCosts, optimizer: &OptimizerCosts, machine: &Machine) -> Result<Self> {
+        let estimate = Estimate::of(plan, costs, optimizer, machine)?;
+        let passes = plan.passes()?;
+        let sends = if machine.blocking_transfers { SendMode::Synchronous } else { SendMode::Overlapped };
+        let stages = StageSeconds::all(plan, costs, machine)?;
+        let ticks = |seconds: f64| ((seconds * TICKS).round() as u64).max(1);
+        let stage = |(number, seconds): (usize, &StageSeconds)| StageCosts {
+            f: ticks(seconds.f),
+            b: ticks(seconds.b),
+            i: ticks(seconds.i),
+            w: ticks(seconds.w),
+            activations: costs.stage(number, plan.stages()).iter().map(|part| part.saved).sum(),
+        };
+        let all = stages.iter().enumerate().map(stage).collect();
+        let comm = (transfer_seconds(plan, costs, machine)? * TICKS).round() as u64;
+        let ticks = Costs { comm, ..Costs::of(all) };
+        // Without messages in the rows, each result is sent as soon as it is made.
+        let schedule = match sends {
+            SendMode::Overlapped => passes,
+            SendMode::Synchronous => passes.lower(distributed::pipeline::Lowering::default())?,
+        };
+        let placement = schedule.placement();
+        let held = |rank: usize| {
+            let own: Vec<usize> = placement.stages_on(rank).collect();
+            Ok(MemoryEstimate { activations: 0, ..memory_of(plan, costs, optimizer, &own, rank)? })
+        };
+        let held = (0..plan.pipe).map(held).collect::<Result<Vec<_>>>()?;
+        let simulation = schedule.simulate(&ticks, sends)?;
+        let makespan = simulation.makespan() as f64 / TICKS;
+        let ranks = simulation.ranks();
+        let full = |rank: usize| MemoryEstimate { activations: ranks[rank].peak_bytes, ..held[rank] };
+        let memory = (0..plan.pipe).map(full).max_by_key(MemoryEstimate::total).unwrap_or_default();
+        let idle = (makespan - estimate.compute - estimate.layers - estimate.transfers).max(0.0);
+        let estimate = Estimate { bubble: idle, memory, ..estimate };
+        Ok(SimulatedStep { estimate, schedule, costs: ticks, sends, held })
+    }
+
+    /// The simulation of the passes, in nanoseconds.
+    pub fn simulation(&self) -> Result<Simulation<'_>> {
+        self.schedule.simulate(&self.costs, self.sends)
+    }
+
+    /// The passes of every pipeline rank, in nanoseconds: [`Timeline::to_svg`] draws them.
+    pub fn timeline(&self) -> Result<Timeline> {
+        Ok(Timeline::from(&self.simulation()?))
+    }
+
+    /// The bytes that a pipeline rank holds over time: pairs of seconds and bytes, one for each change.
+    ///
+    /// # Errors
+    /// Fails if there is no such rank.
+    pub fn memory_over_time(&self, rank: usize) -> Result<Vec<(f64, u64)>> {
+        let simulation = self.simulation()?;
+        let (Some(row), Some(held)) = (self.schedule.rows().get(rank), self.held.get(rank)) else {
+            return Err(Error::range(
+                "SimulatedStep::memory_over_time",
+                "rank",
+                rank,
+                format!("below {}", self.held.len()),
+            ));
+        };
+        let bytes = |stage: usize| self.costs.stage(stage).map_or(0, |costs| costs.activations);
+        let (mut live, mut changes) = (held.total(), vec![(0.0, held.total())]);
+        let mut at = |ticks: u64, live: u64| changes.push((ticks as f64 / TICKS, live));
+        for (action, span) in row.iter().zip(&simulation.spans()[rank]) {
+            for pass in Action::computes(action) {
+                match pass.pass {
+                    Pass::F => {
+                        live += bytes(pass.stage);
+                        at(span.start, live);
+                    }
+                    Pass::B | Pass::W => {
+                        live -= bytes(pass.stage);
+                        at(span.end, live);
+                    }
+                    Pass::I => {}
+                }
+            }
+        }
+        Ok(changes)
+    }
+}
