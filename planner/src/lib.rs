@@ -4,16 +4,19 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod calibrate;
 mod costs;
 mod estimate;
 mod goodput;
 mod lone;
 mod machine;
 mod plan;
+mod report;
 mod search;
 mod simulate;
 pub mod verify;
 
+pub use calibrate::calibrate;
 pub use costs::{BackwardWork, ExchangeCosts, ModelCosts, OptimizerCosts, ParameterCosts, PartCosts, PlannedModel};
 pub use estimate::{BillRow, Estimate, MemoryEstimate, Purpose, bill};
 pub use goodput::{Goodput, Reliability};

@@ -35,7 +35,7 @@ pub struct PlanSearch {
 pub struct FoundPlan {
     /// The plan.
     pub plan: TrainingPlan,
-    /// Its estimate, of which passes and memory were simulated.
+    /// The estimate, of which passes and memory were simulated.
     pub estimate: Estimate,
 }
 

@@ -60,7 +60,8 @@
 //! The crates of which this one consists are [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the
 //! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features, all of them in `full`, add crates of the same names: `data`
 //! (datasets and loaders), `distributed` (many ranks), `adaptive` (slow links, uneven and changing ranks), `watch`
-//! (sinks, metrics, reports), `train` (the training loop) and `planner` (is a plan still the model of one rank?).
+//! (sinks, metrics, reports), `train` (the training loop) and `planner` (what does a plan
+//! cost, and is it still the model of one rank?).
 //! Likewise `models` adds pretrained models, `export` writes them as GGUF and ONNX files, and `linalg` solves and
 //! factorizes.
 #![forbid(unsafe_code)]
@@ -251,6 +252,7 @@ pub mod book {
     chapter!(preference_and_reinforcement, "preference-and-reinforcement.md");
     chapter!(coming_from, "coming-from.md");
     chapter!(verify, "verify.md");
+    chapter!(planning, "planning.md");
     chapter!(conventions, "conventions.md");
     chapter!(errors, "errors.md");
     chapter!(performance, "performance.md");

@@ -108,6 +108,11 @@ fn planner_finds_the_best_plan_that_fits() {
     assert_eq!(found.best.len(), 10);
     assert!(found.best.is_sorted_by(|a, b| a.estimate.step() <= b.estimate.step()));
     assert_eq!(found.too_large, 0);
+    let table = found.table(&slow());
+    assert_eq!(table.lines().count(), 1 + 10 + 1);
+    assert!(table.lines().nth(1).unwrap().ends_with(&found.best[0].plan.to_string()), "{table}");
+    let told = found.best[0].estimate.to_string();
+    assert!(told.contains("compute") && told.contains("kernels of forward") && told.contains("activations"), "{told}");
     // Plans drawn at random are simulated too; the best of all is no worse than any of them.
     let mut draw = Draw(7);
     let mut tried = 0;
@@ -215,5 +220,18 @@ fn planner_goodput_is_that_of_formulas() {
     assert!((llama.seconds(100, 2.0) - 200.0 / llama.share).abs() < 1e-9);
     for wrong in [0.0, -1.0, f64::NAN] {
         assert!(Goodput::of(8, &Reliability { rank_mtbf: wrong, save: 1.0, restart: 1.0 }).is_err());
+    }
+}
+
+/// Speeds depend on the machine; that they are speeds does not.
+#[test]
+fn planner_calibrates_any_machine() {
+    use distributed::comm::Ranks;
+    for ranks in [1, 2] {
+        let all = Ranks::new(ranks).run(|_| Ok(Cpu::with_threads(1)), |comm| planner::calibrate(&comm, 8e9)).unwrap();
+        for machine in all {
+            assert_eq!(Machine::from_toml(&machine.to_toml().unwrap()).unwrap(), machine);
+            assert_eq!((machine.ranks_per_node, machine.memory, machine.recomputes), (ranks, 8e9, true));
+        }
     }
 }

@@ -1,0 +1,199 @@
+//! Steps of random plans on ranks as threads over modelled links, beside their estimates: seconds and peak bytes.
+//!
+//! Run it on an idle machine: `cargo run --release -p weftgrad-planner --example own_runs`.
+
+use std::{sync::Arc, time::Duration};
+
+use autograd::Var;
+use distributed::{
+    comm::{Collectives, Comm, Communicator, Link, Ranks, SlowCommunicator},
+    mesh::Mesh,
+    pipeline::{MicroBatches, PipelineModel, ScheduleKind},
+    plan::Axis,
+    train::{Loss, TrainStep},
+};
+use nn::{Gpt, GptConfig, Init, parallel::VocabularyLoss};
+use numcore::{
+    DType, NullRuntime, Result, Runtime, Tensor,
+    fused::{CrossEntropyOptions, Reduction},
+    ops::ViewOps,
+    rng::Philox,
+};
+use optim::AdamWConfig;
+use planner::{LinkSpeed, Machine, ModelCosts, OptimizerCosts, PlannedModel, SimulatedStep, TrainingPlan, calibrate};
+use runtime_cpu::Cpu;
+
+const LENGTH: usize = 64;
+const CONFIG: GptConfig = GptConfig {
+    vocab: 512,
+    context: LENGTH,
+    layers: 4,
+    heads: 4,
+    width: 128,
+    bias: true,
+    dropout: 0.0,
+    activation: nn::Activation::GeluTanh,
+    tied_head: false,
+};
+
+fn summed() -> VocabularyLoss {
+    let cross_entropy = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+    VocabularyLoss { cross_entropy, z_loss: 0.0 }
+}
+
+fn planned(config: GptConfig, plan: &TrainingPlan, mesh: &Mesh<NullRuntime>) -> Result<PlannedModel> {
+    let rt = mesh.world().runtime();
+    let model = Gpt::new(&Init::new(rt, 42), config)?;
+    mesh.parallelize(&model, &Gpt::<NullRuntime>::tensor_plan().sequence_parallel(plan.sequence_parallel))?;
+    let (parts, loss) = model.split_with_loss(config.layers, summed())?;
+    let loss = move |y: &[Var<NullRuntime>], t: &[Var<NullRuntime>]| {
+        Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
+    };
+    let tokens = Tensor::zeros(rt, [plan.micro_batch, LENGTH], DType::I64)?;
+    Ok(PlannedModel::new(parts, loss).micro_batch(vec![tokens.clone()], vec![tokens]))
+}
+
+/// The median seconds of a step on rank 0, and the largest peak of all ranks in bytes.
+fn measured(plan: &TrainingPlan, link: Link) -> Result<(f64, u64)> {
+    let run = |comm: Comm<Cpu>| {
+        let world: Comm<Cpu> = Arc::new(SlowCommunicator::new(comm, link)?);
+        let mesh = Mesh::new(&world, plan.parallel()?)?;
+        let rt = world.runtime().clone();
+        let cut = Gpt::<Cpu>::tensor_plan().sequence_parallel(plan.sequence_parallel);
+        let model = Gpt::new(&Init::new(&rt, 42), CONFIG)?;
+        let m = plan.micro_batches;
+        let tokens = Tensor::zeros(&rt, [m * plan.micro_batch, LENGTH], DType::I64)?;
+        let own = tokens.narrow(0, 0, plan.micro_batch)?.contiguous()?;
+        let mut step: Box<dyn FnMut() -> Result<()>> = if plan.stages() > 1 {
+            let (stages, loss) = model.split_with_loss(plan.stages(), summed())?;
+            let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
+                Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
+            };
+            let pipe = mesh.axis(Axis::Pipe).rank();
+            let model = PipelineModel::on(pipe, plan.checked()?, stages).loss(loss).parallelize(&mesh, &cut)?;
+            let builder = TrainStep::builder(&mesh, model).optimizer(AdamWConfig::default());
+            let mut step = builder.zero(plan.zero_options()?).build()?;
+            Box::new(move || {
+                let all = std::slice::from_ref(&tokens);
+                step.step(|_| MicroBatches::split(all, all, m)).map(drop)
+            })
+        } else {
+            mesh.parallelize(&model, &cut)?;
+            let builder = TrainStep::builder(&mesh, &model).optimizer(AdamWConfig::default());
+            let mut step = builder.zero(plan.zero_options()?).accumulation(m).build()?;
+            Box::new(move || {
+                step.step(|_| {
+                    let x = Var::new(own.clone());
+                    Loss::sum(model.next_token_loss(&x, &x, &summed())?, own.shape().numel() as f64)
+                })
+                .map(drop)
+            })
+        };
+        step()?;
+        step()?;
+        rt.reset_peak();
+        let mut all = Vec::new();
+        for _ in 0..5 {
+            world.exchange_equal([0])?;
+            let begun = std::time::Instant::now();
+            step()?;
+            rt.synchronize()?;
+            all.push(begun.elapsed().as_secs_f64());
+        }
+        all.sort_by(f64::total_cmp);
+        Ok((all[2], rt.memory().total.peak as u64))
+    };
+    let all = Ranks::new(plan.world()).run(|_| Ok(Cpu::with_threads(1)), run)?;
+    Ok((all[0].0, all.iter().map(|(_, peak)| *peak).max().unwrap_or(0)))
+}
+
+fn drawn(rng: &mut Philox, world: usize) -> Option<TrainingPlan> {
+    let mut one = |of: &[usize]| of[rng.below(of.len() as u64) as usize];
+    let (tensor, pipe) = (one(&[1, 2, 4]), one(&[1, 1, 2, 4]));
+    let kind = ScheduleKind::ALL[one(&[0, 1, 2, 3, 4, 5, 6])];
+    let plan = TrainingPlan {
+        tensor,
+        pipe,
+        data: world / tensor / pipe,
+        zero: one(&[0, 1, 2, 3]) as u8,
+        schedule: kind.to_string(),
+        stages_per_rank: if pipe == 2 { one(&[1, 2]) } else { 1 },
+        micro_batches: one(&[4, 8]),
+        micro_batch: one(&[1, 2, 4]),
+        sequence_parallel: tensor > 1 && one(&[0, 1]) == 1,
+        ..TrainingPlan::default()
+    };
+    (tensor * pipe <= world && plan.check().is_ok()).then_some(plan)
+}
+
+/// Microseconds of an estimate, and milliseconds of a simulation, of 64 ranks with 4 stages and 512 micro-batches.
+fn speed(optimizer: &OptimizerCosts) -> Result<()> {
+    let plan = TrainingPlan {
+        pipe: 64,
+        data: 16,
+        zero: 1,
+        stages_per_rank: 4,
+        schedule: ScheduleKind::Interleaved.to_string(),
+        micro_batches: 512,
+        ..TrainingPlan::default()
+    };
+    let config = GptConfig { layers: 256, width: 16, ..CONFIG };
+    let costs = ModelCosts::measure(&plan, false, |mesh| planned(config, &plan, mesh))?;
+    let machine = Machine::a100();
+    let begun = std::time::Instant::now();
+    for _ in 0..1000 {
+        planner::Estimate::of(&plan, &costs, optimizer, &machine)?;
+    }
+    println!("estimate: {:.1} microseconds", 1e3 * begun.elapsed().as_secs_f64());
+    let begun = std::time::Instant::now();
+    for _ in 0..5 {
+        SimulatedStep::of(&plan, &costs, optimizer, &machine)?;
+    }
+    println!("simulation: {:.1} ms", 1e3 * begun.elapsed().as_secs_f64() / 5.0);
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let optimizer = OptimizerCosts::measure(AdamWConfig::default(), DType::F32, false)?;
+    speed(&optimizer)?;
+    let mut rng = Philox::new(1, 0);
+    let (mut times, mut peaks) = (Vec::new(), Vec::new());
+    for world in [2, 4, 8] {
+        let count = if world == 4 { 18 } else { 16 };
+        let machines = Ranks::new(world).run(|_| Ok(Cpu::with_threads(1)), |comm| calibrate(&comm, 8e9))?;
+        println!("{} ranks: {:?}", world, machines[0]);
+        let mut done = 0;
+        while done < count {
+            let Some(plan) = drawn(&mut rng, world) else { continue };
+            let bandwidth = if done % 2 == 0 { 1.25e9 } else { 0.125e9 };
+            let link = LinkSpeed { latency: 5e-5, bandwidth };
+            let machine = Machine { node: link, network: link, ..machines[0].clone() };
+            let costs = ModelCosts::measure(&plan, true, |mesh| planned(CONFIG, &plan, mesh))?;
+            let estimate = SimulatedStep::of(&plan, &costs, &optimizer, &machine)?.estimate;
+            let (seconds, peak) = measured(&plan, Link { latency: Duration::from_micros(50), bandwidth })?;
+            let (time, memory) = (estimate.step() / seconds - 1.0, estimate.memory.total() as f64 / peak as f64 - 1.0);
+            println!(
+                "{:>6.1} ms {:>+6.1} %  {:>7.2} MB {:>+6.1} %  {:.0} Gb/s, {plan}",
+                1e3 * seconds,
+                100.0 * time,
+                peak as f64 / 1e6,
+                100.0 * memory,
+                8e-9 * bandwidth
+            );
+            times.push(time.abs());
+            peaks.push(memory.abs());
+            done += 1;
+        }
+    }
+    for (what, all) in [("time", &mut times), ("peak", &mut peaks)] {
+        all.sort_by(f64::total_cmp);
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        println!(
+            "{what}: mean {:.1} %, median {:.1} %, worst {:.1} %",
+            100.0 * mean,
+            100.0 * all[all.len() / 2],
+            100.0 * all[all.len() - 1]
+        );
+    }
+    Ok(())
+}
