@@ -2,42 +2,42 @@
 
 use std::time::Instant;
 
+use autograd::Var;
 use distributed::comm::{Collectives, Comm, Communicator, ReduceOp, memory};
 use numcore::{
     DType, Result, Runtime, Tensor,
-    ops::{MatmulOps, PointwiseOps},
+    ops::{MatmulOps, PointwiseOps, ReduceOps},
 };
 
 use crate::{LinkSpeed, Machine};
 
-/// Repetitions of a measurement, of which the median counts.
-const TIMES: usize = 7;
+/// Repetitions of a measurement.
+const TIMES: u32 = 20;
 
-/// Measures the ranks of a communicator: products and copies on this rank, and sums over all. Every rank calls it, with
-/// nothing else running. `memory_of_rank` are the bytes that a rank may use.
+/// Measures the ranks of a communicator: products and copies on each rank while all others do the same, and sums over
+/// all. Every rank calls it, with nothing else running. `memory_of_rank` are the bytes that a rank may use.
 ///
 /// All links are those of the communicator. A world of one has none: its links are as fast as its memory.
 pub fn calibrate<R: Runtime>(comm: &Comm<R>, memory_of_rank: f64) -> Result<Machine> {
     let rt = comm.runtime();
     let zeros = |shape: &[usize]| Tensor::zeros(rt, shape, DType::F32);
     let mut flops = 0.0_f64;
-    for n in [256, 512, 1024] {
+    for n in [128, 256, 512] {
         let (a, b) = (zeros(&[n, n])?, zeros(&[n, n])?);
-        flops = flops.max(2.0 * (n as f64).powi(3) / median(rt, || a.matmul(&b).map(drop))?);
+        flops = flops.max(2.0 * (n as f64).powi(3) / mean(comm, || a.matmul(&b).map(drop))?);
     }
     // Larger than caches: two operands are read, and one is written.
-    let (numel, small) = (16 << 20, zeros(&[16])?);
+    let numel = 8 << 20;
     let (a, b) = (zeros(&[numel])?, zeros(&[numel])?);
-    let memory_bandwidth = 3.0 * 4.0 * numel as f64 / median(rt, || a.add(&b).map(drop))?;
-    let many = 1000;
-    let kernel_seconds = median(rt, || (0..many).try_for_each(|_| small.add(&small).map(drop)))? / f64::from(many);
+    let memory_bandwidth = 3.0 * 4.0 * numel as f64 / mean(comm, || a.add(&b).map(drop))?;
+    let kernel_seconds = kernel_seconds(comm)?;
     let link = match comm.size() {
         1 => LinkSpeed { latency: 0.0, bandwidth: memory_bandwidth },
         n => {
             let mut points = Vec::new();
             for bytes in [1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20] {
                 let x = zeros(&[bytes / 4])?;
-                let seconds = median(rt, || comm.all_reduce(memory(&x)?, ReduceOp::Sum)?.wait().map(drop))?;
+                let seconds = mean(comm, || comm.all_reduce(memory(&x)?, ReduceOp::Sum)?.wait().map(drop))?;
                 points.push(((2 * (n - 1) * bytes / n) as f64, seconds));
             }
             line(&points)
@@ -59,19 +59,31 @@ pub fn calibrate<R: Runtime>(comm: &Comm<R>, memory_of_rank: f64) -> Result<Mach
     })
 }
 
-/// The median seconds of `f`, with what it has queued.
-fn median<R: Runtime>(rt: &R, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
+/// The seconds of a kernel beside its work, with the tape's share: those of small products, forward and backward.
+fn kernel_seconds<R: Runtime>(comm: &Comm<R>) -> Result<f64> {
+    const DEPTH: usize = 50;
+    let (x, w) = (
+        Tensor::zeros(comm.runtime(), [16, 16], DType::F32)?,
+        Var::leaf("w", Tensor::zeros(comm.runtime(), [16, 16], DType::F32)?)?,
+    );
+    let pass = || {
+        let y = (0..DEPTH).try_fold(Var::new(x.clone()), |y, _| y.matmul(&w)?.relu())?;
+        y.sum_all()?.backward().map(drop)
+    };
+    // A product and an activation forward, two products and an activation backward.
+    Ok(mean(comm, pass)? / (5 * DEPTH) as f64)
+}
+
+/// The mean seconds of `f` on a rank, with what it has queued, while all ranks run it.
+fn mean<R: Runtime>(comm: &Comm<R>, mut f: impl FnMut() -> Result<()>) -> Result<f64> {
     f()?;
-    rt.synchronize()?;
-    let mut all = Vec::with_capacity(TIMES);
-    for _ in 0..TIMES {
-        let begun = Instant::now();
-        f()?;
-        rt.synchronize()?;
-        all.push(begun.elapsed().as_secs_f64());
-    }
-    all.sort_by(f64::total_cmp);
-    Ok(all[TIMES / 2].max(1e-9))
+    comm.runtime().synchronize()?;
+    comm.exchange_equal([0])?;
+    let begun = Instant::now();
+    (0..TIMES).try_for_each(|_| f())?;
+    comm.runtime().synchronize()?;
+    comm.exchange_equal([0])?;
+    Ok((begun.elapsed().as_secs_f64() / f64::from(TIMES)).max(1e-9))
 }
 
 /// The link whose times fit pairs of bytes and seconds best, in proportion to the times.

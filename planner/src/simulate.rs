@@ -1,6 +1,6 @@
 //! Simulation of a step on one replica: the schedule's own passes, in time and in memory. Other replicas do the same.
 
-use distributed::pipeline::{Action, Costs, Pass, Schedule, SendMode, Simulation, StageCosts, Timeline};
+use distributed::pipeline::{Action, Compute, Costs, Pass, Schedule, SendMode, Simulation, StageCosts, Timeline};
 use numcore::{Error, Result};
 
 use crate::{
@@ -21,6 +21,8 @@ pub struct SimulatedStep {
     sends: SendMode,
     /// The memory of each pipeline rank without activations.
     held: Vec<MemoryEstimate>,
+    /// The bytes of each stage's micro-batch that wait for the second part of a split backward pass.
+    deferred: Vec<u64>,
 }
 
 impl SimulatedStep {
@@ -55,14 +57,39 @@ impl SimulatedStep {
             Ok(MemoryEstimate { activations: 0, ..memory_of(plan, costs, optimizer, &own, rank)? })
         };
         let held = (0..plan.pipe).map(held).collect::<Result<Vec<_>>>()?;
-        let simulation = schedule.simulate(&ticks, sends)?;
-        let makespan = simulation.makespan() as f64 / TICKS;
-        let ranks = simulation.ranks();
-        let full = |rank: usize| MemoryEstimate { activations: ranks[rank].peak_bytes, ..held[rank] };
-        let memory = (0..plan.pipe).map(full).max_by_key(MemoryEstimate::total).unwrap_or_default();
-        let idle = (makespan - estimate.compute - estimate.layers - estimate.transfers).max(0.0);
-        let estimate = Estimate { bubble: idle, memory, ..estimate };
-        Ok(SimulatedStep { estimate, schedule, costs: ticks, sends, held })
+        let makespan = schedule.simulate(&ticks, sends)?.makespan() as f64 / TICKS;
+        let waits = |stage: usize| costs.stage(stage, plan.stages()).iter().map(|part| part.deferred).sum();
+        let deferred = (0..plan.stages()).map(waits).collect();
+        let bubble = (makespan - estimate.compute - estimate.layers - estimate.transfers).max(0.0);
+        let estimate = Estimate { bubble, ..estimate };
+        let mut step = SimulatedStep { estimate, schedule, costs: ticks, sends, held, deferred };
+        let full = |rank: usize| MemoryEstimate { activations: step.peak(rank), ..step.held[rank] };
+        step.estimate.memory = (0..plan.pipe).map(full).max_by_key(MemoryEstimate::total).unwrap_or_default();
+        Ok(step)
+    }
+
+    /// The bytes by which a pass changes the activations that its rank holds: at its start for a forward pass, and
+    /// otherwise at its end.
+    fn change(&self, pass: &Compute) -> i64 {
+        let saved = self.costs.stage(pass.stage).map_or(0, |costs| costs.activations) as i64;
+        let deferred = self.deferred.get(pass.stage).map_or(0, |bytes| *bytes as i64);
+        match pass.pass {
+            Pass::F => saved,
+            Pass::B => -saved,
+            Pass::I => deferred - saved,
+            Pass::W => -deferred,
+        }
+    }
+
+    /// The most bytes of activations that a pipeline rank holds at once.
+    fn peak(&self, rank: usize) -> u64 {
+        let passes = self.schedule.rows()[rank].iter().flat_map(Action::computes);
+        let (mut live, mut peak) = (0, 0);
+        for pass in passes {
+            live += self.change(&pass);
+            peak = peak.max(live);
+        }
+        peak as u64
     }
 
     /// The simulation of the passes, in nanoseconds.
@@ -89,22 +116,13 @@ impl SimulatedStep {
                 format!("below {}", self.held.len()),
             ));
         };
-        let bytes = |stage: usize| self.costs.stage(stage).map_or(0, |costs| costs.activations);
-        let (mut live, mut changes) = (held.total(), vec![(0.0, held.total())]);
-        let mut at = |ticks: u64, live: u64| changes.push((ticks as f64 / TICKS, live));
+        let mut live = held.total();
+        let mut changes = vec![(0.0, live)];
         for (action, span) in row.iter().zip(&simulation.spans()[rank]) {
-            for pass in Action::computes(action) {
-                match pass.pass {
-                    Pass::F => {
-                        live += bytes(pass.stage);
-                        at(span.start, live);
-                    }
-                    Pass::B | Pass::W => {
-                        live -= bytes(pass.stage);
-                        at(span.end, live);
-                    }
-                    Pass::I => {}
-                }
+            for pass in action.computes() {
+                live = live.saturating_add_signed(self.change(&pass));
+                let at = if pass.pass == Pass::F { span.start } else { span.end };
+                changes.push((at as f64 / TICKS, live));
             }
         }
         Ok(changes)

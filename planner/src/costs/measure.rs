@@ -139,11 +139,13 @@ impl Meter<'_> {
         let (backward, ()) = self.pass(|| seeded(roots)?.run(&mut gradients))?;
         let peak = self.rt.memory().total.peak as u64 - live;
 
+        let before = self.live();
         let again = inputs_of()?;
         let (_, roots) = self.forward(part, &again, loss)?;
         self.counts.take();
         let wanted: Vec<&Var<NullRuntime>> = again.iter().filter(|x| x.requires_grad()).collect();
         let ((input, _), deferred) = self.pass(|| seeded(roots)?.inputs_only(&wanted, &mut gradients))?;
+        let kept = self.live() - before;
         let ((weights, _), ()) = self.pass(|| deferred.run(&mut gradients))?;
 
         let costs = PartCosts {
@@ -152,6 +154,7 @@ impl Meter<'_> {
             backward: BackwardWork { all: backward.0, input, weights },
             backward_exchanges: backward.1,
             saved,
+            deferred: kept,
             transient: peak.saturating_sub(saved + held),
             input: values.iter().map(|value| value.memory_bytes() as u64).sum(),
             output,

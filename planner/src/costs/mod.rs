@@ -32,6 +32,8 @@ pub struct PartCosts {
     pub backward_exchanges: Vec<ExchangeCosts>,
     /// Bytes that are kept from the forward pass to the backward pass. The output is included, and the input is not.
     pub saved: u64,
+    /// Bytes that are kept from the first to the second part of a split backward pass, gradients of values among them.
+    pub deferred: u64,
     /// Bytes beside those that the part holds at most for a moment, in forward or in backward.
     pub transient: u64,
     /// Bytes of the input of a micro-batch.

@@ -1,13 +1,13 @@
 //! The memory of a rank under a plan.
 
-use distributed::{pipeline::PipeShape, zero::ZeroStage};
+use distributed::zero::ZeroStage;
 use numcore::Result;
 
 use super::{
     bill::{StateGroups, buffers, parameters},
-    bubble::in_flight,
+    bubble::{in_flight, splits},
 };
-use crate::{ModelCosts, OptimizerCosts, TrainingPlan};
+use crate::{ModelCosts, OptimizerCosts, PartCosts, TrainingPlan};
 
 /// Bytes that one rank holds at most, by their use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,14 +39,16 @@ pub(crate) fn memory_of(
     stages: &[usize],
     rank: usize,
 ) -> Result<MemoryEstimate> {
-    let (ranks, zero) = (plan.parallel()?, plan.zero_stage()?);
+    let (ranks, zero, kind) = (plan.parallel()?, plan.zero_stage()?, plan.kind()?);
     let groups = [StateGroups::of(&ranks, 0), StateGroups::of_experts(&ranks, 0)];
     let mut memory = MemoryEstimate::default();
     let (mut saved, mut root, mut largest, mut whole) = (0, 0, [0, 0], Vec::new());
     for &stage in stages {
         let parts = costs.stage(stage, plan.stages());
         let mut values = 0;
-        saved += parts.iter().map(|part| part.saved).sum::<u64>();
+        // Where backward passes are split, some micro-batches wait for their second part.
+        let kept = |part: &PartCosts| if splits(kind) { part.saved.max(part.deferred) } else { part.saved };
+        saved += parts.iter().map(kept).sum::<u64>();
         memory.transient = parts.iter().map(|part| part.transient).fold(memory.transient, u64::max);
         for (experts, groups) in [false, true].into_iter().zip(&groups) {
             let shards = if zero == ZeroStage::None { 1 } else { groups.shard.ranks };
@@ -77,8 +79,7 @@ pub(crate) fn memory_of(
     if zero.shards_gradients() {
         memory.gradients += largest[1];
     }
-    let shape = PipeShape { ranks: plan.pipe, ..plan.shape() };
-    let held = in_flight(plan.kind()?, shape, rank) as u64;
+    let held = in_flight(kind, plan.shape(), rank) as u64;
     memory.activations = saved * held / stages.len().max(1) as u64;
     Ok(memory)
 }

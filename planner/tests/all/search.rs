@@ -49,7 +49,11 @@ fn planner_estimates_are_near_simulations() {
                 let error = estimate.step() / simulated.estimate.step() - 1.0;
                 assert!(error.abs() < 0.08, "{plan} at {bandwidth} bytes/s: {estimate:?}, {error}");
                 let memory = [&estimate, &simulated.estimate].map(|of| of.memory.activations);
-                assert_eq!(memory[0], memory[1], "{plan}");
+                // Of split passes, few are between their two parts.
+                let splits = matches!(kind, ScheduleKind::ZbH1 | ScheduleKind::ZbH2 | ScheduleKind::Zbv);
+                let splits = splits || kind == ScheduleKind::InterleavedZeroBubble;
+                let most = if splits { memory[1] * 2 } else { memory[1] };
+                assert!((memory[1]..=most).contains(&memory[0]), "{plan}: {memory:?}");
             }
         }
     }
