@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use distributed::comm::{Comm, CountingCommunicator, Ranks, Traffic};
-use planner::{BillRow, ModelCosts, TrainingPlan, bill};
+use numcore::Runtime;
+use planner::{BillRow, ModelCosts, Rehearsal, TrainingPlan, bill};
 
 use crate::{
     common::*,
@@ -33,14 +34,14 @@ fn counted(plan: &TrainingPlan, build: impl Fn(&Mesh<Cpu>) -> Result<StepOf> + S
 type StepOf = Box<dyn FnMut() -> Result<()>>;
 
 /// A step of a GPT on the ranks of a mesh.
-pub fn build(mesh: &Mesh<Cpu>, plan: &TrainingPlan, config: GptConfig) -> Result<StepOf> {
+pub fn build<R: Runtime>(mesh: &Mesh<R>, plan: &TrainingPlan, config: GptConfig) -> Result<StepOf> {
     let rt = mesh.world().runtime().clone();
-    let cut = Gpt::<Cpu>::tensor_plan().sequence_parallel(plan.sequence_parallel);
+    let cut = Gpt::<R>::tensor_plan().sequence_parallel(plan.sequence_parallel);
     let model = Gpt::new(&Init::new(&rt, 42), config)?;
     let tokens = Tensor::zeros(&rt, [plan.micro_batch, CONTEXT], DType::I64)?;
     if plan.stages() > 1 {
         let (stages, loss) = model.split_with_loss(plan.stages(), summed())?;
-        let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
+        let loss = move |y: &[Var<R>], t: &[Var<R>]| {
             Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
         };
         let pipe = mesh.axis(Axis::Pipe).rank();
@@ -179,6 +180,50 @@ fn planner_volumes_of_experts_are_those_that_ranks_exchange() {
                 let billed = billed(&plan, &costs, rank);
                 assert_eq!(by_kind(counted), by_kind(&billed), "{plan}, rank {rank}: {counted:?} {billed:?}");
             }
+        }
+    }
+}
+
+/// The calls of a rank without the others are those of the rank among them.
+#[test]
+fn planner_rehearsals_make_the_calls_of_training() {
+    let config = GptConfig { layers: 2, ..gpt() };
+    for zero in 0..=3 {
+        for (data, context, tensor) in [(2, 1, 1), (3, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4)] {
+            let sequence_parallel = tensor == 4;
+            let plan = TrainingPlan { data, context, tensor, sequence_parallel, zero, micro_batches: 2, ..base() };
+            for (rank, counted) in counted(&plan, |mesh| build(mesh, &plan, config)).into_iter().enumerate() {
+                let rehearsal = Rehearsal::of(&plan, rank, true, |mesh| build(mesh, &plan, config)).unwrap();
+                let calls = rehearsal.exchanges.iter();
+                let calls: Counts = calls.map(|(key, t)| (key.clone(), [t.calls, t.payload, t.sent])).collect();
+                assert_eq!(calls, counted, "{plan}, rank {rank}");
+            }
+        }
+    }
+    let staged = TrainingPlan { pipe: 2, micro_batches: 2, ..base() };
+    let error = Rehearsal::of(&staged, 0, true, |mesh| build(mesh, &staged, config)).unwrap_err();
+    assert!(error.to_string().contains("SimulatedStep"), "{error}");
+}
+
+/// The peak of a rehearsal is that of the rank on a CPU, but for memory that kernels and engines need for themselves.
+#[test]
+fn planner_rehearsals_have_the_peak_of_training() {
+    let config = GptConfig { layers: 3, width: 64, ..gpt() };
+    for (zero, shard) in (0..=3).flat_map(|zero| [(zero, 1), (zero, 2)]) {
+        let plan = TrainingPlan { data: 2, shard, zero, micro_batches: 2, micro_batch: 16, ..TrainingPlan::default() };
+        let run = |comm: Comm<Cpu>| {
+            let mut step = build(&Mesh::new(&comm, plan.parallel()?)?, &plan, config)?;
+            step()?;
+            step()?;
+            comm.runtime().reset_peak();
+            step()?;
+            Ok(comm.runtime().memory().total.peak as f64)
+        };
+        let peaks = Ranks::new(plan.world()).run(|_| Ok(Cpu::with_threads(1)), run).unwrap();
+        for (rank, peak) in peaks.into_iter().enumerate() {
+            let rehearsal = Rehearsal::of(&plan, rank, true, |mesh| build(mesh, &plan, config)).unwrap();
+            let error = rehearsal.peak as f64 / peak - 1.0;
+            assert!(error.abs() < 0.02, "{plan}, rank {rank}: {} and {peak} bytes", rehearsal.peak);
         }
     }
 }
