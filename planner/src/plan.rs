@@ -4,6 +4,7 @@ use std::fmt;
 
 use autograd::checkpoint;
 use distributed::{
+    buckets::BucketOptions,
     pipeline::{Checked, Limits, Lowering, PipeShape, Schedule, ScheduleKind, StagePlacement},
     plan::{Axis, ParallelPlan},
     zero::{ZeroOptions, ZeroStage},
@@ -150,6 +151,12 @@ impl TrainingPlan {
             let why = format!("{} ranks or more; a plan has at most 2^30", 1_u64 << 30);
             return Err(Error::config("TrainingPlan", "axes", why));
         }
+        let batch = [self.data, self.shard, self.micro_batches, self.micro_batch];
+        let sequences = batch.iter().try_fold(1_usize, |all, size| all.checked_mul(*size));
+        if sequences.is_none_or(|sequences| sequences > 1 << 40) {
+            let why = format!("{} sequences or more in a step; a plan has at most 2^40", 1_u64 << 40);
+            return Err(Error::config("TrainingPlan", "micro_batches", why));
+        }
         self.parallel()?;
         self.zero_stage()?;
         self.kind()?.check(self.shape()).within("TrainingPlan")
@@ -226,7 +233,16 @@ impl TrainingPlan {
 
     /// The options of ZeRO, for [`TrainStepBuilder::zero`](distributed::train::TrainStepBuilder::zero).
     pub fn zero_options(&self) -> Result<ZeroOptions> {
-        Ok(ZeroOptions { stage: self.zero_stage()?, main_gradients: self.main_gradients, ..ZeroOptions::default() })
+        let stage = self.zero_stage()?;
+        let main_gradients = self.main_gradients && stage != ZeroStage::None;
+        Ok(ZeroOptions { stage, main_gradients, ..ZeroOptions::default() })
+    }
+
+    /// The options of gradient buckets of a plan that shards nothing, for
+    /// [`TrainStepBuilder::buckets`](distributed::train::TrainStepBuilder::buckets). A step takes either these or
+    /// [`zero_options`](TrainingPlan::zero_options).
+    pub fn bucket_options(&self) -> BucketOptions {
+        BucketOptions { main_gradients: self.main_gradients && self.zero == 0, ..BucketOptions::default() }
     }
 
     /// The number of stages of the model.

@@ -219,10 +219,15 @@ impl Rows {
         // The root stays gathered from its first use in a step to the end. Backward begins with the unit that forward
         // ended with.
         let last = all.iter().map(|buffer| buffer.unit).max();
+        let gathers_of = |unit| match unit {
+            0 => 1,
+            unit if Some(unit) == last => passes,
+            _ => 2 * passes,
+        };
         for buffer in all {
             let Some(dtype) = buffer.gradient else {
                 if stage.shards_parameters() {
-                    let times = gathers.unwrap_or(if buffer.unit == 0 { 1 } else { 2 * passes });
+                    let times = gathers.unwrap_or(gathers_of(buffer.unit));
                     self.shards(Purpose::Parameters, &groups.shard, "all_gather", buffer.values(), times);
                 }
                 continue;
@@ -235,11 +240,7 @@ impl Rows {
                 continue;
             }
             let times = match stage {
-                ZeroStage::Parameters => gathers.unwrap_or(match buffer.unit {
-                    0 => 1,
-                    unit if Some(unit) == last => passes,
-                    _ => 2 * passes,
-                }),
+                ZeroStage::Parameters => gathers.unwrap_or(gathers_of(buffer.unit)),
                 // After the update.
                 _ => 1,
             };
@@ -258,13 +259,15 @@ impl Rows {
     fn buckets(&mut self, plan: &TrainingPlan, group: &StateGroup, of: &[&ParameterCosts]) {
         let spec = |p: &&ParameterCosts| {
             let dtype = p.gradient(plan.main_gradients);
-            let numel = (p.elements() as usize).next_multiple_of(ALIGN / dtype.size());
-            BucketSpec { numel, dtype, buffer: p.dtype as usize }
+            BucketSpec { numel: p.elements() as usize, dtype, buffer: p.dtype as usize }
         };
         // Gradients become final in the reverse order of the model.
-        let specs: Vec<BucketSpec> = of.iter().filter(|p| p.trained).rev().map(spec).collect();
+        let trained: Vec<&ParameterCosts> = of.iter().copied().filter(|p| p.trained).rev().collect();
+        let specs: Vec<BucketSpec> = trained.iter().map(spec).collect();
+        // Gradients have the places of their parameters.
+        let padded = |k: &usize| specs[*k].numel.next_multiple_of(ALIGN / trained[*k].dtype.size());
         for bucket in BucketPlan::new(&specs, &BucketLimits::of(&specs)).buckets() {
-            let elements: usize = bucket.iter().map(|&k| specs[k].numel).sum();
+            let elements: usize = bucket.iter().map(padded).sum();
             self.all_reduce(
                 Purpose::Gradients,
                 group,
@@ -299,8 +302,9 @@ struct Step<'a> {
 }
 
 /// The exchanges of world rank `rank` in a step, as
-/// [`CountingCommunicator`](distributed::comm::CountingCommunicator) counts them from the third step on. A clipped norm
-/// and other decisions are left out.
+/// [`CountingCommunicator`](distributed::comm::CountingCommunicator) counts them from the third step on. Left out are a
+/// clipped norm and other decisions, sums of a parameter's copies in several stages, layers that exchange along data, and
+/// what rules for whole parameters (Muon, LAMB, Adafactor) cut otherwise.
 ///
 /// # Errors
 /// Fails for a plan that [`TrainingPlan::check`] refuses.
@@ -341,7 +345,7 @@ pub(crate) fn bill_of(
         let parts = costs.stage(stage, stages);
         for part in parts {
             for exchange in part.forward_exchanges.iter().chain(&part.backward_exchanges) {
-                let amounts = [exchange.calls, exchange.payload, exchange.sent].map(|amount| m * amount);
+                let amounts = [exchange.calls, exchange.payload, exchange.sent].map(|amount| m.saturating_mul(amount));
                 rows.add(Purpose::Layers, &along(plan, exchange.axis), exchange.kind, amounts);
             }
         }
@@ -352,8 +356,9 @@ pub(crate) fn bill_of(
             .zip(ends)
             .filter(|(other, _)| other.is_some_and(|other| !placement.together(stage, other)))
         {
-            rows.add(Purpose::Stages, &pipe, "send", [m, m * bytes, m * bytes]);
-            rows.add(Purpose::Stages, &pipe, "recv", [m, m * bytes, 0]);
+            let all = m.saturating_mul(bytes);
+            rows.add(Purpose::Stages, &pipe, "send", [m, all, all]);
+            rows.add(Purpose::Stages, &pipe, "recv", [m, all, 0]);
         }
         rows.state(&step, &of_all, &parameters(parts, false), gathers(stage));
         rows.state(&step, &of_experts, &parameters(parts, true), gathers(stage));

@@ -45,7 +45,8 @@ pub(super) fn in_flight(kind: ScheduleKind, shape: PipeShape, rank: usize) -> us
     let held = match kind {
         ScheduleKind::GPipe | ScheduleKind::LoopedBfs => all,
         ScheduleKind::OneFOneB => p - rank,
-        ScheduleKind::Interleaved => 2 * (p - rank - 1) + (v - 1) * p + 1,
+        // Chunks take turns for groups of micro-batches, which are larger than `p` where `p` does not divide `m`.
+        ScheduleKind::Interleaved => 2 * (p - rank - 1) + (v - 1) * (m / (m / p).max(1)) + 1,
         ScheduleKind::ZbH1 => p,
         ScheduleKind::ZbH2 => 2 * p - 1,
         ScheduleKind::InterleavedZeroBubble => v * p,
@@ -53,4 +54,18 @@ pub(super) fn in_flight(kind: ScheduleKind, shape: PipeShape, rank: usize) -> us
         ScheduleKind::DualPipeV => 2 * p + 1,
     };
     held.min(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The peaks of the generated schedules, also where `p` does not divide `m`.
+    #[test]
+    fn chunks_in_flight_are_those_of_the_schedule() {
+        for (p, v, m, held) in [(8, 6, 15, 90), (16, 4, 31, 124), (8, 6, 30, 65), (4, 3, 6, 18), (4, 3, 16, 15)] {
+            let shape = PipeShape { ranks: p, stages_per_rank: v, micro_batches: m };
+            assert_eq!(in_flight(ScheduleKind::Interleaved, shape, 0), held, "{shape:?}");
+        }
+    }
 }

@@ -80,6 +80,6 @@ pub(crate) fn memory_of(
         memory.gradients += largest[1];
     }
     let held = in_flight(kind, plan.shape(), rank) as u64;
-    memory.activations = saved * held / stages.len().max(1) as u64;
+    memory.activations = saved.saturating_mul(held) / stages.len().max(1) as u64;
     Ok(memory)
 }

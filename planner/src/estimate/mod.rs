@@ -4,7 +4,7 @@ mod bill;
 mod bubble;
 mod memory;
 
-use distributed::plan::Axis;
+use distributed::{pipeline::ScheduleKind, plan::Axis};
 use numcore::Result;
 
 pub use bill::{BillRow, Purpose, bill};
@@ -135,8 +135,12 @@ impl Estimate {
         let rank = ranks[slowest];
         let idle = ranks.iter().map(|rank| rank.idle(kind, v)).sum::<f64>() - rank.idle(kind, v);
 
-        // Two stages stay gathered; more of them take turns for every group of micro-batches.
-        let turns = if v > 2 { 2 * plan.micro_batches.div_ceil(p) as u64 } else { 1 };
+        // Two stages stay gathered. More of them take turns, for every group of micro-batches if chunks do: at most.
+        let turns = match kind {
+            _ if v <= 2 => 1,
+            ScheduleKind::LoopedBfs => 2,
+            _ => 2 * plan.micro_batches.div_ceil(p) as u64,
+        };
         let gathers = |_| (plan.stages() > 1).then_some(turns);
         let bill = bill::bill_of(plan, costs, &placement, slowest * (plan.world() / p), &gathers)?;
         let of = |purpose: Purpose| bill.iter().filter(move |row| row.purpose == purpose);
@@ -157,17 +161,23 @@ impl Estimate {
         let gathers: f64 = of(Purpose::Parameters).map(time).sum();
         let sums: f64 = of(Purpose::Gradients).map(time).sum();
         // Gathers travel beside passes, and sums beside backward passes; the first or last of them beside none.
-        let hides = |share: f64| if machine.late_gradients { 0.0 } else { share };
         let backward = rank.busy(kind) - rank.f;
-        let last = costs.parts.len().max(1) as f64;
+        let own = |rank: usize| placement.stages_on(rank).collect::<Vec<_>>();
+        let of_rank = own(slowest).into_iter().map(|stage| costs.stage(stage, plan.stages()).len());
+        let last = of_rank.sum::<usize>().max(1) as f64;
         let beside_sums = if plan.zero >= 2 { m * backward } else { backward };
         let beside_gathers = if plan.zero == 3 { m * rank.busy(kind) } else { rank.f };
-        let exposed =
-            |all: f64, beside: f64| (all - hides(beside)).max(if beside > 0.0 { all / last } else { 0.0 }).min(all);
+        let exposed = |all: f64, hidden: f64| (all - hidden).max(if hidden > 0.0 { all / last } else { 0.0 }).min(all);
 
-        let own = |rank: usize| placement.stages_on(rank).collect::<Vec<_>>();
+        // The rank that keeps most for backward, and those with an embedding, with a head, and with most work.
+        let kept = |rank: usize| {
+            let parts = own(rank).into_iter().flat_map(|stage| costs.stage(stage, plan.stages()));
+            let saved = parts.map(|part| part.saved).fold(0, u64::saturating_add);
+            saved.saturating_mul(in_flight(kind, plan.shape(), rank) as u64)
+        };
+        let fullest = (0..p).max_by_key(|&rank| kept(rank)).unwrap_or(0);
         let mut memory = MemoryEstimate::default();
-        for rank in [0, slowest, p - 1] {
+        for rank in [0, fullest, slowest, p - 1] {
             let other = memory_of(plan, costs, optimizer, &own(rank), rank)?;
             memory = if other.total() > memory.total() { other } else { memory };
         }
@@ -177,7 +187,7 @@ impl Estimate {
             bubble: idle,
             transfers,
             gathers: exposed(gathers, beside_gathers),
-            gradients: exposed(sums, beside_sums),
+            gradients: if machine.late_gradients { sums } else { exposed(sums, beside_sums) },
             update: updated_elements(plan, costs, &own(slowest))? * optimizer.update / machine.memory_bandwidth,
             memory,
             model_flops: m * costs.model_flops() / p as f64,

@@ -34,7 +34,7 @@ pub fn init(mesh: &Mesh<Cpu>) -> Init<Cpu> {
     Init::new(mesh.world().runtime(), 42).dtype(DType::F64)
 }
 
-/// RowSearch of numbers, `[rows, width]`.
+/// Rows of numbers, `[rows, width]`.
 pub fn numbers(rows: usize, width: usize) -> impl Fn(&Cpu, u64) -> Result<Vec<Tensor<Cpu>>> + Sync {
     move |rt, step| Ok(vec![Tensor::uniform(rt, [rows, width], DType::F64, -1.0, 1.0, 10 + step)?])
 }

@@ -48,7 +48,7 @@ fn squares(model: &impl Forward<Cpu>, examples: &Examples<'_, Cpu>) -> Result<Lo
 
 #[test]
 fn a_loss_of_means_is_named() {
-    // RowSearch count if their first number is positive: other numbers of them on each rank.
+    // Rows count if their first number is positive: other numbers of them on each rank.
     let loss = |model: &Sequential<Cpu>, examples: &Examples<'_, Cpu>| {
         let rows = examples.tensors[0].to_vec::<f64>()?;
         let counts: Vec<f64> = rows.chunks(4).map(|row| f64::from(u8::from(row[0] > 0.0))).collect();

@@ -167,6 +167,7 @@ fn planner_refuses_wrong_plans_and_machines() {
         ("pipe = 4\nschedule = \"ZBV\"\nmicro_batches = 8", "needs v = 2"),
         ("pipe = 2\nstages_per_rank = 2", "needs v = 1"),
         ("data = 4294967296\ntensor = 4294967296\ncontext = 4294967296", "at most 2^30"),
+        ("data = 1048576\nmicro_batches = 67108864\nmicro_batch = 67108864", "at most 2^40"),
         ("data = 3\nexpert = 2", "cannot be laid over"),
         ("micro_batches = 99999999999", "at most 2^26"),
     ] {
@@ -181,4 +182,24 @@ fn planner_refuses_wrong_plans_and_machines() {
     let slow = text.replace("bandwidth = 123600000000.0", "bandwidth = 0.0");
     assert!(Machine::from_toml(&slow).unwrap_err().to_string().contains("`node.bandwidth` is 0"), "{text}");
     assert!(Machine::from_toml("name = \"x\"").unwrap_err().to_string().contains("missing field"));
+}
+
+/// A training step refuses main gradients of what is not sharded, but for buckets.
+#[test]
+fn main_gradients_are_of_shards_or_of_buckets() {
+    for zero in 0..4 {
+        let plan = TrainingPlan { main_gradients: true, zero, ..TrainingPlan::default() };
+        let both = (plan.zero_options().unwrap().main_gradients, plan.bucket_options().main_gradients);
+        assert_eq!(both, (zero > 0, zero == 0));
+        let comm: distributed::comm::Comm<Cpu> =
+            std::sync::Arc::new(distributed::comm::NoOpCommunicator::new(&Cpu::with_threads(1)));
+        let mesh = Mesh::new(&comm, plan.parallel().unwrap()).unwrap();
+        let model = Gpt::new(&Init::new(comm.runtime(), 1).dtype(DType::BF16), gpt()).unwrap();
+        let builder = TrainStep::builder(&mesh, &model).optimizer(AdamWConfig::default());
+        let built = match zero {
+            0 => builder.buckets(plan.bucket_options()).build(),
+            _ => builder.zero(plan.zero_options().unwrap()).build(),
+        };
+        assert!(built.is_ok(), "{:?}", built.err());
+    }
 }
