@@ -152,8 +152,8 @@ impl Processes {
         self
     }
 
-    /// Takes the settings of the processes that this one was among before. The kinds of calls begin anew, on all ranks
-    /// alike: newcomers among these compile their kernels, and the others wait for that.
+    /// Takes the settings of `before`, the processes of the world that has ended. Kinds of calls begin anew on all
+    /// ranks: newcomers compile their kernels, and the others wait for that.
     pub(crate) fn configured_as(mut self, before: &Processes) -> Self {
         (self.deadlines, self.end_timeout, self.places) = (before.deadlines, before.end_timeout, before.places);
         (self.limits, self.local_rank) = (before.limits, before.local_rank);

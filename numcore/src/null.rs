@@ -300,7 +300,7 @@ impl Runtime for NullRuntime {
     }
 
     fn gather(&self, _: View<'_, Self>, _: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
-        // As many elements are read as written.
+        // A gather reads as many elements as it writes.
         self.launch(0, reads(&[index]) + bytes_of(out.view.layout, out.view.dtype) + writes(&out))
     }
 

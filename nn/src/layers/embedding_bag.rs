@@ -69,8 +69,8 @@ impl<R: Runtime> EmbeddingBag<R> {
         self.reduced(indices, &here, weights).at_caller()
     }
 
-    /// Reduces bags of any lengths, of which bag `n` begins at `offsets[n]` of `indices: [T]` (`i64`) and ends where the
-    /// next begins. With `weights: [T]`, each row is multiplied by its weight.
+    /// Reduces bags of any lengths. Bag `n` begins at `offsets[n]` of `indices: [T]` (`i64`), and ends where the next
+    /// begins. With `weights: [T]`, each row is multiplied by its weight.
     ///
     /// # Errors
     /// An error if offsets do not begin with 0, decrease, or lie beyond the indices.

@@ -85,7 +85,7 @@ pub fn ctc<T: Apply>(log_probs: &T, steps: &[usize], labels: &[&[usize]], option
 
     let starts = Tensor::zeros(rt, [shape[0], width], log_probs.spec().dtype).map(T::constant)?;
     let mut log_alpha = starts.where_cond(&constant(&|_, w| w == 0)?, NEVER)?;
-    let never = log_alpha.narrow(1, 0, 2)?.mul(0.0)?.add(NEVER)?;
+    let never = T::constant(Tensor::full(rt, [shape[0], 2], log_probs.spec().dtype, NEVER)?);
     for t in 0..shape[1] {
         let before = cat(&[&never, &log_alpha], 1)?;
         let skip = before.narrow(1, 0, width)?.where_cond(&skips, NEVER)?;

@@ -6,21 +6,8 @@ use numcore::{
     DType, Result, Tensor,
     ops::{DistanceOps, PointwiseOps, ReduceOps},
 };
-use runtime_cpu::Cpu;
 
-use crate::common::{cpu, f64s};
-
-type V = Var<Cpu>;
-
-/// Input `k`, whose element `i` is `sin(1.3 i + 0.7 k + 0.5)`.
-fn made(k: usize, shape: &[usize]) -> V {
-    let mut i = 0.0;
-    let next = || {
-        i += 1.0;
-        f64::sin(1.3 * (i - 1.0) + 0.7 * k as f64 + 0.5)
-    };
-    Var::leaf(&format!("in{k}"), Tensor::from_f64_fn(&cpu(), shape, DType::F64, next).unwrap()).unwrap()
-}
+use crate::common::{V, cpu, f64s, made};
 
 fn constant(x: &V) -> V {
     Var::new(x.value().unwrap())

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use autograd::{Backward, Gradients, Var};
-use numcore::{Tensor, safetensors};
+use numcore::{DType, Tensor, safetensors};
 use runtime_cpu::Cpu;
 use serde_json::Value;
 
@@ -13,6 +13,16 @@ pub type T = Tensor<Cpu>;
 
 pub fn cpu() -> Cpu {
     Cpu::with_threads(2)
+}
+
+/// Input `k`, whose element `i` is `sin(1.3 i + 0.7 k + 0.5)`.
+pub fn made(k: usize, shape: &[usize]) -> V {
+    let mut i = 0.0;
+    let next = || {
+        i += 1.0;
+        f64::sin(1.3 * (i - 1.0) + 0.7 * k as f64 + 0.5)
+    };
+    Var::leaf(&format!("in{k}"), Tensor::from_f64_fn(&cpu(), shape, DType::F64, next).unwrap()).unwrap()
 }
 
 fn folder() -> String {

@@ -124,7 +124,7 @@ impl Meter<'_> {
         loss: Option<(&LossFn, &[Tensor<NullRuntime>])>,
     ) -> Result<(PartCosts, Vec<Tensor<NullRuntime>>)> {
         let inputs_of = || inputs(values, is_first);
-        // What is agreed on or made once is no cost of a step.
+        // The first pass also agrees on things, and makes some once: it is no pass of a step.
         self.forward(part, &inputs_of()?, loss)?;
         let live = self.live();
         self.rt.reset_peak();

@@ -302,9 +302,9 @@ struct Step<'a> {
 }
 
 /// The exchanges of world rank `rank` in a step, as
-/// [`CountingCommunicator`](distributed::comm::CountingCommunicator) counts them from the third step on. Left out are a
-/// clipped norm and other decisions, sums of a parameter's copies in several stages, layers that exchange along data, and
-/// what rules for whole parameters (Muon, LAMB, Adafactor) cut otherwise.
+/// [`CountingCommunicator`](distributed::comm::CountingCommunicator) counts them from the third step on. Clipped norms
+/// and other decisions are left out. So are sums of a parameter's copies in several stages, and layers that exchange
+/// along data. Shards are those of elementwise rules; Muon, LAMB and Adafactor have others.
 ///
 /// # Errors
 /// Fails for a plan that [`TrainingPlan::check`] refuses.
