@@ -8,7 +8,8 @@ mod saves;
 use std::{
     env, fs,
     process::{Command, ExitCode, Output},
-    sync::Arc,
+    sync::{Arc, Mutex},
+    thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -32,6 +33,11 @@ use saves::{a_job_killed_while_it_saves_resumes_at_another_size, killed_later, t
 
 /// What ranks are told to do, in their environment.
 const ROLE: &str = "WEFTGRAD_TEST_ROLE";
+const SEED: &str = "WEFTGRAD_TEST_SEED";
+const FOLDER: &str = "WEFTGRAD_TEST_FOLDER";
+const DEFAULT_SEED: usize = 7;
+/// The launcher's argument with which survivors go on.
+const TOLERANT: &[&str] = &["--with-ft", "ulfm"];
 /// The rank that it happens to.
 const LOST: usize = 1;
 /// The one that is lost soon after it.
@@ -39,6 +45,9 @@ const SECOND: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The time after which `mpirun` has hung: it is told to end after a minute, and killed some seconds later.
 const LAUNCHER_HANGS: Duration = Duration::from_secs(64);
+
+/// Tests that run at once: they wait longer than they compute.
+const AT_ONCE: usize = 3;
 
 /// Tests with their names.
 macro_rules! tests {
@@ -67,10 +76,16 @@ fn main() -> ExitCode {
                 a_stopped_rank_is_named,
                 a_program_without_a_launcher_is_a_world_of_one,
             ];
-            for (name, test) in all.into_iter().filter(|(name, _)| name.contains(&only) || only.starts_with('-')) {
-                test();
-                println!("test {name} ... ok");
-            }
+            let asked = all.into_iter().filter(|(name, _)| name.contains(&only) || only.starts_with('-'));
+            let asked = Mutex::new(asked.collect::<Vec<_>>().into_iter());
+            let next = || asked.lock().expect("held for one step").next();
+            let tests = || {
+                while let Some((name, test)) = next() {
+                    test();
+                    println!("test {name} ... ok");
+                }
+            };
+            thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(tests))));
             ExitCode::SUCCESS
         }
     }
@@ -118,7 +133,7 @@ fn rank(role: &str) -> ExitCode {
 }
 
 fn seed() -> usize {
-    env::var("WEFTGRAD_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7)
+    env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(DEFAULT_SEED)
 }
 
 /// Sums over all ranks, with what befalls one rank before a step.
@@ -260,27 +275,26 @@ fn an_elastic_run_goes_on_without_two_ranks() {
 }
 
 fn an_elastic_run_leaves_behind_a_rank_that_wakes() {
-    elastic_run_goes_on("elastic-wakes", 0, &[0, 2, 3]);
+    elastic_run_goes_on("elastic-wakes", DEFAULT_SEED, &[0, 2, 3]);
 }
 
 fn an_elastic_run_goes_on_without_a_rank_killed_before_it_commits() {
-    elastic_run_goes_on("elastic-early", 0, &[0, 2, 3]);
+    elastic_run_goes_on("elastic-early", DEFAULT_SEED, &[0, 2, 3]);
 }
 
 /// It could come back, and the others do not wait for it beyond their deadlines.
 fn an_elastic_run_ends_with_a_rank_that_hangs() {
-    let (_, text, took) = job("elastic-hang", 4, &["--with-ft", "ulfm"]);
+    let (_, text, took) = job("elastic-hang", 4, TOLERANT, &[]);
     ends(&text, &[0, 2, 3], "rank 1");
     assert!(took < 15 * TIMEOUT, "{took:?}");
 }
 
 /// The weights of those that are left are those of threads, of which so many go on from a checkpoint of all.
 fn elastic_run_goes_on(role: &str, seed: usize, left: &[usize]) {
-    let (_, text, _) = job(role, 4, &["--with-ft", "ulfm"]);
-    let lost =
-        1 + env::var("WEFTGRAD_TEST_SEED").map_or(7, |seed| seed.parse().expect("a number")) % (ELASTIC_STEPS - 1);
+    let (_, text, _) = job(role, 4, TOLERANT, &[(SEED, seed.to_string())]);
+    let lost = 1 + seed as u64 % (ELASTIC_STEPS - 1);
     let begun = if role == "elastic-early" { 0 } else { 3 * (lost / 3) };
-    let folder = env::temp_dir().join(format!("weftgrad-elastic-{}-{seed}", std::process::id()));
+    let folder = env::temp_dir().join(format!("weftgrad-{role}-{}-{seed}", std::process::id()));
     let run = |ranks: usize, from: u64, to: u64| {
         let program = |comm: Comm<Cpu>| {
             let (model, mut step) = sharded(&comm)?;
@@ -301,24 +315,25 @@ fn elastic_run_goes_on(role: &str, seed: usize, left: &[usize]) {
 }
 
 fn without_fault_tolerance_no_run_is_elastic() {
-    let (_, text, _) = job("elastic", 2, &[]);
+    let (_, text, _) = job("elastic", 2, &[], &[]);
     assert!(text.matches("start with Open MPI 5 and `mpirun --with-ft ulfm`").count() >= 2, "{text}");
 }
 
 /// Runs this program as ranks; once more if the launcher itself does not end: it has been seen to deadlock when it
 /// aborts a job of which a rank is stopped.
-fn job(role: &str, ranks: usize, launcher: &[&str]) -> (Output, String, Duration) {
-    let first = attempt(role, ranks, launcher);
-    if first.2 < LAUNCHER_HANGS { first } else { attempt(role, ranks, launcher) }
+fn job(role: &str, ranks: usize, launcher: &[&str], variables: &[(&str, String)]) -> (Output, String, Duration) {
+    let first = attempt(role, ranks, launcher, variables);
+    if first.2 < LAUNCHER_HANGS { first } else { attempt(role, ranks, launcher, variables) }
 }
 
-fn attempt(role: &str, ranks: usize, launcher: &[&str]) -> (Output, String, Duration) {
+fn attempt(role: &str, ranks: usize, launcher: &[&str], variables: &[(&str, String)]) -> (Output, String, Duration) {
     let root = fs::read_to_string("/proc/self/status").is_ok_and(|s| s.contains("Uid:\t0\t"));
     let own = env::current_exe().expect("this program is somewhere");
     let begun = Instant::now();
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60", "mpirun"]).args(root.then_some("--allow-run-as-root")).arg("--oversubscribe");
     command.args(launcher).args(["-n", &ranks.to_string()]).arg(own).env(ROLE, role);
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
     let output = command.output().expect("mpirun is there");
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     (output, text, begun.elapsed())
@@ -333,24 +348,20 @@ fn ends(text: &str, ranks: &[usize], why: &str) {
 }
 
 fn an_error_is_told_and_the_job_fails() {
-    let (output, text, _) = job("error", 3, &[]);
+    let (output, text, _) = job("error", 3, &[], &[]);
     assert!(!output.status.success(), "{text}");
     ends(&text, &[0, 1, 2], "the file ends here");
 }
 
 fn a_panic_is_told_and_the_job_fails() {
-    let (output, text, _) = job("panic", 3, &[]);
+    let (output, text, _) = job("panic", 3, &[], &[]);
     assert!(!output.status.success() && text.matches("panicked: no more data").count() >= 3, "{text}");
 }
 
 /// Runs a test with seeds of its own; more of them where the environment says so.
 fn with_seeds(test: impl Fn(usize)) {
     let seeds = env::var("WEFTGRAD_TEST_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
-    for seed in 0..seeds {
-        // SAFETY: this program has one thread.
-        unsafe { env::set_var("WEFTGRAD_TEST_SEED", (seed * 7 % 53).to_string()) };
-        test(seed);
-    }
+    (0..seeds).map(|turn| turn * 7 % 53).for_each(test);
 }
 
 fn survivors_of_a_killed_rank_go_on() {
@@ -363,7 +374,7 @@ fn survivors_of_a_rank_killed_while_data_moves_go_on() {
 
 /// Prints how long after the kill the last survivor had its error; a machine at work with other things decides that too, so nothing is asserted.
 fn survivors_go_on(role: &str, seed: usize) {
-    let (_, text, _) = job(role, 4, &["--with-ft", "ulfm"]);
+    let (_, text, _) = job(role, 4, TOLERANT, &[(SEED, seed.to_string())]);
     let at = |event: &str| text.lines().filter_map(|l| l.strip_prefix(event)?.parse::<u128>().ok()).max();
     if let (Some(killed), Some(error)) = (at("KILL at "), at("error at ")) {
         println!("{role}, seed {seed}: the last error {} ms after the kill", error.saturating_sub(killed) / 1000);
@@ -375,14 +386,14 @@ fn survivors_go_on(role: &str, seed: usize) {
 }
 
 fn without_fault_tolerance_the_job_ends() {
-    let (output, text, took) = job("kill", 3, &[]);
+    let (output, text, took) = job("kill", 3, &[], &[]);
     assert!(!output.status.success() && text.contains("signal 9"), "{text}");
     assert!(text.contains("rank 1"), "{text}");
     assert!(took < Duration::from_secs(20), "{took:?}");
 }
 
 fn a_stopped_rank_is_named() {
-    let (output, text, _) = job("stop", 3, &[]);
+    let (output, text, _) = job("stop", 3, &[], &[]);
     assert!(!output.status.success(), "{text}");
     ends(&text, &[0, 2], "no call from rank 1");
 }

@@ -4,7 +4,7 @@ use super::*;
 
 /// Goes on from the last checkpoint, and saves every step.
 pub fn train(comm: &Comm<Cpu>, steps: usize) -> Result<()> {
-    let folder = Folder::new(env::var("WEFTGRAD_TEST_FOLDER").expect("the test names a folder"));
+    let folder = Folder::new(env::var(FOLDER).expect("the test names a folder"));
     let rt = comm.runtime();
     let model = nn::Linear::new(&nn::Init::new(rt, 3), 64, 64)?;
     let mut step = TrainStep::builder(comm, &model).optimizer(optim::AdamWConfig::default()).build()?;
@@ -27,14 +27,13 @@ pub fn train(comm: &Comm<Cpu>, steps: usize) -> Result<()> {
 pub fn a_job_killed_while_it_saves_resumes_at_another_size() {
     with_seeds(|seed| {
         let folder = env::temp_dir().join(format!("weftgrad-killed-{}-{seed}", std::process::id()));
-        // SAFETY: this program has one thread.
-        unsafe { env::set_var("WEFTGRAD_TEST_FOLDER", &folder) };
-        let (killed, first, _) = job("save", 3, &[]);
+        let variables = [(SEED, seed.to_string()), (FOLDER, folder.display().to_string())];
+        let (killed, first, _) = job("save", 3, &[], &variables);
         assert!(!killed.status.success(), "{first}");
         let saved = |text: &str| text.lines().filter_map(|l| l.strip_prefix("saved step ")?.parse::<u64>().ok()).max();
         let last = saved(&first);
         for ranks in [2, 1] {
-            let (output, text, _) = job("resume", ranks, &[]);
+            let (output, text, _) = job("resume", ranks, &[], &variables);
             assert!(output.status.success(), "seed {seed}:\n{first}\n{text}");
             if ranks == 2 {
                 // The last step that rank 0 named, or the next, which it was about to name.
