@@ -153,7 +153,7 @@ fn a_name_that_no_evaluation_gives_is_an_error() {
 
 #[test]
 fn metrics_are_counted_over_all_ranks_to_the_bit() {
-    use train::metrics::{Auroc, Mean, Metric};
+    use train::metrics::{AreaUnderCurve, Mean, Metric};
     let scored = |ranks: usize| {
         on_ranks(ranks, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
@@ -163,7 +163,7 @@ fn metrics_are_counted_over_all_ranks_to_the_bit() {
                 runs.set(runs.get() + 1);
                 batch.data.to_vec::<f64>()
             };
-            let auroc = |metric: &mut Auroc, rows: &Vec<f64>, _: &Batch<Rows>| {
+            let auroc = |metric: &mut AreaUnderCurve, rows: &Vec<f64>, _: &Batch<Rows>| {
                 let (scores, targets): (Vec<f64>, Vec<i64>) =
                     rows.chunks(4).map(|r| (r[0], i64::from(r[3] > 0.0))).unzip();
                 metric.update(&scores, &targets)
@@ -175,7 +175,7 @@ fn metrics_are_counted_over_all_ranks_to_the_bit() {
             // Nothing that a batch is padded with counts.
             let data = held_out(comm.runtime()).last(data::Last::Pad);
             let evaluate = Evaluate::on(data).at_start().skip_end().without_loss().predict(rows);
-            let evaluate = evaluate.metric("auroc", Auroc::new(), auroc).metric("mean", Mean::new(), mean);
+            let evaluate = evaluate.metric("auroc", AreaUnderCurve::roc(), auroc).metric("mean", Mean::new(), mean);
             let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(0));
             let report = trainer.with(evaluate.metric("nothing", Mean::new(), |_, _, _| Ok(()))).run(loss)?;
             assert!(!report.evaluated.contains_key("validation/nothing"));

@@ -16,20 +16,28 @@
 //! ```
 
 mod accuracy;
-mod auroc;
+mod area_under_curve;
 mod bytes;
+mod calibration;
+mod class_metric;
 mod confusion;
+mod detection;
 mod exact_sum;
-mod f1;
 mod mean;
+mod regression;
 mod scores;
+mod texts;
 
 pub use accuracy::Accuracy;
-pub use auroc::Auroc;
+pub use area_under_curve::AreaUnderCurve;
+pub use calibration::CalibrationError;
+pub use class_metric::{Average, ClassMetric};
 pub use confusion::ConfusionMatrix;
+pub use detection::{Detection, MeanAveragePrecision};
 pub use exact_sum::ExactSum;
-pub use f1::{Average, F1};
 pub use mean::{Mean, Perplexity};
+pub use regression::Regression;
+pub use texts::{Bleu, ErrorRate, Rouge};
 
 use comm::{Collectives, Communicator};
 use numcore::{Result, Runtime};

@@ -2,6 +2,7 @@
 
 #[path = "../../../data/tests/common/mod.rs"]
 mod folder;
+mod metric_values;
 mod metrics;
 mod recorder;
 mod report;

@@ -1,9 +1,11 @@
 //! Metrics are what their formulas say, and what one rank would count, at any number of ranks.
 
-use comm::{NoOpCommunicator, Ranks};
-use numcore::{NullRuntime, Result, Tensor, rng::Philox};
+use numcore::{Result, Tensor, rng::Philox};
 use runtime_cpu::Cpu;
-use watch::metrics::{Accuracy, Auroc, Average, ConfusionMatrix, F1, IGNORED, Mean, Metric, Perplexity, over_ranks};
+use watch::metrics::{
+    Accuracy, AreaUnderCurve, Average, Bleu, CalibrationError, ClassMetric, ConfusionMatrix, ErrorRate, IGNORED, Mean,
+    MeanAveragePrecision, Metric, Perplexity, Regression, Rouge,
+};
 
 /// Numbers of few values, so that many are equal.
 fn coarse(rng: &mut Philox, values: u64) -> f32 {
@@ -64,17 +66,17 @@ fn what_does_not_fit_is_refused_and_counts_nothing() {
     says(matrix.update(&[0, 2], &[0, 1]), &["class is 2"]);
     assert_eq!(matrix.count(), 0);
     says(ConfusionMatrix::new(1 << 40), &["memory to hold their square"]);
-    let mut auroc = Auroc::new();
+    let mut auroc = AreaUnderCurve::roc();
     says(auroc.update(&[0.0, f64::NAN], &[0, 1]), &["score is NaN", "it is score 1"]);
     says(auroc.update(&[0.0], &[2]), &["target is 2", "it is target 0"]);
-    assert_eq!(auroc, Auroc::new());
+    assert_eq!(auroc, AreaUnderCurve::roc());
     auroc.update(&[f64::NAN], &[IGNORED]).unwrap();
     for mut metric in [Box::new(accuracy) as Box<dyn Metric>, Box::new(matrix), Box::new(auroc), Box::new(Mean::new())]
     {
         says(metric.absorb(&[1, 2, 3]), &["the counts of another rank"]);
     }
     says(Accuracy::top(5).absorb(&Accuracy::top(1).counted()), &["the counts of another rank"]);
-    says(Auroc::new().absorb(&9u64.to_le_bytes()), &["the counts of another rank"]);
+    says(AreaUnderCurve::roc().absorb(&9u64.to_le_bytes()), &["the counts of another rank"]);
 }
 
 #[test]
@@ -82,13 +84,20 @@ fn nothing_has_no_value() {
     let none = [
         Accuracy::new().value(),
         ConfusionMatrix::new(0).unwrap().value(),
-        F1::new(3, Average::Macro).unwrap().value(),
-        Auroc::new().value(),
+        ClassMetric::f1(3, Average::Macro).unwrap().value(),
+        AreaUnderCurve::roc().value(),
+        AreaUnderCurve::precision_recall().value(),
         Mean::new().value(),
         Perplexity::new().value(),
+        Regression::r2().value(),
+        CalibrationError::expected(15).unwrap().value(),
+        ErrorRate::words().value(),
+        Bleu::new().value(),
+        Rouge::longest().value(),
+        MeanAveragePrecision::coco(3).value(),
     ];
-    assert_eq!(none, [None; 6]);
-    let mut one_class = Auroc::new();
+    assert_eq!(none, [None; 13]);
+    let mut one_class = AreaUnderCurve::roc();
     one_class.update(&[0.5, 0.7], &[1, 1]).unwrap();
     assert_eq!(one_class.value(), None);
 }
@@ -98,7 +107,7 @@ fn nothing_has_no_value() {
 fn f1_follows_scikit_learn() {
     let (targets, given) = ([0, 1, 2, 0, 1, 2, IGNORED], [0, 2, 1, 0, 0, 1, 2]);
     let of = |average, classes| {
-        let mut f1 = F1::new(classes, average).unwrap();
+        let mut f1 = ClassMetric::f1(classes, average).unwrap();
         f1.update(&given, &targets).unwrap();
         f1.value().unwrap()
     };
@@ -110,7 +119,7 @@ fn f1_follows_scikit_learn() {
     // A class that never occurs is no part of a mean, and 0 by itself.
     assert_eq!(of(Average::Macro, 5), of(Average::Macro, 3));
     assert_eq!(of(Average::Of(4), 5), 0.0);
-    let error = F1::new(2, Average::Of(2)).unwrap_err().to_string();
+    let error = ClassMetric::f1(2, Average::Of(2)).unwrap_err().to_string();
     assert!(error.contains("there is no class 2 among 2"), "{error}");
 }
 
@@ -124,7 +133,7 @@ fn f1_is_the_mean_of_precision_and_recall() {
             |f: &dyn Fn(i64, i64) -> bool| given.iter().zip(&targets).filter(|(g, t)| f(**g, **t)).count() as f64;
         let right = count(&|g, t| g == class && t == class);
         let (precision, recall) = (right / count(&|g, _| g == class), right / count(&|_, t| t == class));
-        let mut f1 = F1::new(4, Average::Of(class as usize)).unwrap();
+        let mut f1 = ClassMetric::f1(4, Average::Of(class as usize)).unwrap();
         f1.update(&given, &targets).unwrap();
         let due = 2.0 * precision * recall / (precision + recall);
         assert!((f1.value().unwrap() - due).abs() < 1e-14, "class {class}");
@@ -147,15 +156,15 @@ fn the_area_is_the_share_of_pairs_in_order() {
         let scores: Vec<f64> = (0..150).map(|_| (rng.next_u64() % values) as f64 - 1.0).collect();
         let targets: Vec<i64> =
             (0..150).map(|i| if i % 11 == 0 { IGNORED } else { (rng.next_u64() % 3 / 2) as i64 }).collect();
-        let mut auroc = Auroc::new();
+        let mut auroc = AreaUnderCurve::roc();
         auroc.update(&scores, &targets).unwrap();
         assert_eq!(auroc.value(), Some(area_by_pairs(&scores, &targets)), "{values} values");
     }
     // The example of scikit-learn's documentation.
-    let mut known = Auroc::new();
+    let mut known = AreaUnderCurve::roc();
     known.update(&[0.1, 0.4, 0.35, 0.8], &[0, 0, 1, 1]).unwrap();
     assert_eq!(known.value(), Some(0.75));
-    let mut zeros = Auroc::new();
+    let mut zeros = AreaUnderCurve::roc();
     zeros.update(&[0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY], &[0, 1, 1, 0]).unwrap();
     assert_eq!(zeros.value(), Some(0.875));
 }
@@ -173,62 +182,13 @@ fn means_weigh_and_perplexity_is_of_tokens() {
     assert!((perplexity.value().unwrap() - 50.0).abs() < 1e-12);
 }
 
-/// What a rank counts of its share of 97 examples.
-#[derive(Clone)]
-struct All(Accuracy, F1, Auroc, Mean);
-
-fn counted(rank: usize, ranks: usize) -> Result<All> {
-    let mut rng = Philox::new(11, 0);
-    let mut all = All(Accuracy::top(2), F1::new(3, Average::Macro)?, Auroc::new(), Mean::new());
-    for example in 0..97 {
-        let scores: Vec<f32> = (0..3).map(|_| coarse(&mut rng, 4)).collect();
-        let (target, given) = ((rng.next_u64() % 3) as i64, (rng.next_u64() % 3) as i64);
-        // Terms of all sizes: their sum in f64 depends on the order.
-        let loss = f64::from_bits(rng.next_u64() >> 1).min(1e300);
-        let loss = if loss.is_finite() { loss } else { 1.0 };
-        if example % ranks != rank {
-            continue;
-        }
-        all.0.update(&scores, 3, &[target])?;
-        all.1.update(&[given], &[target])?;
-        all.2.update(&[f64::from(scores[0])], &[target.min(1)])?;
-        all.3.add(loss);
-    }
-    Ok(all)
-}
-
-#[test]
-fn many_ranks_count_the_bits_of_one() {
-    let values = |all: &All| [all.0.value(), all.1.value(), all.2.value(), all.3.value()].map(|x| x.unwrap().to_bits());
-    let one = values(&counted(0, 1).unwrap());
-    for ranks in 1..=8 {
-        let found = Ranks::new(ranks).run(
-            |_| Ok(Cpu::new()),
-            |comm| {
-                let own = counted(comm.rank(), ranks)?;
-                let (accuracy, f1) = (over_ranks(&own.0, &comm)?, over_ranks(&own.1, &comm)?);
-                Ok(values(&All(accuracy, f1, over_ranks(&own.2, &comm)?, over_ranks(&own.3, &comm)?)))
-            },
-        );
-        assert_eq!(found.unwrap(), vec![one; ranks], "{ranks} ranks");
-    }
-}
-
-#[test]
-fn a_world_of_one_is_what_it_counted() {
-    let comm = NoOpCommunicator::new(&NullRuntime::new());
-    let own = counted(0, 1).unwrap();
-    assert_eq!(over_ranks(&own.2, &comm).unwrap().value(), own.2.value());
-    assert_eq!(over_ranks(&own.3, &comm).unwrap(), own.3);
-}
-
 #[test]
 fn errors_name_the_caller_s_line() {
     let errors = [
         Accuracy::top(1).update(&[1.0], 2, &[0]),
-        Auroc::default().update(&[1.0], &[7]),
+        AreaUnderCurve::roc().update(&[1.0], &[7]),
         ConfusionMatrix::new(usize::MAX).map(|_| ()),
-        F1::new(3, Average::Of(3)).map(|_| ()),
+        ClassMetric::f1(3, Average::Of(3)).map(|_| ()),
         watch::sink::Picture::new(2, 2, 1, vec![0]).map(|_| ()),
         watch::sink::read_jsonl("no such file").map(|_| ()),
     ];

@@ -54,7 +54,6 @@ const LAYERS: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "b
 const DOORS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "doors"];
 const CHOICES: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "choices::where_devices"];
 const WAYS: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "ways", "stream"];
-const METRICS: &[&str] = &["test", "-p", "weftgrad-watch", "--lib", "--test", "all", "--", "metrics"];
 const GEMM: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "widen"];
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
 const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "buffers"];
@@ -178,11 +177,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/zero/layout.rs", from: "elements.start - start..elements.end - start", to: "elements.start..elements.end", test: ZERO },
     Mutant { file: "distributed/src/zero/options.rs", from: "elements <= self.whole_up_to", to: "elements < self.whole_up_to", test: ZERO },
     Mutant { file: "distributed/src/zero/order.rs", from: "if self.backward { at.checked_sub(1) } else { Some(at + 1) }", to: "Some(at + 1)", test: ZERO },
-    Mutant { file: "watch/src/metrics/accuracy.rs", from: "scores::place(row, target) < self.k", to: "scores::place(row, target) <= self.k", test: METRICS },
-    Mutant { file: "watch/src/metrics/accuracy.rs", from: "(self.right + right, self.rows + rows)", to: "(right, self.rows + rows)", test: METRICS },
-    Mutant { file: "watch/src/metrics/f1.rs", from: "ratio(2 * self.matrix", to: "ratio(self.matrix", test: METRICS },
-    Mutant { file: "watch/src/metrics/auroc.rs", from: "positive * (2 * before + n + 1)", to: "positive * (2 * before + n)", test: METRICS },
-    Mutant { file: "watch/src/metrics/mean.rs", from: "self.sum.value() / weight)", to: "self.sum.value())", test: METRICS },
     Mutant { file: "distributed/src/checkpoint/folder.rs", from: "[ORPHANED, UNFINISHED, REMOVED].iter()", to: "[ORPHANED, UNFINISHED].iter()", test: CHECKPOINTS },
     Mutant { file: "distributed/src/loss.rs", from: "false => Var::new(Tensor::zeros(sum.runtime(), sum.spec().shape, sum.spec().dtype)?)", to: "false => sum.detach()", test: UNEVEN },
     Mutant { file: "distributed/src/train/step.rs", from: "let mut hook = self.hook(loss.counts);", to: "let mut hook = self.hook(true);", test: UNEVEN },

@@ -14,6 +14,8 @@ const OTHER_BEST: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "
 const MESSAGES: &[&str] = &["test", "-p", "weftgrad-adaptive", "--lib"];
 const ROWS: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "rows_without_their"];
 const COMPRESSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_compression"];
+const METRICS: &[&str] = &["test", "-p", "weftgrad-watch", "--lib", "--test", "all", "--", "metric"];
+
 #[rustfmt::skip]
 const LOOP: &[&str] = &[
     "test", "-p", "weftgrad-train", "--test", "all", "--", "order", "intervals", "a_run_begins_where",
@@ -83,4 +85,16 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "train/src/callbacks/checkpoints/begin.rs", from: "            self.best_value = None;\n", to: "", test: OTHER_BEST },
     Mutant { file: "train/src/callbacks/evaluate.rs", from: "self.loader.clone() } else { self.loader.clone().unpadded() }", to: "self.loader.clone() } else { self.loader.clone() }", test: EVALUATED },
     Mutant { file: "models/src/lora/adapter.rs", from: "if dims.len() == 2 && part.is_some() {", to: "if dims.is_empty() && part.is_some() {", test: ROWS },
+    Mutant { file: "watch/src/metrics/accuracy.rs", from: "scores::place(row, target) < self.k", to: "scores::place(row, target) <= self.k", test: METRICS },
+    Mutant { file: "watch/src/metrics/accuracy.rs", from: "(self.right + right, self.rows + rows)", to: "(right, self.rows + rows)", test: METRICS },
+    Mutant { file: "watch/src/metrics/class_metric.rs", from: "fp: 1.0 - recall, fn_: recall", to: "fp: recall, fn_: 1.0 - recall", test: METRICS },
+    Mutant { file: "watch/src/metrics/class_metric.rs", from: "classes.filter(occurs).map", to: "classes.map", test: METRICS },
+    Mutant { file: "watch/src/metrics/regression.rs", from: "spread.value() - off.value() * off.value() / n", to: "spread.value()", test: METRICS },
+    Mutant { file: "watch/src/metrics/texts.rs", from: "unmatched *= 2.0;", to: "", test: METRICS },
+    Mutant { file: "watch/src/metrics/texts.rs", from: "diagonal + usize::from(a != b)", to: "diagonal + 2 * usize::from(a != b)", test: METRICS },
+    Mutant { file: "watch/src/metrics/detection.rs", from: "filter(|&k| !taken[k])", to: "filter(|&k| taken[k] || !taken[k])", test: METRICS },
+    Mutant { file: "watch/src/metrics/detection.rs", from: ".then((a.image, a.place).cmp(&(b.image, b.place)))", to: "", test: METRICS },
+    Mutant { file: "watch/src/metrics/calibration.rs", from: ".min(last)", to: ".min(last + 1)", test: METRICS },
+    Mutant { file: "watch/src/metrics/area_under_curve.rs", from: "positive * (2 * before + n + 1)", to: "positive * (2 * before + n)", test: METRICS },
+    Mutant { file: "watch/src/metrics/mean.rs", from: "self.sum.value() / weight)", to: "self.sum.value())", test: METRICS },
 ];

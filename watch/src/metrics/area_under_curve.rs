@@ -1,24 +1,45 @@
-//! [`Auroc`]: the area under the receiver operating characteristic.
+//! [`AreaUnderCurve`]: how well scores separate examples of two classes.
 
 use numcore::{Error, Result, Within};
 
 use super::{IGNORED, Metric, bytes};
 
-/// The probability that a positive example has a higher score than a negative one, equal scores counting a half. It is
-/// the area under the curve of true positives over false positives, exactly.
+/// The area under a curve of all thresholds of a score, exactly.
 ///
-/// Every score is kept, 8 bytes an example; combining ranks puts the scores of all ranks on each. There is no value
-/// without examples of both classes.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Auroc {
+/// Every score is kept, 8 bytes an example; combining ranks puts the scores of all ranks on each.
+#[doc(alias("AUROC", "AUC", "AUPRC", "AveragePrecision"))]
+#[derive(Clone, Debug, PartialEq)]
+pub struct AreaUnderCurve {
+    curve: Curve,
     positive: Vec<f64>,
     negative: Vec<f64>,
 }
 
-impl Auroc {
-    /// Makes a metric without examples.
-    pub fn new() -> Self {
-        Self::default()
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Curve {
+    Roc,
+    PrecisionRecall,
+}
+
+impl AreaUnderCurve {
+    /// Makes the area under the receiver operating characteristic: true positives over false positives.
+    ///
+    /// It is the probability that a positive example has a higher score than a negative one, equal scores counting a
+    /// half. There is no value without examples of both classes.
+    pub fn roc() -> Self {
+        Self::of(Curve::Roc)
+    }
+
+    /// Makes the average precision: the precision at each threshold, weighted by the recall that it adds.
+    ///
+    /// It is scikit-learn's `average_precision_score`, a step function and no trapezoids. There is no value without a
+    /// positive example.
+    pub fn precision_recall() -> Self {
+        Self::of(Curve::PrecisionRecall)
+    }
+
+    fn of(curve: Curve) -> Self {
+        AreaUnderCurve { curve, positive: Vec::new(), negative: Vec::new() }
     }
 
     /// Keeps scores of examples of class 0 or 1; examples of the target [`IGNORED`] do not count.
@@ -28,7 +49,7 @@ impl Auroc {
     /// then.
     #[track_caller]
     pub fn update(&mut self, scores: &[f64], targets: &[i64]) -> Result<()> {
-        const OP: &str = "Auroc::update";
+        const OP: &str = "AreaUnderCurve::update";
         if scores.len() != targets.len() {
             return Err(Error::lengths(OP, &[scores.len(), targets.len()], "each target needs one score")).at_caller();
         }
@@ -56,34 +77,48 @@ impl Auroc {
         Ok(())
     }
 
+    /// The numbers of positive and of all examples of each score, from the lowest.
+    fn steps(&self) -> Vec<(u128, u128)> {
+        let tagged = |scores: &[f64], is_positive| scores.iter().map(move |&s| (s, is_positive)).collect::<Vec<_>>();
+        let mut all = [tagged(&self.positive, true), tagged(&self.negative, false)].concat();
+        all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        // Zeros of either sign are equal.
+        let equal = all.chunk_by(|a, b| a.0 == b.0);
+        equal.map(|equal| (equal.iter().filter(|(_, is)| *is).count() as u128, equal.len() as u128)).collect()
+    }
+
     /// Twice the number of pairs of a positive and a negative example in which the positive one is higher, an equal
     /// pair counting a half. It is computed from the ranks of the positive examples among all, equal scores sharing
     /// their mean rank (Mann and Whitney's U, in integers).
     fn twice_won(&self) -> u128 {
-        let tagged = |scores: &[f64], is_positive| scores.iter().map(move |&s| (s, is_positive)).collect::<Vec<_>>();
-        let mut all = [tagged(&self.positive, true), tagged(&self.negative, false)].concat();
-        all.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
         let (mut before, mut twice_ranks) = (0, 0u128);
-        // Zeros of either sign are equal.
-        for equal in all.chunk_by(|a, b| a.0 == b.0) {
-            let n = equal.len() as u128;
-            let positive = equal.iter().filter(|(_, is_positive)| *is_positive).count() as u128;
+        for (positive, n) in self.steps() {
             twice_ranks += positive * (2 * before + n + 1);
             before += n;
         }
         let positive = self.positive.len() as u128;
         twice_ranks - positive * (positive + 1)
     }
+
+    /// The sum over thresholds of precision times the positive examples that the threshold adds.
+    fn precisions(&self) -> f64 {
+        let (mut right, mut given, mut sum) = (0, 0, 0.0);
+        for (positive, n) in self.steps().into_iter().rev() {
+            (right, given) = (right + positive, given + n);
+            sum += positive as f64 * right as f64 / given as f64;
+        }
+        sum
+    }
 }
 
-impl Metric for Auroc {
+impl Metric for AreaUnderCurve {
     fn counted(&self) -> Vec<u8> {
         let bits = self.positive.iter().chain(&self.negative).map(|score| score.to_bits());
         bytes::of([self.positive.len() as u64].into_iter().chain(bits))
     }
 
     fn absorb(&mut self, counted: &[u8]) -> Result<()> {
-        const OP: &str = "Auroc::absorb";
+        const OP: &str = "AreaUnderCurve::absorb";
         let numbers = bytes::read(OP, counted)?;
         let (&positive, scores) = numbers.split_first().ok_or_else(|| bytes::other(OP))?;
         let positive = usize::try_from(positive).ok().filter(|&n| n <= scores.len()).ok_or_else(|| bytes::other(OP))?;
@@ -99,7 +134,10 @@ impl Metric for Auroc {
     }
 
     fn value(&self) -> Option<f64> {
-        let twice_pairs = 2 * self.positive.len() as u128 * self.negative.len() as u128;
-        (twice_pairs > 0).then(|| self.twice_won() as f64 / twice_pairs as f64)
+        let (positive, negative) = (self.positive.len() as u128, self.negative.len() as u128);
+        match self.curve {
+            Curve::Roc => (positive * negative > 0).then(|| self.twice_won() as f64 / (2 * positive * negative) as f64),
+            Curve::PrecisionRecall => (positive > 0).then(|| self.precisions() / positive as f64),
+        }
     }
 }
