@@ -269,13 +269,13 @@ fn a_process_that_hangs_is_left_out_by_a_majority_and_learns_of_it() {
 
 #[test]
 fn a_call_that_nobody_waits_for_ends_with_its_process() {
-    // The other rank makes its first call late, or one with a time of its own. Or it leaves without the call, or does
-    // neither before this one has ended.
-    for late in ["calls", "saves", "leaves", "hangs"] {
+    // The other rank makes its first call late, or one with a time of its own. Or it ends without the call, leaves its
+    // world alone, or does none of these before this one has ended.
+    for late in ["calls", "saves", "ends", "leaves", "hangs"] {
         let [call, first] = match late {
             "calls" => [WHILE / 4, 4 * LONG],
             "saves" => [WHILE / 4; 2],
-            "leaves" => [4 * LONG; 2],
+            "ends" | "leaves" => [4 * LONG; 2],
             _ => [WHILE; 2],
         };
         let deadlines = Deadlines { call, first };
@@ -287,12 +287,17 @@ fn a_call_that_nobody_waits_for_ends_with_its_process() {
             let world = processes.world(&rt)?;
             let comm = if late == "saves" { Patient::over(&world, 4 * LONG) } else { world.clone() };
             if processes.rank() == 1 {
+                if late == "leaves" {
+                    drop((comm, world));
+                    let _ = has_ended.lock().recv_timeout(LONG);
+                    return Ok(2.0);
+                }
                 match late {
                     "hangs" => drop(has_ended.lock().recv_timeout(LONG)),
                     // The other has left its group by then.
                     _ => thread::sleep(WHILE),
                 }
-                if late == "leaves" || late == "hangs" {
+                if late == "ends" || late == "hangs" {
                     return Ok(2.0);
                 }
             }

@@ -10,15 +10,16 @@ use crate::{flight::Flight, message::Message, stream::Event};
 
 impl Progress {
     /// Completes the calls whose result no thread of this process waits for, since other ranks may wait for this rank's
-    /// part of them. A call is given up once a process that has not joined it has ended or left its group, and at its
-    /// own deadline. Others may compile kernels before the first of a kind, or save before one with a time of its own.
+    /// part of them. A call is given up once a process that has not joined it has ended, and at its own deadline. One
+    /// that has left its group fails the call as it does before the end. Others may compile kernels before the first
+    /// of a kind, or save before one with a time of its own.
     fn finish_flights(&mut self) {
         while !self.flights.is_empty() {
             self.turn();
-            let (gone, dead, inbox) = (&self.gone, &self.dead, &self.inbox);
+            let (gone, dead) = (&self.gone, &self.dead);
             let is_needed = |flight: &Flight| {
                 let mut absent = flight.absent.iter().map(|&r| flight.members[r]);
-                let is_lost = absent.any(|rank| gone[rank] || dead[rank] || inbox.has_left(&flight.group, rank));
+                let is_lost = absent.any(|rank| gone[rank] || dead[rank]);
                 !is_lost && flight.waited() < flight.timeout
             };
             self.flights.retain(is_needed);

@@ -279,6 +279,17 @@ fn those_whom_a_meeting_refuses_are_no_newcomers() {
 }
 
 #[test]
+fn a_newcomer_that_has_gone_is_no_member() {
+    let at = free();
+    let (join, door) = opened(at);
+    let newcomer = said(at, "job", Hello { size: 0, rank: None, listens: at });
+    until_waiting(&door, 1);
+    drop(newcomer);
+    let (open, _door) = join.meet((0, 1), Some(door), LONG, &|| Ok(())).unwrap();
+    assert_eq!(open().unwrap().size(), 1);
+}
+
+#[test]
 fn a_newcomer_whose_meeting_fails_waits_for_the_next() {
     let at = free();
     let (join, door) = opened(at);

@@ -167,12 +167,14 @@ fn messages_of_all_lengths_match_receives_of_their_tag_in_order() {
 fn a_message_that_is_too_long_for_its_receive_is_an_error_on_both_sides() {
     // Short and long ones, that come before the receive and after it.
     for (sent, room) in [(EAGER + 1, EAGER), (EAGER + 1, 0), (100, 99), (3 << 20, 100)] {
-        for is_before in [false, true] {
+        for (is_before, is_lent) in [(false, false), (false, true), (true, false), (true, true)] {
             let [mut left, mut right] = pair(LONG);
             let (mut none, mut nothing) = ([0; 1], [0; 1]);
             let (beside_left, beside_right) =
                 (receive(&mut left, &mut none, 1, 9999), receive(&mut right, &mut nothing, 0, 9999));
-            lend(&mut left, &mut right, [&beside_left, &beside_right]);
+            if is_lent {
+                lend(&mut left, &mut right, [&beside_left, &beside_right]);
+            }
             let (message, next, mut place, mut rest) = (vec![7; sent], vec![8; 40_000], vec![0; room], vec![0; 40_000]);
             let early = is_before.then(|| receive(&mut right, &mut place, 0, 5));
             let sends = [send(&mut left, &message, 1, 5), send(&mut left, &next, 1, 5)];

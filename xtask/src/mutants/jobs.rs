@@ -28,7 +28,6 @@ pub(super) const OF_JOBS: &[Mutant] = &[
     Mutant { file: "launch/src/environment.rs", from: "all.extend(is_newcomer.then(", to: "all.extend(false.then(", test: LAUNCHED },
     Mutant { file: "launch/src/environment.rs", from: "    JOIN_ADDRESS,\n    NEWCOMER,\n", to: "    JOIN_ADDRESS,\n    JOIN_ADDRESS,\n", test: LAUNCHED },
     Mutant { file: "launch/src/process.rs", from: "self.signal(Signal::SIGKILL);\n        let status", to: "let status", test: LAUNCHED },
-    Mutant { file: "engine-process/src/progress/end.rs", from: " || inbox.has_left(&flight.group, rank)", to: "", test: JOINED },
     Mutant { file: "engine-process/src/progress/end.rs", from: "flight.waited() < flight.timeout", to: "flight.waited() < flight.world.deadlines.call", test: JOINED },
     Mutant { file: "engine-process/src/progress/mod.rs", from: "if !is_used {", to: "if !is_used || is_used {", test: JOINED },
     Mutant { file: "engine-process/src/tcp/outbox.rs", from: "        self.lends = false;\n", to: "", test: JOINED },
