@@ -160,7 +160,9 @@ pub fn programs() -> Vec<Program> {
         .chain(of::<RmsPropConfig>())
         .chain(of::<AdadeltaConfig>())
         .chain(of::<LionConfig>())
-        .chain(of::<AdanConfig>());
+        .chain(of::<AdanConfig>())
+        .chain(of::<ScheduleFreeAdamWConfig>())
+        .chain(of::<ScheduleFreeSgdConfig>());
     let momentum = SgdConfig { momentum: 0.9, ..Default::default() };
     let sgd = of::<SgdConfig>().chain(UpdateForm::ALL.into_iter().map(move |form| momentum.program(form)));
     sgd.chain(adam).chain(others).collect()

@@ -8,11 +8,11 @@ use std::{
 use autograd::Leaf;
 use numcore::{
     Error, Flat, MemoryCategory, Result, Runtime, Tensor, Within,
-    ops::{Op, PointwiseOps, update},
+    ops::{Op, update},
     pointwise::Program,
 };
 
-use crate::{FlatParams, Optimizer, memory::lending};
+use crate::{EvaluationWeights, FlatParams, Optimizer, memory::lending};
 
 static BLEND: LazyLock<Program> =
     LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
@@ -28,7 +28,7 @@ pub struct Ema<R: Runtime> {
     averages: Vec<Flat<R>>,
     leaves: Vec<Vec<Arc<Leaf<R>>>>,
     /// The parameters' own values, while the averages replace them.
-    own: Option<Vec<Vec<Tensor<R>>>>,
+    own: Option<EvaluationWeights<R>>,
 }
 
 impl<R: Runtime> Ema<R> {
@@ -117,26 +117,31 @@ impl<R: Runtime> Ema<R> {
         Ok(())
     }
 
+    /// The averages as values of the parameters, without a copy if the dtypes agree.
+    pub fn weights(&self) -> Result<EvaluationWeights<R>> {
+        let mut values = Vec::new();
+        for (average, of) in self.averages.iter().zip(&self.leaves) {
+            for (i, leaf) in of.iter().enumerate() {
+                values.push((leaf.clone(), average.tensor(i)?));
+            }
+        }
+        EvaluationWeights::new(values)
+    }
+
     /// Sets the parameters to the averages, without a copy if the dtypes agree. Until [`swap_out`](Ema::swap_out)
     /// neither the optimizer nor the averages can be updated.
     #[track_caller]
     pub fn swap_in(&mut self) -> Result<()> {
         self.require_out("swap_in")?;
-        let value = |(average, of): (&Flat<R>, &Vec<Arc<Leaf<R>>>)| {
-            let each = of.iter().enumerate().map(|(i, leaf)| average.tensor(i)?.to_dtype(leaf.spec().dtype));
-            each.collect::<Result<Vec<_>>>()
-        };
-        let values = self.averages.iter().zip(&self.leaves).map(value).collect::<Result<Vec<_>>>()?;
-        let own = self.leaves.iter().map(|of| of.iter().map(|l| l.value()).collect::<Result<Vec<_>>>());
-        self.own = Some(own.collect::<Result<_>>()?);
-        self.put(values)
+        self.own = Some(self.weights()?.exchange()?);
+        Ok(())
     }
 
     /// Restores the parameters' own values.
     #[track_caller]
     pub fn swap_out(&mut self) -> Result<()> {
         match self.own.take() {
-            Some(own) => self.put(own),
+            Some(own) => own.exchange().map(|_| ()),
             None => Err(Error::usage("Ema::swap_out", "the averages are not in the parameters; call `swap_in` first"))
                 .at_caller(),
         }
@@ -187,11 +192,6 @@ impl<R: Runtime> Ema<R> {
         values.into_iter().try_for_each(|(p, i, t)| self.averages[p].overwrite(i, t))?;
         self.updates = updates;
         Ok(())
-    }
-
-    fn put(&self, values: Vec<Vec<Tensor<R>>>) -> Result<()> {
-        let each = self.leaves.iter().flatten().zip(values.into_iter().flatten());
-        each.into_iter().try_for_each(|(leaf, value)| leaf.set(value))
     }
 
     #[track_caller]

@@ -31,6 +31,7 @@ mod cut_params;
 mod decay;
 mod elementwise;
 mod ema;
+mod evaluation_weights;
 mod flat_optimizer;
 mod further_params;
 mod gradients;
@@ -56,6 +57,7 @@ mod rule;
 mod runs;
 mod scaler;
 mod schedule;
+mod schedule_free;
 mod sgd;
 mod shard;
 mod state;
@@ -74,6 +76,7 @@ pub use cut_params::CutParam;
 pub use decay::split_decay;
 pub use elementwise::{Elementwise, Programs, Scalars, UpdateForm, programs, scalars};
 pub use ema::Ema;
+pub use evaluation_weights::EvaluationWeights;
 pub use flat_optimizer::FlatOptimizer;
 pub use gradients::FlatGradients;
 pub use hyper::HyperParams;
@@ -97,6 +100,7 @@ pub use schedule::{
     ConstantLr, Cooldown, Cosine, CosineRestarts, CyclicTriangular, ExponentialLr, InverseSqrt, LinearLr, LrSchedule,
     MultiStepLr, OneCycle, PolynomialLr, SequentialLr, StepLr, Warmup, WarmupCosine, Wsd, require_rates,
 };
+pub use schedule_free::{ScheduleFreeAdamW, ScheduleFreeAdamWConfig, ScheduleFreeSgd, ScheduleFreeSgdConfig};
 pub use sgd::{Sgd, SgdConfig};
 pub use shard::{Fragment, ShardOptimizer, Shards};
-pub use state::MASTER;
+pub use state::{AVERAGE, MASTER};

@@ -8,6 +8,8 @@ use crate::{FlatOptimizer, OptimizerCore, UpdateRule, param_part::ParamPart};
 
 /// The name, as a state, of the master copies of half-precision parameters.
 pub const MASTER: &str = "master";
+/// The name, as a state, of weights to evaluate with that an optimizer keeps itself.
+pub const AVERAGE: &str = "average";
 /// The name of the optimizer's step count in its state.
 const STEPS: &str = "steps";
 

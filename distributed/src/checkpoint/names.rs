@@ -29,12 +29,12 @@ pub fn is_buffer(name: &str) -> bool {
 }
 
 /// The logical name of a state tensor that the optimizer keeps for a parameter.
-pub(crate) fn state(state: &str, name: &str) -> String {
+pub fn state(state: &str, name: &str) -> String {
     format!("state/{state}/{name}")
 }
 
 /// The logical name of the number of updates that a parameter has had.
-pub(crate) fn updates(name: &str) -> String {
+pub fn updates(name: &str) -> String {
     format!("updates/{name}")
 }
 

@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use numcore::pointwise::Program;
 use optim::{
-    AdadeltaConfig, AdamConfig, AdamaxConfig, NAdamConfig, Programs, RAdamConfig, RmsPropConfig, StateSpec,
-    StepContext, UpdateMemory, norms::sum_of_squares,
+    AdadeltaConfig, AdamConfig, AdamaxConfig, NAdamConfig, Programs, RAdamConfig, RmsPropConfig,
+    ScheduleFreeAdamWConfig, ScheduleFreeSgdConfig, StateSpec, StepContext, UpdateMemory, norms::sum_of_squares,
 };
 
 use crate::{prelude::*, zero_stages::options};
@@ -107,6 +107,8 @@ fn every_rule_trains_as_on_one_rank() -> Result<()> {
     parity(&NAdamConfig::default())?;
     parity(&LionConfig::default())?;
     parity(&AdanConfig::default())?;
+    parity(&ScheduleFreeAdamWConfig { warmup_steps: 3, ..Default::default() })?;
+    parity(&ScheduleFreeSgdConfig { lr: 0.01, weight_decay: 0.1, ..Default::default() })?;
     parity(&StepsDecayed::default())?;
     parity(&LambConfig { maximize: true, ..Default::default() })?;
     parity(&AdafactorConfig { eps1: Some(1e-4), weight_decay: 0.1, ..Default::default() })

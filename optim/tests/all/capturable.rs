@@ -3,7 +3,8 @@
 use numcore::{DType, Result};
 use optim::{
     AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, AdanConfig, Cosine, Elementwise,
-    FlatOptimizer, LionConfig, NAdamConfig, Optimizer, OptimizerCore, RAdamConfig, RmsPropConfig, SgdConfig,
+    FlatOptimizer, LionConfig, NAdamConfig, Optimizer, OptimizerCore, RAdamConfig, RmsPropConfig,
+    ScheduleFreeAdamWConfig, ScheduleFreeSgdConfig, SgdConfig,
 };
 use runtime_cpu::Cpu;
 
@@ -54,6 +55,8 @@ fn numbers_in_memory_give_the_same_bits() -> Result<()> {
     same_bits(RmsPropConfig { momentum: 0.5, centered: true, ..Default::default() })?;
     same_bits(AdadeltaConfig::default())?;
     same_bits(LionConfig::default())?;
+    same_bits(ScheduleFreeAdamWConfig { warmup_steps: 3, ..Default::default() })?;
+    same_bits(ScheduleFreeSgdConfig::default())?;
     same_bits(AdanConfig { weight_decay: 0.1, ..Default::default() })
 }
 

@@ -146,6 +146,7 @@ fn every_rule_takes_the_factor() {
         same(AdamWConfig::default(), dtype);
         same(LionConfig::default(), dtype);
         same(AdanConfig::default(), dtype);
+        same(ScheduleFreeAdamWConfig::default(), dtype);
         same(LambConfig::default(), dtype);
         same(AdafactorConfig::default(), dtype);
         same(MuonConfig::default(), dtype);

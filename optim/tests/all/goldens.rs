@@ -2,6 +2,7 @@
 
 use crate::common::{self, close, json, numbers, tensors};
 use autograd::Leaf;
+use numcore::DType;
 use optim::*;
 use runtime_cpu::Cpu;
 use serde_json::Value;
@@ -21,6 +22,8 @@ macro_rules! by_name {
             "adadelta" => $check::<AdadeltaConfig>($arg),
             "adafactor" => $check::<AdafactorConfig>($arg),
             "muon" => $check::<MuonConfig>($arg),
+            "schedule_free_adamw" => $check::<ScheduleFreeAdamWConfig>($arg),
+            "schedule_free_sgd" => $check::<ScheduleFreeSgdConfig>($arg),
             other => panic!("no optimizer is called {other}"),
         }
     };
@@ -83,14 +86,32 @@ fn as_pytorch() {
 
 /// The options that the first test leaves out: every hyper-parameter of every optimizer takes part in one of the two.
 fn check_options<C: UpdateRule>(case: &Value) {
+    check_trained::<C>(case, DType::F32, 1e-5);
+}
+
+fn check_authors<C: UpdateRule>(case: &Value) {
+    check_trained::<C>(case, DType::F64, 1e-9);
+}
+
+fn check_trained<C: UpdateRule>(case: &Value, dtype: DType, tol: f64) {
     let cpu = Cpu::new();
     let shapes: Vec<Vec<usize>> = case["shapes"].as_array().unwrap().iter().map(sizes).collect();
-    let params = common::leaves(&cpu, &shapes.iter().map(|s| &s[..]).collect::<Vec<_>>(), numcore::DType::F32);
+    let params = common::leaves(&cpu, &shapes.iter().map(|s| &s[..]).collect::<Vec<_>>(), dtype);
     let mut optimizer = FlatOptimizer::over(config::<C>(&case["attrs"]), &params).unwrap();
     common::train(&mut optimizer, &params, 0..12);
-    for (i, got) in numbers(&params).iter().enumerate() {
-        let want: Vec<f64> = case["after"][i].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
-        close(got, &want, 1e-5, &format!("{} {} parameter {i}", case["op"], case["attrs"]));
+    let check = |of: &str| {
+        for (i, got) in numbers(&params).iter().enumerate() {
+            let want: Vec<f64> = case[of][i].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+            close(got, &want, tol, &format!("{} {} parameter {i} {of}", case["op"], case["attrs"]));
+        }
+    };
+    check("after");
+    if case.get("average").is_some() {
+        let averages = EvaluationWeights::of(&optimizer).unwrap();
+        let own = averages.exchange().unwrap();
+        check("average");
+        own.exchange().unwrap();
+        check("after");
     }
 }
 
@@ -104,5 +125,13 @@ fn options_as_pytorch() {
     let cases: Value = serde_json::from_str(text).unwrap();
     for case in cases["cases"].as_array().unwrap() {
         by_name!(case, check_options(case));
+    }
+}
+
+#[test]
+fn as_their_authors_code() {
+    let cases: Value = serde_json::from_str(include_str!("../data/authors.json")).unwrap();
+    for case in cases["cases"].as_array().unwrap() {
+        by_name!(case, check_authors(case));
     }
 }

@@ -4,6 +4,7 @@ mod capturable;
 #[path = "../common/mod.rs"]
 mod common;
 mod engine;
+mod evaluation_weights;
 mod extras;
 mod goldens;
 mod gradients;

@@ -60,6 +60,8 @@ fn every_optimizer_resumes_bit_for_bit() {
             resumes(AdadeltaConfig::default(), dtype, first);
             resumes(LionConfig::default(), dtype, first);
             resumes(AdanConfig::default(), dtype, first);
+            resumes(ScheduleFreeAdamWConfig { warmup_steps: 4, ..Default::default() }, dtype, first);
+            resumes(ScheduleFreeSgdConfig::default(), dtype, first);
             resumes(LambConfig::default(), dtype, first);
             resumes(AdafactorConfig::default(), dtype, first);
             resumes(MuonConfig::default(), dtype, first);

@@ -24,16 +24,13 @@ pub(super) fn put<R: Runtime, M: Module<R>, B>(folder: &Folder, best: u64, run: 
     all_ok_after(comm, "Checkpoints", || {
         folder.await_step(best, comm.timeout().saturating_mul(2))?;
         let mut reader = CheckpointReader::open(folder.step(best))?;
-        let averages = weight_averaging::were_evaluated(reader.manifest().numbers());
+        let evaluated = weight_averaging::evaluated_names(reader.manifest());
         let copies = run.copies();
         run.modules().into_iter().try_for_each(|module| {
             let copied = |(name, p): (String, Param<R>)| Some((name, copies.get(&p.leaf().id())?.clone()));
             let copied: BTreeMap<String, String> = module.named_parameters().into_iter().filter_map(copied).collect();
             let saved = |name: &str| copied.get(name).map_or(name, String::as_str).to_string();
-            match averages {
-                true => reader.load_tensors(module, |name| Some(weight_averaging::in_checkpoint(&saved(name)))),
-                false => reader.load_parameters(module, |name| Some(saved(name))),
-            }
+            reader.load_tensors(module, |name| Some(evaluated(&saved(name))))
         })
     })
 }

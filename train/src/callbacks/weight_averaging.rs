@@ -1,5 +1,6 @@
 //! An exponential moving average of the weights, which evaluations use.
 
+mod of_optimizer;
 mod whole;
 
 use std::{
@@ -23,6 +24,9 @@ use numcore::{
 };
 
 use crate::{Callback, Event, Run, sink::Value};
+
+use of_optimizer::OPTIMIZERS;
+pub(super) use of_optimizer::evaluated_names;
 
 /// The program `average + (weight − average)·take`, in the average's type.
 static BLEND: LazyLock<Program> =
@@ -49,6 +53,8 @@ pub struct WeightAveraging<R: Runtime> {
     warmup: bool,
     evaluate: bool,
     use_at_end: bool,
+    /// True if the optimizer keeps the averages.
+    of_optimizer: bool,
     /// True if averages of a checkpoint are only read, for a run without any.
     is_dropped: bool,
     /// True if the checkpoint that is being loaded has averages; none if no checkpoint is being loaded.
@@ -81,7 +87,7 @@ const AVERAGE: &str = "ema/";
 const UPDATES: &str = "ema/updates";
 /// The features of steps whose state is in shards.
 const ZERO: [Feature; 3] = [Feature::ZeroOptimizer, Feature::ZeroGradients, Feature::ZeroParameters];
-/// The number that is 1 if evaluations used the averages.
+/// The number that is 1 if evaluations used the averages, and 2 if the optimizer's own.
 const EVALUATED: &str = "ema/evaluated";
 
 /// The averages of a checkpoint, if none of the states takes them: a run without averaging reads and drops them.
@@ -104,11 +110,6 @@ pub(super) fn in_checkpoint(parameter: &str) -> String {
     format!("{AVERAGE}{parameter}")
 }
 
-/// Tells from a checkpoint's numbers whether evaluations before it used the averages.
-pub(super) fn were_evaluated(numbers: &BTreeMap<String, u64>) -> bool {
-    numbers.get(EVALUATED).is_some_and(|yes| *yes != 0)
-}
-
 impl<R: Runtime> WeightAveraging<R> {
     /// Averages with a decay δ in `[0, 1)`, beginning with the current weights.
     pub fn new(decay: f64) -> Self {
@@ -117,6 +118,7 @@ impl<R: Runtime> WeightAveraging<R> {
             warmup: false,
             evaluate: true,
             use_at_end: false,
+            of_optimizer: false,
             is_dropped: false,
             has_averages: None,
             begins: false,
@@ -188,6 +190,10 @@ impl<R: Runtime> WeightAveraging<R> {
         let features = run.features();
         // Averages overwrite the memory of shards alone.
         let is_sharded = ZERO.iter().any(|stage| features.has(*stage));
+        if self.of_optimizer {
+            let comm = run.comm().clone();
+            self.take_averages(run.step_state(), &comm, is_sharded)?;
+        }
         let own = weights(run.step_state())?;
         let copy = |part: CheckpointPart<R>| {
             let row = part.row.on(run.comm().runtime())?;
@@ -235,7 +241,7 @@ fn weights<R: Runtime>(step: &dyn Checkpointed<R>) -> Result<Vec<CheckpointPart<
 
 impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
     fn attach(&mut self, step: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
-        self.take_parts(step, comm)
+        if self.of_optimizer { self.require_averages(step, comm) } else { self.take_parts(step, comm) }
     }
 
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
@@ -249,14 +255,24 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
             }
             // The loop's count decides, which is equal on all ranks: this rank may have left out a step that others
             // took.
-            Event::StepEnd(_) if run.has_stepped() => self.update(run.step_state()),
+            Event::StepEnd(_) if run.has_stepped() && !self.of_optimizer => self.update(run.step_state()),
             Event::BeforeEvaluate if self.evaluate => self.swap_in(run),
-            Event::Evaluated(_) => self.swap_out(run),
+            Event::Evaluated(_) => {
+                let done = self.swap_out(run);
+                self.drop_averages();
+                done
+            }
             Event::End(_) if self.use_at_end => {
+                if self.of_optimizer {
+                    let comm = run.comm().clone();
+                    self.take_averages(run.step_state(), &comm, false)?;
+                }
                 // The averages are put into the leaves, from which the optimizer adopts them, too.
                 let averages = self.parts.iter().map(|part| part.average.to_dtype(part.dtype));
                 let averages = averages.collect::<Result<Vec<_>>>()?;
-                self.put_whole(run, averages)
+                let done = self.put_whole(run, averages);
+                self.drop_averages();
+                done
             }
             _ => Ok(()),
         }
@@ -277,6 +293,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
 
 impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let kept = if self.of_optimizer { &[] } else { &self.parts[..] };
         let part = |part: &AveragedPart<R>| {
             let AveragedPart { name, placement, start, average, .. } = part;
             CheckpointPart {
@@ -286,10 +303,13 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
                 row: average.clone().into(),
             }
         };
-        Ok(self.parts.iter().map(part).collect())
+        Ok(kept.iter().map(part).collect())
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
+        if self.of_optimizer {
+            return BTreeMap::from([(EVALUATED.into(), if self.evaluate { OPTIMIZERS } else { 0 })]);
+        }
         if self.has_averages == Some(false) {
             return BTreeMap::new();
         }
@@ -297,7 +317,7 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
     }
 
     fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
-        self.has_averages = Some(numbers.contains_key(UPDATES));
+        self.has_averages = Some(numbers.contains_key(UPDATES) || self.of_optimizer);
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
@@ -306,7 +326,7 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
             let (name, placement) = (in_checkpoint(&part.name), part.placement.clone());
             Wanted { name, placement, dtype: part.average.dtype(), elements }
         };
-        let taken = self.parts.iter().filter(|_| self.has_averages != Some(false));
+        let taken = self.parts.iter().filter(|_| self.has_averages != Some(false) && !self.of_optimizer);
         Ok(taken.map(wanted).collect())
     }
 

@@ -1,5 +1,7 @@
 //! Averages of weights: by their formula, alike for every strategy, and without a trace in the training.
 
+use optim::ScheduleFreeAdamWConfig;
+
 use crate::{common::*, prelude::*};
 
 /// Remembers the weights after every step.
@@ -14,11 +16,48 @@ impl<B> Callback<Cpu, Mlp<Cpu>, B> for Weights {
     }
 }
 
+/// The averages that are evaluated: some of the loop, or those of a schedule-free optimizer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Averages {
+    Loop,
+    Optimizer,
+}
+
+impl Averages {
+    const BOTH: [Averages; 2] = [Averages::Loop, Averages::Optimizer];
+
+    fn callback(self) -> WeightAveraging<Cpu> {
+        match self {
+            Averages::Loop => WeightAveraging::new(0.7),
+            Averages::Optimizer => WeightAveraging::of_optimizer(),
+        }
+    }
+
+    fn step(self, comm: &Comm<Cpu>, model: &Mlp<Cpu>, zero: Option<ZeroOptions>) -> Result<TrainStep<Cpu>> {
+        let builder = TrainStep::builder(comm, model);
+        let builder = match self {
+            Averages::Loop => builder.optimizer(adamw()),
+            Averages::Optimizer => builder.optimizer(ScheduleFreeAdamWConfig { lr: 1e-2, ..Default::default() }),
+        };
+        let builder = builder.config(TrainingConfig { max_norm: Some(0.5), ..Default::default() });
+        match zero {
+            Some(options) => builder.zero(options).build(),
+            None => builder.build(),
+        }
+    }
+}
+
 /// Values of evaluations after every second step, and losses.
-fn run<S: Step<Cpu>>(comm: &Comm<Cpu>, model: &Mlp<Cpu>, step: S, averaged: bool, memory: &Memory) -> Result<()> {
+fn run<S: Step<Cpu>>(
+    comm: &Comm<Cpu>,
+    model: &Mlp<Cpu>,
+    step: S,
+    averages: Option<Averages>,
+    memory: &Memory,
+) -> Result<()> {
     let mut trainer = Trainer::new(model, step, loader(comm.runtime())).until(Length::Steps(8));
-    if averaged {
-        trainer = trainer.with(WeightAveraging::new(0.7));
+    if let Some(averages) = averages {
+        trainer = trainer.with(averages.callback());
     }
     let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(2));
     trainer.with(evaluate).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).map(|_| ())
@@ -61,45 +100,61 @@ fn is_the_formula(averaging: WeightAveraging<Cpu>, decay: impl Fn(f64) -> f64) {
 
 #[test]
 fn every_strategy_evaluates_the_same_averages_and_trains_as_without() {
-    let plain = Memory::default();
-    on_ranks(1, |comm| {
-        let model = Mlp::new(comm.runtime(), 0.0)?;
-        run(comm, &model, ddp(comm, &model, 1)?, true, &plain)
-    })
-    .unwrap();
-    let stages =
-        [None, Some((ZeroStage::Optimizer, 0)), Some((ZeroStage::Gradients, 0)), Some((ZeroStage::Parameters, 0))];
-    // At last, one of two layers is kept whole.
-    let stages = stages.into_iter().chain([Some((ZeroStage::Parameters, 10))]);
-    for ranks in [1, 2, 3, 5] {
-        for stage in stages.clone() {
-            let trained = |averaged: bool| {
-                let memory = Memory::default();
-                on_ranks(ranks, |comm| {
-                    let model = Mlp::new(comm.runtime(), 0.0)?;
-                    match stage {
-                        None => run(comm, &model, ddp(comm, &model, 1)?, averaged, &memory),
-                        Some((stage, whole_up_to)) => {
-                            let options =
-                                ZeroOptions { stage, whole_up_to, units: UnitOf::children(), ..Default::default() };
-                            let config = TrainingConfig { max_norm: Some(0.5), ..Default::default() };
-                            let step = TrainStep::builder(comm, &model).optimizer(adamw()).config(config);
-                            run(comm, &model, step.zero(options).build()?, averaged, &memory)
-                        }
-                    }
-                })
-                .unwrap();
-                memory
-            };
-            let (with, without, what) = (trained(true), trained(false), format!("{stage:?} on {ranks} ranks"));
-            assert_same(&with.of("loss"), &without.of("loss"), &what);
-            let values = with.of("validation/loss");
-            assert_eq!(values.len(), 4, "{what}");
-            for ((step, value), (_, expected)) in values.into_iter().zip(plain.of("validation/loss")) {
-                assert!((value - expected).abs() < 1e-10 * expected, "{what}, step {step}: {value} {expected}");
+    for averages in Averages::BOTH {
+        let plain = Memory::default();
+        on_ranks(1, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            run(comm, &model, averages.step(comm, &model, None)?, Some(averages), &plain)
+        })
+        .unwrap();
+        let stages =
+            [None, Some((ZeroStage::Optimizer, 0)), Some((ZeroStage::Gradients, 0)), Some((ZeroStage::Parameters, 0))];
+        // At last, one of two layers is kept whole.
+        let stages = stages.into_iter().chain([Some((ZeroStage::Parameters, 10))]);
+        for ranks in [1, 2, 3, 5] {
+            for stage in stages.clone() {
+                let trained = |averaged: bool| {
+                    let memory = Memory::default();
+                    on_ranks(ranks, |comm| {
+                        let model = Mlp::new(comm.runtime(), 0.0)?;
+                        let units = UnitOf::children();
+                        let options = stage.map(|(stage, whole_up_to)| ZeroOptions {
+                            stage,
+                            whole_up_to,
+                            units: units.clone(),
+                            ..Default::default()
+                        });
+                        let step = averages.step(comm, &model, options)?;
+                        run(comm, &model, step, averaged.then_some(averages), &memory)
+                    })
+                    .unwrap();
+                    memory
+                };
+                let what = format!("{averages:?} {stage:?} on {ranks} ranks");
+                let (with, without) = (trained(true), trained(false));
+                assert_same(&with.of("loss"), &without.of("loss"), &what);
+                let values = with.of("validation/loss");
+                assert_eq!(values.len(), 4, "{what}");
+                let weights = without.of("validation/loss");
+                for (((step, value), (_, expected)), (_, other)) in
+                    values.into_iter().zip(plain.of("validation/loss")).zip(weights)
+                {
+                    assert!((value - expected).abs() < 1e-10 * expected, "{what}, step {step}: {value} {expected}");
+                    assert!((value - other).abs() > 1e-6 * other, "{what}, step {step}: the weights were evaluated");
+                }
             }
         }
     }
+}
+
+#[test]
+fn an_optimizer_without_averages_is_refused_before_the_run() {
+    let error = on_ranks(2, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        run(comm, &model, ddp(comm, &model, 1)?, Some(Averages::Optimizer), &Memory::default())
+    })
+    .unwrap_err();
+    assert!(error.to_string().contains("use a schedule-free rule"), "{error}");
 }
 
 #[test]
@@ -158,6 +213,10 @@ fn a_decay_that_is_none_is_refused() {
 
 #[test]
 fn the_best_weights_are_those_that_were_evaluated() {
+    Averages::BOTH.into_iter().for_each(the_best_weights_are_those_evaluated);
+}
+
+fn the_best_weights_are_those_evaluated(kind: Averages) {
     let stages = [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters].map(|stage| (2, Some(stage)));
     for (ranks, stage) in [(1, None), (2, None)].into_iter().chain(stages) {
         let scratch = [true, false].map(|_| Scratch::new("best-averages"));
@@ -170,13 +229,13 @@ fn the_best_weights_are_those_that_were_evaluated() {
                     Ok((if (5..9).contains(&calls.get()) { 1.0 } else { 2.0 }, 1.0))
                 };
                 let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1));
-                let averages = WeightAveraging::new(0.7);
+                let averages = kind.callback();
                 let averages = match (restores, evaluates) {
                     (true, true) => averages,
                     (false, true) => averages.use_at_end(),
                     (_, false) => averages.skip_evaluations(),
                 };
-                let step = stage.map_or_else(|| ddp(comm, &model, 1), |stage| zero(comm, &model, stage, 1))?;
+                let step = kind.step(comm, &model, stage.map(|stage| ZeroOptions { stage, ..Default::default() }))?;
                 let mut trainer = Trainer::new(&model, step, loader(comm.runtime()))
                     .until(Length::Steps(steps))
                     .with(averages)

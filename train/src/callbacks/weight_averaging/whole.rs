@@ -6,7 +6,7 @@ use distributed::comm::{Collectives, Comm, Communicator, memory};
 use nn::{Module, ModuleExt, Param};
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{ViewOps, cat},
+    ops::{PointwiseOps, ViewOps, cat},
 };
 
 use super::{AveragedPart, WeightAveraging};
@@ -32,8 +32,9 @@ impl<R: Runtime> WeightAveraging<R> {
                 }
                 let here = |p: &&Param<R>| p.placed().is_none_or(|placed| placed.placement().to_string() == placement);
                 for parameter in own.get(&name).into_iter().flatten().filter(here) {
-                    let shape = parameter.leaf().spec().shape;
-                    parameter.leaf().set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(shape)?)?;
+                    let spec = parameter.leaf().spec();
+                    let value = cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(spec.shape)?;
+                    parameter.leaf().set(value.to_dtype(spec.dtype)?)?;
                 }
             }
         }

@@ -1,0 +1,72 @@
+"""Optimizers by their authors' code: python3 optimizers.py > optim/tests/data/authors.json. Needs torch,
+schedulefree, bitsandbytes.
+
+Parameter i starts from values(n, i), and its gradient at step t is values(n, 1000 t + i) of optim/tests/common. All
+numbers are f64. `after` has the parameters after 12 steps; `average` the weights to evaluate with.
+"""
+
+import json, torch, schedulefree, bitsandbytes
+from bitsandbytes.backends.cpu import ops as cpu_ops
+from bitsandbytes.functional import create_dynamic_map
+
+torch.set_default_dtype(torch.float64)
+SHAPES = [[5, 3], [7, 4], [2, 2], [3]]
+
+
+def values(shape, k):
+    n = torch.Size(shape).numel()
+    return ((torch.arange(n) * 37 + k * 101 + 13) % 257 / 128.5 - 1.0).reshape(shape)
+
+
+def short(x):
+    return [float(f"{v:.12g}") for v in x.flatten().tolist()]
+
+
+def case(op, attrs, make, evaluates=False, shapes=SHAPES, steps=12):
+    params = [torch.nn.Parameter(values(s, i)) for i, s in enumerate(shapes)]
+    optimizer = make(params)
+    if evaluates:
+        optimizer.train()
+    for t in range(steps):
+        for i, p in enumerate(params):
+            p.grad = values(p.shape, 1000 * t + i)
+        optimizer.step()
+    out = {"op": op, "attrs": attrs, "shapes": shapes, "after": [short(p.data) for p in params]}
+    if evaluates:
+        optimizer.eval()
+        out["average"] = [short(p.data) for p in params]
+    return out
+
+
+free_adamw, free_sgd = schedulefree.AdamWScheduleFree, schedulefree.SGDScheduleFree
+cases = []
+for op, rule, attrs in [
+    ("schedule_free_adamw", free_adamw, {"lr": 0.03, "betas": [0.8, 0.9], "weight_decay": 0.1, "warmup_steps": 5}),
+    ("schedule_free_adamw", free_adamw, {"lr": 0.03, "eps": 0.01, "warmup_steps": 40}),
+    ("schedule_free_sgd", free_sgd, {"lr": 0.3, "momentum": 0.7, "weight_decay": 0.1, "warmup_steps": 1}),
+    ("schedule_free_sgd", free_sgd, {"lr": 0.3}),
+]:
+    cases.append(case(op, attrs, lambda p: rule(p, **attrs, foreach=False), evaluates=True))
+
+
+def nearest(x, code, absmax_out, codes_out, blocksize):
+    """The nearest code, as on a GPU: bitsandbytes' table for CPUs is inexact within 1e-5 of the middle of two codes."""
+    rows = torch.nn.functional.pad(x.flatten(), (0, -x.numel() % blocksize)).reshape(-1, blocksize)
+    most = rows.abs().amax(1, keepdim=True)
+    codes = torch.bucketize(rows / most, (code[1:] + code[:-1]) / 2).flatten()[: x.numel()]
+    absmax_out.copy_(most.flatten()), codes_out.copy_(codes.reshape(codes_out.shape))
+
+
+cpu_ops._quant_blockwise_fp32_direct = nearest
+maps = {name: create_dynamic_map(signed=name == "signed").tolist() for name in ["signed", "unsigned"]}
+large, small = [torch.nn.Parameter(values(s, k).float()) for k, s in enumerate([[64, 70], [30]])]
+eight = bitsandbytes.optim.AdamW8bit([large, small], lr=0.01, weight_decay=0.1)
+for t in range(12):
+    large.grad, small.grad = [values(p.shape, 1000 * t + k).float() for k, p in enumerate([large, small])]
+    eight.step()
+state = eight.state[large]
+adamw_8bit = {k: state[k].flatten()[::7].tolist() for k in ["state1", "state2"]}
+adamw_8bit |= {k: short(state[k]) for k in ["absmax1", "absmax2"]}
+adamw_8bit |= {"large": short(large.data.flatten()[::7]), "small": short(small.data)}
+out = {"cases": cases, "dynamic_map": maps, "adamw_8bit": adamw_8bit}
+print(json.dumps(out, separators=(",", ":")).replace('{"op"', '\n{"op"').replace(',"dyn', ',\n"dyn').replace(',"adamw_8bit"', ',\n"adamw_8bit"'))
