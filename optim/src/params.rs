@@ -182,8 +182,8 @@ pub(crate) fn rounding(half: DType) -> &'static Program {
     &ROUND[usize::from(half == DType::BF16)]
 }
 
-/// Creates the state tensor that `state` names of each parameter of a layout, in the dtype of updates; without elements
-/// if it names none. State of a parameter's shape spans as many elements as the parameter.
+/// Creates the state tensor that `state` names of each parameter of a layout; without elements if it names none. State
+/// of a parameter's shape in the dtype of updates spans as many elements as the parameter.
 pub(crate) fn state_of<R: Runtime>(
     rt: &R,
     layout: &FlatLayout,
@@ -198,7 +198,8 @@ pub(crate) fn state_of<R: Runtime>(
         true => layout.clone(),
         false => FlatLayout::new(layout.dtype(), (0..layout.len()).map(|i| layout.name(i).to_string()).zip(states)),
     };
-    let own = own.with_dtype(working(layout.dtype()));
+    let dtype = specs.iter().flatten().find_map(|spec| spec.dtype);
+    let own = own.with_dtype(dtype.unwrap_or(working(layout.dtype())));
     let mut flat = Flat::zeros_for(rt, MemoryCategory::Optimizer, own)?;
     let init = |i: usize| specs.get(i).copied().flatten().map_or(0.0, |spec| spec.init);
     // One launch for a run of equal values, gaps included.

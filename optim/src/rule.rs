@@ -23,12 +23,14 @@ pub struct StateSpec {
     pub init: f64,
     /// The shape of the state, given a parameter's shape; without elements if a parameter has no such state.
     pub shape: fn(&Shape) -> Shape,
+    /// The element type; `None` for that of updates.
+    pub dtype: Option<DType>,
 }
 
 impl StateSpec {
     /// Creates state of the parameter's shape, initialized to zeros.
     pub fn zeros(name: &'static str) -> StateSpec {
-        StateSpec { name, init: 0.0, shape: |s| *s }
+        StateSpec { name, init: 0.0, shape: |s| *s, dtype: None }
     }
 
     /// Creates state of the parameter's shape, filled with an initial value.
@@ -39,6 +41,11 @@ impl StateSpec {
     /// Creates state of another shape, initialized to zeros.
     pub fn shaped(name: &'static str, shape: fn(&Shape) -> Shape) -> StateSpec {
         StateSpec { shape, ..StateSpec::zeros(name) }
+    }
+
+    /// Sets the element type of the state.
+    pub fn of_dtype(self, dtype: DType) -> StateSpec {
+        StateSpec { dtype: Some(dtype), ..self }
     }
 }
 
@@ -58,7 +65,7 @@ pub trait UpdateRule: Config {
     }
 
     /// The tensors kept for each parameter. State of half-precision parameters is `f32`, of others the parameters'
-    /// dtype.
+    /// dtype, unless it has an element type of its own.
     fn tensors(&self) -> Vec<StateSpec>;
 
     /// Prepares updates. `half` is the parameters' dtype if it is f16 or bf16.

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use numcore::pointwise::Program;
 use optim::{
-    AdadeltaConfig, AdamConfig, AdamaxConfig, NAdamConfig, Programs, RAdamConfig, RmsPropConfig,
+    AdadeltaConfig, AdamConfig, AdamW8bitConfig, AdamaxConfig, NAdamConfig, Programs, RAdamConfig, RmsPropConfig,
     ScheduleFreeAdamWConfig, ScheduleFreeSgdConfig, StateSpec, StepContext, UpdateMemory, norms::sum_of_squares,
 };
 
@@ -15,12 +15,39 @@ fn config() -> TrainingConfig {
     TrainingConfig { max_norm: Some(1e9), ..Default::default() }
 }
 
+/// A model with a matrix of more than 4096 elements.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Broad<R: Runtime> {
+    a: Linear<R>,
+    b: Linear<R>,
+}
+
+impl Task for Broad<Cpu> {
+    fn new(init: &Init<Cpu>) -> Result<Self> {
+        Ok(Broad { a: Linear::new(init, 5, 830)?, b: Linear::new(init, 830, 3)? })
+    }
+
+    fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
+        let (x, y) = Mlp::new(&Init::new(rt, 0).dtype(self.a.weight.dtype()))?.batch(rt, step, examples)?;
+        let out = self.b.forward(&self.a.forward(&x)?.tanh()?)?;
+        Loss::sum(nn::loss::mse(&out, &y, Reduction::Sum)?, (3 * examples.len()) as f64)
+    }
+}
+
 fn alone<E: UpdateRule>(dtype: DType, rule: &E) -> Trace
 where
     FlatOptimizer<Cpu, E>: Optimizer<Cpu>,
 {
+    alone_with::<Mlp<Cpu>, E>(dtype, rule)
+}
+
+fn alone_with<M: Task, E: UpdateRule>(dtype: DType, rule: &E) -> Trace
+where
+    FlatOptimizer<Cpu, E>: Optimizer<Cpu>,
+{
     let rt = Cpu::with_threads(1);
-    let model = Mlp::new(&Init::new(&rt, 0).dtype(dtype)).unwrap();
+    let model = M::new(&Init::new(&rt, 0).dtype(dtype)).unwrap();
     let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf()).collect();
     let optimizer = FlatOptimizer::in_groups(rule.clone()).group(leaves, |_| {}).unwrap();
     let alone: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&rt));
@@ -35,8 +62,12 @@ where
 }
 
 fn sharded<E: UpdateRule>(n: usize, stage: ZeroStage, dtype: DType, rule: &E) -> Trace {
+    sharded_with::<Mlp<Cpu>, E>(n, stage, dtype, rule)
+}
+
+fn sharded_with<M: Task, E: UpdateRule>(n: usize, stage: ZeroStage, dtype: DType, rule: &E) -> Trace {
     everywhere(n, |comm| {
-        let model = Mlp::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
+        let model = M::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(dtype))?;
         let (groups, options) = (ParamGroups::new(rule.clone()), options(stage, UnitOf::children()));
         let mut trainer = TrainStep::builder(&comm, &model).optimizer(groups).config(config()).zero(options).build()?;
         let mut trace = Trace::default();
@@ -90,6 +121,19 @@ where
     for stage in ZeroStage::ALL {
         let off = difference(&sharded(3, stage, DType::F64, rule), &one);
         assert!(off <= 1e-11, "{rule:?}, stage {}: {off:e}", stage.number());
+    }
+    Ok(())
+}
+
+#[test]
+fn blocks_of_eight_bits_do_not_depend_on_ranks() -> Result<()> {
+    let rule = AdamW8bitConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
+    let one = alone_with::<Broad<Cpu>, _>(DType::F64, &rule);
+    for stage in ZeroStage::ALL {
+        for n in 1..=4 {
+            let off = difference(&sharded_with::<Broad<Cpu>, _>(n, stage, DType::F64, &rule), &one);
+            assert!(off <= 1e-11, "stage {} on {n}: {off:e}", stage.number());
+        }
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Optimizers: their formulas, states and schedules.
 
+mod adamw_8bit;
 mod capturable;
 #[path = "../common/mod.rs"]
 mod common;

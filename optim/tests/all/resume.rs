@@ -8,7 +8,8 @@ use numcore::{DType, NullRuntime, Runtime, Tensor};
 use optim::*;
 use runtime_cpu::Cpu;
 
-const SHAPES: [&[usize]; 3] = [&[5, 3], &[7, 4], &[2, 2]];
+/// One has so many elements that its state is of 8 bits in a rule that can do that.
+const SHAPES: [&[usize]; 3] = [&[5, 3], &[65, 64], &[2, 2]];
 
 /// Any optimizer over all parameters, with other hyper-parameters in every second group.
 fn build<C: UpdateRule, R: Runtime>(config: C, params: &[Arc<Leaf<R>>]) -> FlatOptimizer<R, C> {
@@ -62,6 +63,7 @@ fn every_optimizer_resumes_bit_for_bit() {
             resumes(AdanConfig::default(), dtype, first);
             resumes(ScheduleFreeAdamWConfig { warmup_steps: 4, ..Default::default() }, dtype, first);
             resumes(ScheduleFreeSgdConfig::default(), dtype, first);
+            resumes(AdamW8bitConfig::default(), dtype, first);
             resumes(LambConfig::default(), dtype, first);
             resumes(AdafactorConfig::default(), dtype, first);
             resumes(MuonConfig::default(), dtype, first);
