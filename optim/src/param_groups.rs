@@ -66,20 +66,34 @@ impl<C: UpdateRule> ParamGroups<C> {
     /// let groups = ParamGroups::decay_matrices(AdamWConfig::default()).by_depth(14, 0.75, depth);
     /// ```
     #[doc(alias("layer_decay", "layerwise", "LLRD"))]
-    pub fn by_depth(
+    pub fn by_depth(self, depths: usize, decay: f64, depth: impl Fn(&str) -> usize + Send + Sync + 'static) -> Self {
+        let last = depths.saturating_sub(1);
+        self.divided(
+            last,
+            move |name| Some(depth(name)),
+            |k, config| {
+                config.set_lr(config.lr() * decay.powf((last - k) as f64));
+            },
+        )
+    }
+
+    /// Divides each group so far by `part`, a number of `parts` for a parameter's name: `set` changes the
+    /// hyper-parameters of that part. Parameters without such a number stay as they are.
+    pub(crate) fn divided(
         mut self,
-        depths: usize,
-        decay: f64,
-        depth: impl Fn(&str) -> usize + Send + Sync + 'static,
+        parts: usize,
+        part: impl Fn(&str) -> Option<usize> + Send + Sync + 'static,
+        set: impl Fn(usize, &mut C),
     ) -> Self {
-        let (before, depth) = (Arc::new(self.clone()), Arc::new(depth));
-        for k in 0..depths.saturating_sub(1) {
-            let factor = decay.powf((depths - 1 - k) as f64);
+        let (before, part) = (Arc::new(self.clone()), Arc::new(part));
+        for k in 0..parts {
             for (group, config) in before.configs.iter().enumerate() {
-                let (before, depth, mut config) = (before.clone(), depth.clone(), config.clone());
-                config.set_lr(config.lr() * factor);
+                let (before, part, mut config) = (before.clone(), part.clone(), config.clone());
+                set(k, &mut config);
                 self.configs.push(config);
-                self.which.push(Arc::new(move |name, spec| depth(name) == k && before.group_of(name, spec) == group));
+                let is_own =
+                    move |name: &str, spec: &Spec| part(name) == Some(k) && before.group_of(name, spec) == group;
+                self.which.push(Arc::new(is_own));
             }
         }
         self

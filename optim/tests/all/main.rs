@@ -9,6 +9,7 @@ mod evaluation_weights;
 mod extras;
 mod goldens;
 mod gradients;
+mod mup;
 mod own;
 mod resume;
 mod schedules;
