@@ -72,6 +72,14 @@ pub fn dynamic_map(signed: bool) -> Vec<f32> {
     map
 }
 
+/// The values of each map, of the second moment and of the first, and the middles between them.
+static MAPS: LazyLock<[[Vec<f32>; 2]; 2]> = LazyLock::new(|| {
+    [false, true].map(|signed| {
+        let map = dynamic_map(signed);
+        let middles = map.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();
+        [map, middles]
+    })
+});
 static REPLACE: LazyLock<Program> = LazyLock::new(|| Program::new("replace", |[_, new], []| [new]));
 static FIRST: LazyLock<Program> = LazyLock::new(|| {
     Program::new("adamw_8bit_first", |[value, most, g], [keep, take]| [value * most * keep + g * take])
@@ -102,11 +110,10 @@ struct QuantizedMoment<R: Runtime> {
 
 impl<R: Runtime> QuantizedMoment<R> {
     fn new(memory: &UpdateMemory<'_, R>, signed: bool, codes: usize) -> Result<Self> {
-        let map = dynamic_map(signed);
-        let middles: Vec<f32> = map.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();
+        let [map, middles] = &MAPS[usize::from(signed)];
         let (rt, dtype) = (memory.runtime(), memory.working());
         let upload = |values: &[f32]| Tensor::from_slice(&rt, [values.len()], values)?.to_dtype(dtype);
-        Ok(QuantizedMoment { map: upload(&map)?, middles: upload(&middles)?, codes })
+        Ok(QuantizedMoment { map: upload(map)?, middles: upload(middles)?, codes })
     }
 
     /// Updates the moment by `program` from the gradient `g: [B, 256]`, and returns it before it is rounded to 8 bits.

@@ -10,8 +10,8 @@ use crate::{flight::Flight, message::Message, stream::Event};
 
 impl Progress {
     /// Completes the calls whose result no thread of this process waits for, since other ranks may wait for this rank's
-    /// part of them. A call is given up once a process that has not joined it has ended, and at its own deadline. One
-    /// that has left its group fails the call as it does before the end. Others may compile kernels before the first
+    /// part of them. A call is given up once a process that has not joined it has ended, and at its own deadline. A
+    /// process that has left the group fails it, as before the end. Others may compile kernels before the first
     /// of a kind, or save before one with a time of its own.
     fn finish_flights(&mut self) {
         while !self.flights.is_empty() {

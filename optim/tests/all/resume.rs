@@ -8,7 +8,7 @@ use numcore::{DType, NullRuntime, Runtime, Tensor};
 use optim::*;
 use runtime_cpu::Cpu;
 
-/// One has so many elements that its state is of 8 bits in a rule that can do that.
+/// One parameter has enough elements for the 8-bit state of rules that have it.
 const SHAPES: [&[usize]; 3] = [&[5, 3], &[65, 64], &[2, 2]];
 
 /// Any optimizer over all parameters, with other hyper-parameters in every second group.

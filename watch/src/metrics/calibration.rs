@@ -32,7 +32,7 @@ impl Bin {
 }
 
 impl CalibrationError {
-    /// Makes the mean distance over rows, of so many bins; 15 are common.
+    /// Makes the expected calibration error: the mean distance over rows. A common number of bins is 15.
     ///
     /// # Errors
     /// An error without bins.
@@ -41,7 +41,7 @@ impl CalibrationError {
         Self::new(bins, false).at_caller()
     }
 
-    /// Makes the greatest distance of a bin with rows.
+    /// Makes the maximum calibration error: the greatest distance of a bin with rows.
     ///
     /// # Errors
     /// An error without bins.
@@ -67,7 +67,7 @@ impl CalibrationError {
     pub fn update(&mut self, probabilities: &[f32], classes: usize, targets: &[i64]) -> Result<()> {
         const OP: &str = "CalibrationError::update";
         let best = |(row, target): (&[f32], usize)| {
-            let class = (0..row.len()).find(|&class| scores::place(row, class) == 0).unwrap_or(0);
+            let class = scores::best(row);
             if (0.0..=1.0).contains(&row[class]) {
                 return Ok((row[class], class == target));
             }

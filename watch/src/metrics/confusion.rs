@@ -58,7 +58,8 @@ impl ConfusionMatrix {
             return Err(Error::lengths("ConfusionMatrix::update_tensors", &[values.len(), targets.len()], why))
                 .at_caller();
         }
-        let given: Vec<i64> = values.chunks(self.classes.max(1)).map(best).collect();
+        let given = values.chunks(self.classes.max(1)).map(|row| scores::best(row) as i64);
+        let given: Vec<i64> = given.collect();
         self.update(&given, &targets)
     }
 
@@ -103,11 +104,6 @@ impl ConfusionMatrix {
         let numbers: Vec<f32> = (0..side * side).map(pixel).collect();
         Picture::of_numbers(side as u32, side as u32, 1, &numbers)
     }
-}
-
-/// The class of the highest score, the first of several.
-fn best(row: &[f32]) -> i64 {
-    (0..row.len()).find(|&class| scores::place(row, class) == 0).unwrap_or(0) as i64
 }
 
 impl Metric for ConfusionMatrix {

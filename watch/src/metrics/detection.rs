@@ -6,6 +6,8 @@ use super::{Metric, bytes, scores};
 
 /// The most boxes of one class in an image that count, those of the highest scores: COCO's.
 const MOST: usize = 100;
+/// The operation that errors name.
+const OP: &str = "MeanAveragePrecision::update";
 /// The recalls at which precisions are read: 0, 0.01, …, 1.
 const RECALLS: usize = 101;
 
@@ -80,9 +82,9 @@ impl MeanAveragePrecision {
             if !corners.iter().all(|x| x.is_finite()) || x1 > x2 || y1 > y2 {
                 let why =
                     format!("the corners {corners:?} of image {image} are no [x1, y1, x2, y2] with x1 ≤ x2, y1 ≤ y2");
-                return Err(Error::argument("MeanAveragePrecision::update", why));
+                return Err(Error::argument(OP, why));
             }
-            scores::class("MeanAveragePrecision::update", class, self.objects.len())
+            scores::class(OP, class, self.objects.len())
         };
         let classes = objects.iter().map(|(corners, class)| check(corners, *class)).collect::<Result<Vec<_>>>();
         let classes = classes.at_caller()?;
@@ -90,7 +92,7 @@ impl MeanAveragePrecision {
             check(&one.corners, one.class).at_caller()?;
             if one.score.is_nan() {
                 let why = format!("a box of image {image} has the score NaN");
-                return Err(Error::argument("MeanAveragePrecision::update", why)).at_caller();
+                return Err(Error::argument(OP, why)).at_caller();
             }
         }
         classes.into_iter().for_each(|class| self.objects[class] += 1);
@@ -163,10 +165,10 @@ impl Metric for MeanAveragePrecision {
     }
 
     fn absorb(&mut self, counted: &[u8]) -> Result<()> {
-        const OP: &str = "MeanAveragePrecision::absorb";
-        let numbers = bytes::read(OP, counted)?;
-        let (objects, found) = numbers.split_at_checked(self.objects.len()).ok_or_else(|| bytes::other(OP))?;
-        let (found, []) = found.as_chunks() else { return Err(bytes::other(OP)) };
+        const ABSORB: &str = "MeanAveragePrecision::absorb";
+        let numbers = bytes::read(ABSORB, counted)?;
+        let (objects, found) = numbers.split_at_checked(self.objects.len()).ok_or_else(|| bytes::other(ABSORB))?;
+        let (found, []) = found.as_chunks() else { return Err(bytes::other(ABSORB)) };
         let found = found.iter().map(|&[class, score, image, place, right]| Found {
             class,
             score: f64::from_bits(score),

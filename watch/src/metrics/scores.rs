@@ -43,6 +43,15 @@ pub(super) fn place(row: &[f32], target: usize) -> usize {
     row.iter().enumerate().filter(|&scored| before(scored)).count()
 }
 
+/// The class of the highest score, whose [`place`] is 0; 0 without a class.
+pub(super) fn best(row: &[f32]) -> usize {
+    let better = |best: usize, class: usize| {
+        let is_higher = !row[best].is_nan() && (row[class].is_nan() || row[class] > row[best]);
+        if is_higher { class } else { best }
+    };
+    (1..row.len()).fold(0, better)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,5 +61,8 @@ mod tests {
         let row = [0.5, f32::NAN, 2.0, 0.5, -1.0, f32::NAN];
         let places: Vec<usize> = (0..row.len()).map(|target| place(&row, target)).collect();
         assert_eq!(places, [3, 0, 2, 4, 5, 1]);
+        let rows = [&row[..], &row[2..5], &row[..1], &[-1.0, -0.5, -0.5], &[f32::NEG_INFINITY, f32::NAN, f32::NAN]];
+        rows.iter().for_each(|row| assert_eq!(place(row, best(row)), 0, "{row:?}"));
+        assert_eq!(best(&[]), 0);
     }
 }

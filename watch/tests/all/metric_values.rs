@@ -204,10 +204,9 @@ macro_rules! each {
 
 impl All {
     fn bits(&self) -> [u64; 10] {
-        let (a, b): (&dyn Metric, &dyn Metric) = (&self.accuracy, &self.f1);
         let all: [&dyn Metric; 10] = [
-            a,
-            b,
+            &self.accuracy,
+            &self.f1,
             &self.area,
             &self.mean,
             &self.r2,
