@@ -22,6 +22,7 @@
 #![warn(unreachable_pub)]
 
 mod array;
+pub mod calendar;
 mod collate;
 mod dataset;
 mod files;

@@ -292,13 +292,6 @@ fn in_config(config: &JsonObject) -> BTreeMap<String, String> {
 /// The current date, in UTC.
 fn today() -> ChatDate {
     let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    // The civil date of a count of days, with years that begin in March.
-    let days = (seconds / 86_400) as i64 + 719_468;
-    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = (day_of_year - (153 * shifted + 2) / 5 + 1) as u32;
-    let month = (if shifted < 10 { shifted + 3 } else { shifted - 9 }) as u32;
-    ChatDate { year: year_of_era + era * 400 + i64::from(month <= 2), month, day }
+    let (year, month, day) = data::calendar::civil_date(seconds / 86_400);
+    ChatDate { year: year as i64, month, day }
 }

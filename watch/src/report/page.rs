@@ -1,6 +1,6 @@
 //! [`Report`]: one page of HTML about a run.
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{fmt::Write as _, fs, path::Path, time::Duration};
 
 use numcore::{Error, Result, Within};
 
@@ -15,6 +15,7 @@ pub struct Report {
     records: Vec<Record>,
     texts: Vec<(String, String)>,
     timeline: Option<RunTimeline>,
+    refresh: Option<Duration>,
 }
 
 /// The content policy: a browser that honours it loads nothing from anywhere, and runs nothing.
@@ -71,15 +72,22 @@ impl Report {
         self
     }
 
+    /// Sets the time after which a browser loads the page again, in whole seconds; none for never.
+    pub(super) fn set_refresh(&mut self, every: Option<Duration>) {
+        self.refresh = every;
+    }
+
     /// The page's HTML.
     pub fn to_html(&self) -> String {
         let title = escaped(&self.title);
+        let refresh = self.refresh.map(|every| every.as_secs().max(1));
+        let refresh = refresh.map(|s| format!("<meta http-equiv=\"refresh\" content=\"{s}\">\n")).unwrap_or_default();
         let parts =
             [self.head(), self.options(), self.curves(), self.numbers(), self.samples(), self.notes(), self.times()];
         format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
              <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n{refresh}\
              <title>{title}</title><style>{STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{}</body></html>\n",
             parts.concat()
         )

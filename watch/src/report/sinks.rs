@@ -1,6 +1,9 @@
 //! Sinks that write files for people: [`SvgCurves`] and [`HtmlReport`].
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
 
 use numcore::Result;
 
@@ -62,27 +65,57 @@ impl Sink for SvgCurves {
     }
 }
 
-/// Writes a [`Report`] of all records whenever it is flushed: at checkpoints and at the end.
+/// Writes a [`Report`] of all records whenever it is flushed: at checkpoints and at the end. A [live](HtmlReport::live)
+/// one shows a run while it goes on.
 #[derive(Debug)]
 pub struct HtmlReport {
     path: PathBuf,
     report: Report,
+    live: Option<Duration>,
+    /// The time of the record that was written last.
+    written: Option<SystemTime>,
 }
 
 impl HtmlReport {
     /// Writes `report`, with all records from now on, to a file.
     pub fn at(path: impl AsRef<Path>, report: Report) -> Self {
-        HtmlReport { path: path.as_ref().into(), report }
+        HtmlReport { path: path.as_ref().into(), report, live: None, written: None }
+    }
+
+    /// Writes the page with the first record, then at most once in this time, and lets a browser that shows it load it
+    /// again as often. The page that is written when the sink is dropped stays as it is.
+    #[doc(alias("auto refresh", "dashboard"))]
+    pub fn live(mut self, every: Duration) -> Self {
+        self.report.set_refresh(Some(every));
+        self.live = Some(every);
+        self
     }
 }
 
 impl Sink for HtmlReport {
     fn write(&mut self, record: &Record) -> Result<()> {
         self.report.push(record);
-        Ok(())
+        let is_due = |every: Duration| {
+            self.written.is_none_or(|at| record.time.duration_since(at).is_ok_and(|since| since >= every))
+        };
+        if !self.live.is_some_and(is_due) {
+            return Ok(());
+        }
+        self.written = Some(record.time);
+        self.flush()
     }
 
     fn flush(&mut self) -> Result<()> {
         self.report.write(&self.path)
+    }
+}
+
+impl Drop for HtmlReport {
+    fn drop(&mut self) {
+        if self.written.is_some() {
+            self.report.set_refresh(None);
+            // There is nowhere left to report a failure.
+            let _ = self.flush();
+        }
     }
 }

@@ -21,21 +21,25 @@ mod histogram;
 mod jsonl;
 mod many;
 mod memory;
+mod mlflow;
 mod picture;
 mod record;
 mod tensorboard;
 mod terminal;
+mod wandb;
 
 pub use histogram::Histogram;
 pub use jsonl::{Jsonl, read_jsonl};
 pub use many::Many;
 pub use memory::MemorySink;
+pub use mlflow::Mlflow;
 pub use picture::Picture;
 pub use record::{Record, Value};
 pub use tensorboard::TensorBoard;
 pub use terminal::Terminal;
+pub use wandb::Wandb;
 
-use numcore::Result;
+use numcore::{Error, Result};
 
 /// A destination of a run's measurements, on the rank that writes (world rank 0): a terminal, a file, TensorBoard.
 pub trait Sink: Send {
@@ -57,4 +61,9 @@ impl<S: Sink + ?Sized> Sink for Box<S> {
     fn flush(&mut self) -> Result<()> {
         (**self).flush()
     }
+}
+
+/// A random number, for names that no other run has.
+fn random() -> Result<u64> {
+    getrandom::u64().map_err(|error| Error::io("the system's random numbers", std::io::Error::other(error)))
 }

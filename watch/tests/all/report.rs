@@ -1,6 +1,9 @@
 //! Reports hold what was measured, need nothing else, and obey nothing that they show.
 
-use std::fs;
+use std::{
+    fs,
+    time::{Duration, SystemTime},
+};
 
 use crate::folder::Folder;
 use watch::{
@@ -138,6 +141,28 @@ fn sinks_write_files_that_are_replaced() {
     ] {
         assert!(error.to_string().contains("occupied"), "{error}");
     }
+}
+
+#[test]
+fn a_live_page_is_written_at_once_and_at_intervals_and_reloads_until_the_end() {
+    let folder = Folder::new("live-report");
+    let path = folder.path("run.html");
+    let mut page = HtmlReport::at(&path, Report::new("run")).live(Duration::from_secs(5));
+    let shown = || fs::read_to_string(&path).unwrap();
+    for (second, last) in [(0, 0), (1, 0), (4, 0), (5, 5), (9, 5), (20, 20)] {
+        let mut record = Record::new(second, 0).scalar("loss", 1.0);
+        record.time = SystemTime::UNIX_EPOCH + Duration::from_secs(second);
+        page.write(&record).unwrap();
+        assert!(shown().contains(&format!("Steps 0 to {last}, ")), "after {second} s");
+        assert!(shown().contains("<meta http-equiv=\"refresh\" content=\"5\">"));
+    }
+    page.write(&Record::new(21, 0).scalar("loss", 0.5)).unwrap();
+    drop(page);
+    assert!(shown().contains("Steps 0 to 21") && !shown().contains("http-equiv=\"refresh\""));
+    // A page that is not live is written when it is flushed, and never reloads.
+    let quiet = folder.path("quiet.html");
+    HtmlReport::at(&quiet, Report::new("run")).write(&Record::new(1, 0)).unwrap();
+    assert!(!quiet.exists());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 
 use crate::folder::Folder;
 use watch::sink::{
-    Histogram, Jsonl, Many, MemorySink, Picture, Record, Sink, TensorBoard, Terminal, Value, read_jsonl,
+    Histogram, Jsonl, Many, MemorySink, Mlflow, Picture, Record, Sink, TensorBoard, Terminal, Value, Wandb, read_jsonl,
 };
 
 fn record(step: u64, seconds: f64) -> Record {
@@ -281,4 +281,90 @@ fn a_new_run_replaces_the_lines_of_another_once_it_has_one() {
     let mut sink = Jsonl::replacing(&folder).unwrap();
     (1..=2).for_each(|step| sink.write(&record(step, 1.0).scalar("loss", 1.0)).unwrap());
     assert_eq!(steps(&sink), [1, 2]);
+}
+
+/// The records of a file of W&B, each with its number, its kind and its content.
+fn records_of_wandb(bytes: &[u8]) -> Vec<Vec<u8>> {
+    assert_eq!(&bytes[..7], b":W&B\xe1\xbe\0");
+    let (mut at, mut records, mut record) = (7, Vec::new(), Vec::new());
+    while at < bytes.len() {
+        let left = (1 << 15) - at % (1 << 15);
+        if left < 7 {
+            assert!(bytes[at..at + left].iter().all(|&byte| byte == 0));
+            at += left;
+            continue;
+        }
+        let length = usize::from(u16::from_le_bytes([bytes[at + 4], bytes[at + 5]]));
+        let (place, data) = (bytes[at + 6], &bytes[at + 7..at + 7 + length]);
+        let sum = crc32fast::hash(&bytes[at + 6..at + 7 + length]);
+        assert_eq!(u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()), sum, "at {at}");
+        assert_eq!(record.is_empty(), place == 1 || place == 2);
+        record.extend_from_slice(data);
+        at += 7 + length;
+        if place == 1 || place == 4 {
+            records.push(std::mem::take(&mut record));
+        }
+    }
+    records
+}
+
+#[test]
+fn a_run_of_wandb_has_its_values_its_options_and_its_end() {
+    let folder = Folder::new("wandb");
+    let sink =
+        Wandb::in_folder(&folder, "models").unwrap().name("first").configuration([("lr", "0.5"), ("arch", "gpt")]);
+    let path = sink.path().to_owned();
+    let mut sink = sink;
+    let text = "word ".repeat(20_000);
+    let long = record(3, 2.0).scalar("loss", 0.25).scalar("bad", f64::NAN).with("sample", Value::Text(text.clone()));
+    sink.write(&long.with("weights", Value::Histogram(Histogram::of(&[1.0f32, -2.0])))).unwrap();
+    for step in 4..2_000 {
+        sink.write(&record(step, step as f64).scalar("loss", 1.0 / step as f64)).unwrap();
+    }
+    sink.flush().unwrap();
+    drop(sink);
+    assert!(path.parent().unwrap().file_name().unwrap().to_str().unwrap().starts_with("offline-run-"));
+    let records = records_of_wandb(&fs::read(&path).unwrap());
+    let has = |k: usize, words: &str| {
+        let found = records[k].windows(words.len()).any(|bytes| bytes == words.as_bytes());
+        assert!(found, "record {k} has no {words}");
+    };
+    // The version, the run, 1997 steps, two summaries and the end.
+    assert_eq!(records.len(), 2 + 1_997 + 2 + 1);
+    ["first", "models", "\"gpt\"", "0.5"].iter().for_each(|words| has(1, words));
+    ["loss", "0.25", "NaN", "_step", text.trim_end(), "{\"_type\":\"histogram\""]
+        .iter()
+        .for_each(|words| has(2, words));
+    has(2_000, "NaN");
+    has(2_000, "0.0005002501250625312");
+}
+
+#[test]
+fn a_run_of_mlflow_has_its_metrics_its_parameters_and_its_end() {
+    let folder = Folder::new("mlflow");
+    let begin = |name| Mlflow::in_folder(folder.path("runs"), "it's one", name).unwrap();
+    let mut sink = begin("first").configuration([("lr", "0.5"), ("../up", "x")]).unwrap();
+    let run = sink.folder().to_owned();
+    let read = |path: &str| fs::read_to_string(run.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    sink.write(&record(3, 2.5).scalar("train/loss", 0.25).scalar("bad", f64::NAN)).unwrap();
+    sink.write(&record(4, 3.0).scalar("train/loss", 0.125).scalar("a,b", f64::INFINITY)).unwrap();
+    sink.flush().unwrap();
+    assert!(read("meta.yaml").contains("status: 1\n") && read("meta.yaml").contains("end_time: null\n"));
+    drop(sink);
+    assert!(read("meta.yaml").contains("status: 3\n") && read("meta.yaml").contains("run_name: 'first'\n"));
+    assert_eq!(read("metrics/train/loss"), "2500 0.25 3\n3000 0.125 4\n");
+    assert_eq!((read("metrics/bad"), read("metrics/a_b")), ("2500 nan 3\n".into(), "3000 inf 4\n".into()));
+    assert_eq!((read("params/lr"), read("params/_/up")), ("0.5".into(), "x".into()));
+    assert_eq!(read("../meta.yaml").lines().last(), Some("name: 'it''s one'"));
+    // A second run is in the same experiment, and one that panics has failed.
+    let second = begin("second");
+    assert_eq!(second.folder().parent(), run.parent());
+    let meta = second.folder().join("meta.yaml");
+    std::thread::spawn(move || {
+        let _second = second;
+        panic!("no more data");
+    })
+    .join()
+    .unwrap_err();
+    assert!(fs::read_to_string(meta).unwrap().contains("status: 4\n"));
 }
