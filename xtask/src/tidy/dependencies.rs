@@ -11,6 +11,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("numcore", &[]),
     ("nn-derive", &[]),
     ("autograd", &["numcore"]),
+    ("ptx", &[]),
+    ("runtime-cuda", &["numcore", "ptx"]),
     ("runtime-*", &["numcore"]),
     ("comm", &["numcore"]),
     ("data", &["numcore"]),
