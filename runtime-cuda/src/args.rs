@@ -15,7 +15,8 @@ pub(crate) const LIMIT: usize = 4096;
 #[derive(Clone, Default)]
 pub(crate) struct Args {
     words: SmallVec<[u64; 64]>,
-    starts: SmallVec<[u32; 32]>,
+    /// The word at which each value starts, and its size in bytes.
+    places: SmallVec<[(u32, u32); 32]>,
     /// True if the kernel reports an index out of range in the queue's flag word.
     pub reports: bool,
 }
@@ -29,7 +30,7 @@ impl Args {
     /// Appends the bytes of one value, aligned to 8 bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         let start = self.words.len();
-        self.starts.push(start as u32);
+        self.places.push((start as u32, bytes.len() as u32));
         self.words.resize(start + bytes.len().div_ceil(8), 0);
         bytemuck::cast_slice_mut::<u64, u8>(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
     }
@@ -80,10 +81,17 @@ impl Args {
         8 * self.words.len()
     }
 
+    /// The bytes of each value.
+    #[cfg(feature = "emulate")]
+    pub(crate) fn values(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        let bytes = bytemuck::cast_slice::<u64, u8>(&self.words);
+        self.places.iter().map(|&(at, size)| &bytes[8 * at as usize..][..size as usize])
+    }
+
     /// The addresses of all values, as a launch takes them. Valid until the next change.
     pub(crate) fn pointers(&mut self) -> SmallVec<[*mut c_void; 32]> {
         let base = self.words.as_mut_ptr();
-        self.starts.iter().map(|&at| base.wrapping_add(at as usize).cast()).collect()
+        self.places.iter().map(|&(at, _)| base.wrapping_add(at as usize).cast()).collect()
     }
 }
 
@@ -107,5 +115,7 @@ mod tests {
             assert_eq!(*at[3].cast::<f32>(), 1.1f32);
         }
         assert_eq!(args.size(), 32);
+        #[cfg(feature = "emulate")]
+        assert_eq!(args.values().map(<[u8]>::len).collect::<Vec<_>>(), [4, 8, 8, 4]);
     }
 }

@@ -106,21 +106,21 @@ impl Cuda {
         Self::on(Engine::open(index)?)
     }
 
-    /// An emulated GPU: kernels run on the host, compiled by g++ and cached in `folder`. It is slow, and exact enough
-    /// to test everything but the hardware.
+    /// An emulated GPU: the host interprets the PTX that NVRTC gives for each kernel, which is cached in `folder`. It is
+    /// slow, checks every access ([`ptx`](::ptx#checks)), and is exact enough to test everything but the hardware.
     #[cfg(feature = "emulate")]
     pub fn emulated(folder: impl AsRef<std::path::Path>) -> Result<Cuda> {
-        Self::on(Engine::shared(EMULATED, || Ok(Arc::new(driver::Emulated::new(folder.as_ref())?)))?)
+        Self::on(Engine::shared(EMULATED, || Ok(Arc::new(driver::Emulated::new(folder.as_ref()))))?)
     }
 
-    /// Compiles the kernels that `work` launches, for [`Cuda::emulated`] in the same `folder`. Compiling many kernels
-    /// at a time takes an eighth of the time that they take one by one. Nothing is computed: `work` reads zeros, and
-    /// its failures are ignored.
+    /// Compiles the kernels that `work` launches, for [`Cuda::emulated`] in the same `folder`, on all processors. Nothing
+    /// is computed: `work` reads zeros, and its failures are ignored.
     #[cfg(feature = "emulate")]
     pub fn compile_for(folder: impl AsRef<std::path::Path>, work: impl FnOnce(&Cuda)) -> Result<()> {
         let listing = Arc::new(driver::Listing::new());
         work(&Self::apart(listing.clone())?);
-        let done = driver::HostBuilder::new(folder.as_ref()).and_then(|b| b.compile_all(&listing.take()));
+        let compiler = driver::compiler(folder.as_ref());
+        let done = driver::for_each(&listing.take_distinct(), |source| compiler.ptx(source).map(drop));
         done.map_err(|e| driver::backend("compile", EMULATED, e))
     }
 
@@ -145,9 +145,7 @@ impl Cuda {
         let listing = Arc::new(driver::Listing::new());
         work(&Self::apart(listing.clone())?);
         let compiler = driver::Compiler::new(driver::Architecture(capability), Some(driver as i32), Some(folder));
-        let mut sources = listing.take();
-        sources.sort_by(|a, b| a.text.cmp(&b.text));
-        sources.dedup();
+        let sources = listing.take_distinct();
         let compiled = driver::for_each(&sources, |source| compiler.compile(source).map(drop));
         compiled.map(|()| sources.len()).map_err(error)
     }
@@ -156,10 +154,17 @@ impl Cuda {
     /// that streams and events do not order.
     #[cfg(feature = "emulate")]
     pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, AccessOrder)> {
-        let emulated = driver::Emulated::new(folder.as_ref()).map_err(|e| driver::backend("Cuda::new", EMULATED, e))?;
-        let ordered = driver::Ordered::new(emulated);
+        let ordered = driver::Ordered::new(driver::Emulated::new(folder.as_ref()));
         let order = ordered.order();
         Ok((Self::apart(Arc::new(ordered))?, order))
+    }
+
+    /// An emulated GPU, separate from [`Cuda::emulated`], in whose kernels' sources the text `from` is replaced by `to`; and
+    /// the number of kernels loaded so far that had it. It shows which faults of a kernel are found.
+    #[cfg(feature = "emulate")]
+    pub fn altered(folder: impl AsRef<std::path::Path>, from: &str, to: &str) -> Result<(Cuda, impl Fn() -> u64)> {
+        let (emulated, altered) = driver::Emulated::new(folder.as_ref()).altering(from, to);
+        Ok((Self::apart(Arc::new(emulated))?, move || altered.load(std::sync::atomic::Ordering::Relaxed)))
     }
 
     /// An emulated GPU with `bytes` bytes of memory that computes nothing; all reads yield zeros. It shows quickly how

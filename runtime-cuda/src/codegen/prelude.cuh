@@ -1,7 +1,5 @@
 // Functions that printed programs call, and the storage of elements. No header is included, so the compiler alone is enough:
 // f16 and bf16 are their bits, converted here.
-//
-// WG_EMULATED: compiled for the host by a C++ compiler, which has no PTX.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -16,28 +14,6 @@ struct wg_half { u16 bits; };
 struct wg_bfloat { u16 bits; };
 struct wg_truth { u8 bits; };
 
-#ifdef WG_EMULATED
-WG_FN float wg_from_half(u16 h) {
-    float small = __int_as_float((h & 0x7fff) << 13);
-    u32 finite = __float_as_int(small * __int_as_float((127 + 112) << 23));
-    u32 special = __float_as_int(small) | 0x7f800000u;
-    u32 bits = (h & 0x7fff) >= 0x7c00 ? special : finite;
-    return __int_as_float(bits | (u32)(h & 0x8000) << 16);
-}
-WG_FN u16 wg_to_half(float x) {
-    u32 sign = ((u32)__float_as_int(x) >> 16) & 0x8000u, a = (u32)__float_as_int(x) & 0x7fffffffu;
-    u32 subnormal = (u32)__float_as_int(__int_as_float(a) + 0.5f) - 0x3f000000u;
-    u32 normal = (a - (112u << 23) + 0x0fffu + ((a >> 13) & 1)) >> 13;
-    u32 finite = a < (113u << 23) ? subnormal : normal;
-    u32 large = a > 0x7f800000u ? 0x7e00u | ((a >> 13) & 0x3ff) : 0x7c00u;
-    return (u16)(sign | (a >= 0x477ff000u ? large : finite));
-}
-WG_FN u16 wg_to_bfloat(float x) {
-    u32 bits = (u32)__float_as_int(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits | 0x400000u) >> 16);
-    return (u16)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
-#else
 WG_FN float wg_from_half(u16 h) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
@@ -53,7 +29,6 @@ WG_FN u16 wg_to_bfloat(float x) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
     return h;
 }
-#endif
 WG_FN float wg_from_bfloat(u16 h) { return __int_as_float((int)((u32)h << 16)); }
 
 // Loads upcast, stores round.

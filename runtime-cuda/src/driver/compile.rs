@@ -1,4 +1,4 @@
-//! Compiles CUDA C to machine code of one architecture, by NVRTC, and caches it on disk.
+//! Compiles CUDA C to machine code of one architecture, or to PTX, by NVRTC, and caches it on disk.
 //!
 //! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square
 //! root, gradual underflow. `--fmad` follows [`KernelSource::contracts`]. It is on for hand-written kernels, where it
@@ -23,7 +23,16 @@ use crate::codegen::KernelSource;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Architecture(pub u32);
 
-/// The first bytes of every cached file, before a hash of the machine code that follows.
+/// The form of compiled code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CodeForm {
+    /// Machine code (CUBIN).
+    Machine,
+    /// PTX, with the lines of the source.
+    Ptx,
+}
+
+/// The first bytes of every cached file, before a hash of the code that follows.
 const MAGIC: &[u8; 8] = b"weftgr01";
 
 /// Compiles kernels, or reads machine code that was compiled before. NVRTC is opened at the first compilation.
@@ -66,11 +75,22 @@ impl Compiler {
 
     /// Compiles a source to machine code (CUBIN), or reads it from the folder.
     pub(crate) fn compile(&self, source: &KernelSource) -> Fallible<Vec<u8>> {
-        let file = self.folder.as_ref().map(|folder| folder.join(self.file_name(source)));
+        self.cached(source, CodeForm::Machine)
+    }
+
+    /// Compiles a source to PTX, or reads it from the folder.
+    #[cfg(feature = "emulate")]
+    pub(crate) fn ptx(&self, source: &KernelSource) -> Fallible<String> {
+        let text = self.cached(source, CodeForm::Ptx)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn cached(&self, source: &KernelSource, form: CodeForm) -> Fallible<Vec<u8>> {
+        let file = self.folder.as_ref().map(|folder| folder.join(self.file_name(source, form)));
         if let Some(code) = file.as_deref().and_then(read) {
             return Ok(code);
         }
-        let code = self.translate(source)?;
+        let code = self.translate(source, form)?;
         if let Some(file) = &file {
             // A cache that cannot be written is only slower.
             let _ = write(file, &code);
@@ -80,47 +100,39 @@ impl Compiler {
 
     /// The file name of a kernel. Two kernels share a name only if source, options, architecture and the driver's
     /// version of CUDA are equal. The compiler's version is not part of it, so cached code needs no compiler.
-    fn file_name(&self, source: &KernelSource) -> String {
-        let text = [source.text.as_str(), &self.options(source).join(" ")].join("\0");
+    fn file_name(&self, source: &KernelSource, form: CodeForm) -> String {
+        let text = [source.text.as_str(), &self.options(source, form).join(" ")].join("\0");
         let (a, b) = (hash(text.as_bytes(), 0), hash(text.as_bytes(), 1));
-        format!("{a:016x}{b:016x}-sm{}-cuda{}.cubin", self.architecture.0, self.driver.unwrap_or(0))
+        let kind = if form == CodeForm::Machine { "cubin" } else { "ptx" };
+        format!("{a:016x}{b:016x}-sm{}-cuda{}.{kind}", self.architecture.0, self.driver.unwrap_or(0))
     }
 
-    fn options(&self, source: &KernelSource) -> [String; 6] {
-        [
-            format!("--gpu-architecture=sm_{}", self.architecture.0),
+    fn options(&self, source: &KernelSource, form: CodeForm) -> Vec<String> {
+        let (target, lines) = match form {
+            CodeForm::Machine => ("sm", None),
+            CodeForm::Ptx => ("compute", Some("--generate-line-info".into())),
+        };
+        let options = [
+            format!("--gpu-architecture={target}_{}", self.architecture.0),
             "--std=c++17".into(),
             format!("--fmad={}", source.contracts),
             "--ftz=false".into(),
             "--prec-div=true".into(),
             "--prec-sqrt=true".into(),
-        ]
+        ];
+        options.into_iter().chain(lines).collect()
     }
 
-    /// The PTX of a kernel, for inspection.
-    #[cfg(all(test, feature = "nvrtc-tests"))]
-    pub(crate) fn ptx(&self, source: &KernelSource) -> Fallible<String> {
-        self.open()?;
-        let text = CString::new(source.text.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
-        let program = NvrtcProgram::new(&text, c"ptx").map_err(|e| DriverFailure::new(e.to_string()))?;
-        // SAFETY: the program was created and lives.
-        let ptx = unsafe {
-            result::compile_program(program.0, &self.options(source)).and_then(|()| result::get_ptx(program.0))
-        };
-        let bytes: Vec<u8> = ptx.map_err(|e| DriverFailure::new(e.to_string()))?.iter().map(|&c| c as u8).collect();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    }
-
-    fn translate(&self, source: &KernelSource) -> Fallible<Vec<u8>> {
+    fn translate(&self, source: &KernelSource, form: CodeForm) -> Fallible<Vec<u8>> {
         self.open()?;
         let named = |what: &str| DriverFailure::new(format!("kernel {}: {what}", source.entry));
         let text = CString::new(source.text.as_str()).map_err(|_| named("its text holds a zero byte"))?;
         let name = CString::new(source.entry.as_str()).map_err(|_| named("its name holds a zero byte"))?;
         let program = NvrtcProgram::new(&text, &name).map_err(|e| named(&e.to_string()))?;
         // SAFETY: the program was created and lives.
-        let compiled = unsafe { result::compile_program(program.0, &self.options(source)) };
+        let compiled = unsafe { result::compile_program(program.0, &self.options(source, form)) };
         compiled.map_err(|e| named(&format!("{e}\n{}", program.log())))?;
-        program.code().map_err(|e| named(&e.to_string()))
+        program.code(form).map_err(|e| named(&e.to_string()))
     }
 }
 
@@ -150,7 +162,12 @@ impl NvrtcProgram {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    fn code(&self) -> Result<Vec<u8>, result::NvrtcError> {
+    fn code(&self, form: CodeForm) -> Result<Vec<u8>, result::NvrtcError> {
+        if form == CodeForm::Ptx {
+            // SAFETY: the program lives.
+            let text = unsafe { result::get_ptx(self.0) }?;
+            return Ok(text.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect());
+        }
         let mut size = 0usize;
         // SAFETY: the program is alive; the pointer is valid.
         unsafe { sys::nvrtcGetCUBINSize(self.0, &mut size) }.result()?;
@@ -218,10 +235,11 @@ mod tests {
         let source = |text: &str| KernelSource { text: text.into(), entry: "k".into(), contracts: true };
         let compiler = |arch, driver| Compiler::new(Architecture(arch), Some(driver), None);
         let names = [
-            compiler(80, 13).file_name(&source("a")),
-            compiler(80, 13).file_name(&source("b")),
-            compiler(90, 13).file_name(&source("a")),
-            compiler(80, 12).file_name(&source("a")),
+            compiler(80, 13).file_name(&source("a"), CodeForm::Machine),
+            compiler(80, 13).file_name(&source("b"), CodeForm::Machine),
+            compiler(90, 13).file_name(&source("a"), CodeForm::Machine),
+            compiler(80, 12).file_name(&source("a"), CodeForm::Machine),
+            compiler(80, 13).file_name(&source("a"), CodeForm::Ptx),
         ];
         assert!(names.iter().enumerate().all(|(i, a)| names[i + 1..].iter().all(|b| a != b)));
     }
@@ -231,7 +249,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("weftgrad-cuda-kept-{}", process::id()));
         let source = KernelSource { text: "no CUDA C".into(), entry: "k".into(), contracts: true };
         let compiler = Compiler::new(Architecture(90), Some(13), Some(folder.clone()));
-        write(&folder.join(compiler.file_name(&source)), b"machine code").unwrap();
+        write(&folder.join(compiler.file_name(&source, CodeForm::Machine)), b"machine code").unwrap();
         assert_eq!(compiler.compile(&source).unwrap(), b"machine code");
         assert!(compiler.opened.get().is_none());
         fs::remove_dir_all(&folder).unwrap();

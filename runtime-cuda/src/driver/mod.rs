@@ -10,6 +10,8 @@ mod cuda;
 mod emulated;
 mod failure;
 mod libraries;
+#[cfg(feature = "emulate")]
+mod parallel;
 
 use std::{fmt, time::Duration};
 
@@ -22,8 +24,10 @@ pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
 pub use emulated::{AccessOrder, EmulatedMemory, GemmCandidates, GemmRefusal};
 #[cfg(feature = "emulate")]
-pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered, for_each};
+pub(crate) use emulated::{Emulated, Listing, Ordered, compiler};
 pub(crate) use failure::{DriverFailure, DriverFailureKind, backend};
+#[cfg(feature = "emulate")]
+pub(crate) use parallel::for_each;
 
 pub(crate) type Fallible<T> = Result<T, DriverFailure>;
 

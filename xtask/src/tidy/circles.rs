@@ -49,8 +49,6 @@ const KNOWN: &[Known] = &[
     known("optim", "params", "memory"),
     known("optim", "params", "rule"),
     known("optim", "rule", "elementwise"),
-    // The emulated driver runs the texts of kernels, which launches give to a driver.
-    known("runtime-cuda", "driver", "handwritten"),
     // An engine keeps the choices that its queues have measured.
     known("runtime-cuda", "engine", "tuned"),
     // A device keeps its pipelines, which are compiled on it.

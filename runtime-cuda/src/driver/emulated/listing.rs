@@ -53,9 +53,12 @@ impl Listing {
         &self.memory
     }
 
-    /// Takes the kernels requested so far.
-    pub(crate) fn take(&self) -> Vec<KernelSource> {
-        std::mem::take(&mut self.sources.lock())
+    /// Takes the kernels requested so far, each once, in order of their texts.
+    pub(crate) fn take_distinct(&self) -> Vec<KernelSource> {
+        let mut sources = std::mem::take(&mut *self.sources.lock());
+        sources.sort_by(|a, b| (&a.text, &a.entry).cmp(&(&b.text, &b.entry)));
+        sources.dedup();
+        sources
     }
 
     fn number(&self) -> u64 {

@@ -1,14 +1,13 @@
-//! An emulated GPU: kernel sources compiled by a C++ compiler against the emulator of `kernels/shim`, one fiber per
-//! thread.
+//! An emulated GPU: kernel sources compiled by NVRTC, whose PTX is interpreted on the host ([`ptx`]).
 //!
 //! Memory is host memory, calls are synchronous, and GEMM is a plain loop with cuBLASLt's restrictions. The emulator
 //! tests everything except the hardware: plans, arguments, index arithmetic, the kernels' logic, memory and errors.
 
 mod access_order;
-mod build;
 mod candidates;
 mod captures;
 mod listing;
+mod live;
 mod memory;
 mod ordered;
 mod parameters;
@@ -20,64 +19,63 @@ mod travelling;
 mod vector_clock;
 
 use std::{
-    alloc::{self, Layout},
-    collections::HashMap,
-    ffi::c_void,
+    borrow::Cow,
     path::Path,
     sync::{
-        LazyLock,
+        Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use libloading::Library;
 use numcore::{DType, DeviceBytes};
 use parking_lot::Mutex;
 
 use super::{
-    About, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, GemmPlaces, Grid, KernelFunction, Mark, Recording,
-    Stream,
+    About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, GemmPlaces, Grid,
+    KernelFunction, Mark, Recording, Stream,
     capture_gate::{CaptureGate, Freed},
 };
 use crate::{args::Args, codegen::KernelSource};
 
 pub use access_order::AccessOrder;
-pub(crate) use build::{HostBuilder, for_each};
 pub use candidates::GemmCandidates;
 use captures::{CapturedWork, Captures};
 pub(crate) use listing::Listing;
+use live::LiveMemory;
 pub use memory::EmulatedMemory;
 pub(crate) use ordered::Ordered;
 use product::product;
 pub use refusal::GemmRefusal;
 
-/// A kernel's entry. Its arguments: the grid, threads, shared memory and order of a launch; pointers to the kernel's
-/// arguments.
-type EntryFn = unsafe extern "C" fn(*const u32, *mut *mut c_void);
-
 /// The host as a GPU.
 pub(crate) struct Emulated {
     about: About,
     memory: EmulatedMemory,
-    builder: HostBuilder,
-    kernels: Mutex<Kernels>,
+    compiler: Compiler,
+    /// A text of kernels, and the text in its place.
+    alteration: Option<(String, String)>,
+    /// The number of loaded kernels that had the text.
+    altered: Arc<AtomicU64>,
+    kernels: Mutex<Vec<Arc<ptx::PtxKernel>>>,
     next: AtomicU64,
-    blocks: Mutex<HashMap<u64, Layout>>,
+    live: LiveMemory,
     captures: Captures,
     gate: CaptureGate,
 }
 
-/// Held while a kernel runs: a library's state is global, and emulated GPUs of one process share libraries.
-static RUNNING: Mutex<()> = Mutex::new(());
+/// `CUDA_ERROR_LAUNCH_FAILED`, after which a context is lost.
+const LAUNCH_FAILED: u32 = 719;
 
 /// The most matrices of one product that the library takes.
 const MOST_BATCHES: usize = 65_535;
 
-#[derive(Default)]
-struct Kernels {
-    loaded: Vec<(Library, EntryFn)>,
-    launches: u32,
+/// The architecture whose PTX is interpreted.
+const ARCHITECTURE: Architecture = Architecture(90);
+
+/// A compiler to PTX for emulated GPUs, which keeps it in `folder`.
+pub(crate) fn compiler(folder: &Path) -> Compiler {
+    Compiler::new(ARCHITECTURE, None, Some(folder.to_path_buf()))
 }
 
 pub(super) fn about() -> About {
@@ -86,44 +84,45 @@ pub(super) fn about() -> About {
 
 impl Emulated {
     /// Creates an emulated GPU that keeps compiled kernels in `folder`.
-    pub(crate) fn new(folder: &Path) -> Fallible<Emulated> {
-        let builder = HostBuilder::new(folder)?;
-        let (kernels, blocks) = (Mutex::default(), Mutex::default());
-        Ok(Emulated {
+    pub(crate) fn new(folder: &Path) -> Emulated {
+        Emulated {
             about: about(),
             memory: EmulatedMemory::new(about().memory),
-            builder,
-            kernels,
+            compiler: compiler(folder),
+            alteration: None,
+            altered: Arc::default(),
+            kernels: Mutex::default(),
             next: AtomicU64::new(1),
-            blocks,
+            live: LiveMemory::default(),
             captures: Captures::default(),
             gate: CaptureGate::default(),
-        })
+        }
+    }
+
+    /// Replaces `from` in the sources of kernels by `to`; the number counts the kernels that had it.
+    pub(crate) fn altering(self, from: &str, to: &str) -> (Emulated, Arc<AtomicU64>) {
+        let altered = self.altered.clone();
+        (Emulated { alteration: Some((from.into(), to.into())), ..self }, altered)
+    }
+
+    /// The source that is compiled in place of another.
+    fn altered<'a>(&self, source: &'a KernelSource) -> Cow<'a, KernelSource> {
+        match &self.alteration {
+            Some((from, to)) if source.text.contains(from) => {
+                self.altered.fetch_add(1, Ordering::Relaxed);
+                Cow::Owned(KernelSource { text: source.text.replace(from, to), ..source.clone() })
+            }
+            _ => Cow::Borrowed(source),
+        }
     }
 
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn allocate(&self, bytes: usize) -> Option<u64> {
-        let layout = Layout::from_size_align(bytes.max(1), 256).ok()?;
-        // SAFETY: the layout is not empty.
-        let at = unsafe { alloc::alloc(layout) };
-        if at.is_null() {
-            return None;
-        }
-        // SAFETY: just allocated with this size. Filled with NaN, so that a read of uninitialized memory shows.
-        unsafe { at.write_bytes(0xff, bytes) };
-        self.blocks.lock().insert(at as u64, layout);
-        Some(at as u64)
-    }
-
     fn release(&self, at: u64) {
         self.memory.release(at);
-        if let Some(layout) = self.blocks.lock().remove(&at) {
-            // SAFETY: allocated with this layout.
-            unsafe { alloc::dealloc(at as *mut u8, layout) };
-        }
+        self.live.release(at);
     }
 }
 
@@ -182,7 +181,11 @@ impl Driver for Emulated {
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
         let _outside = self.gate.enter("allocate memory")?;
-        Ok(self.memory.allocate(bytes, || self.allocate(bytes)))
+        Ok(self.memory.allocate(bytes, || self.live.allocate(bytes)))
+    }
+
+    fn note_block(&self, address: u64, bytes: usize) {
+        self.live.note_block(address, bytes);
     }
 
     // SAFETY: the trait's conditions; a map records the allocations.
@@ -203,7 +206,7 @@ impl Driver for Emulated {
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
         let _outside = self.gate.enter("allocate memory")?;
-        self.allocate(bytes).map(|at| at as *mut u8).ok_or_else(|| DriverFailure::new("out of memory"))
+        self.live.allocate(bytes).map(|at| at as *mut u8).ok_or_else(|| DriverFailure::new("out of memory"))
     }
 
     // SAFETY: as above.
@@ -295,19 +298,17 @@ impl Driver for Emulated {
     }
 
     fn load(&self, source: &KernelSource, _: u32) -> Fallible<KernelFunction> {
-        let (path, symbol) = self.builder.library(source)?;
+        let text = self.compiler.ptx(&self.altered(source))?;
         let _outside = self.gate.enter("load a kernel")?;
-        let words = |e: libloading::Error| DriverFailure::new(format!("{}: {e}", path.display()));
-        // SAFETY: the library was compiled above; loading it runs constructors of the emulator alone.
-        let library = unsafe { Library::new(&path) }.map_err(words)?;
-        // SAFETY: this is the entry's type.
-        let entry = *unsafe { library.get::<EntryFn>(symbol.as_bytes()) }.map_err(words)?;
+        let named = |words: String| DriverFailure::new(format!("kernel {}: {words}", source.entry));
+        let module = ptx::PtxModule::parse(&text).map_err(|e| named(e.to_string()))?;
+        let kernel = module.kernel(&source.entry).ok_or_else(|| named("its PTX has no such entry".into()))?;
         let mut kernels = self.kernels.lock();
-        kernels.loaded.push((library, entry));
-        Ok(KernelFunction(kernels.loaded.len() as u64 - 1))
+        kernels.push(kernel);
+        Ok(KernelFunction(kernels.len() as u64 - 1))
     }
 
-    // SAFETY: the trait's conditions, which the entry relies on as a kernel does.
+    // SAFETY: the trait's conditions; accesses outside of live memory are errors.
     unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()> {
         let [x, y, z] = grid.blocks.map(|b| b as u32);
         if grid.threads[0] * grid.threads[1] > 1024 || y > 65_535 || z > 65_535 || x * y * z == 0 || x > i32::MAX as u32
@@ -317,16 +318,16 @@ impl Driver for Emulated {
         if self.captures.keep(stream, || CapturedWork::Launch(kernel, grid, Box::new(args.clone()))) {
             return Ok(());
         }
-        let (entry, order) = {
-            let mut kernels = self.kernels.lock();
-            kernels.launches = kernels.launches.wrapping_add(1);
-            (kernels.loaded[kernel.0 as usize].1, kernels.launches % 3)
+        let kernel = self.kernels.lock()[kernel.0 as usize].clone();
+        let grid = ptx::LaunchGrid {
+            blocks: [x, y, z],
+            threads: [grid.threads[0], grid.threads[1], 1],
+            shared: grid.shared as usize,
         };
-        // Threads run in another order at every launch.
-        let at = [x, y, z, grid.threads[0], grid.threads[1], grid.shared, order];
-        let _one = RUNNING.lock();
-        // SAFETY: the caller's promise.
-        unsafe { entry(at.as_ptr(), args.pointers().as_mut_ptr()) };
+        let arguments: Vec<&[u8]> = args.values().collect();
+        kernel
+            .launch(grid, &arguments, &self.live)
+            .map_err(|e| DriverFailure::of_code(LAUNCH_FAILED, e.to_string()))?;
         Ok(())
     }
 

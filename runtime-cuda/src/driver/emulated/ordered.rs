@@ -17,7 +17,7 @@ use super::{
     super::{
         About, CublasGemm, Driver, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Recording, Stream,
     },
-    Emulated,
+    Emulated, LAUNCH_FAILED,
     access_order::AccessOrder,
     candidates::GemmCandidates,
     parameters::parameters,
@@ -28,9 +28,6 @@ use super::{
     vector_clock::{Moment, VectorClock, join},
 };
 use crate::{args::Args, codegen::KernelSource};
-
-/// `CUDA_ERROR_LAUNCH_FAILED`, after which a context is lost.
-const LAUNCH_FAILED: u32 = 719;
 
 #[derive(Default)]
 pub(super) struct OrderState {
@@ -161,6 +158,7 @@ impl Driver for Ordered {
 
     fn note_block(&self, address: u64, bytes: usize) {
         self.state.lock().memory.cut(address..address + bytes as u64);
+        self.inner.note_block(address, bytes);
     }
 
     // SAFETY: the trait's conditions, which are handed on.
