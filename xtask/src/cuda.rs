@@ -78,6 +78,7 @@ mod tests {
                 "cuts",
                 "emulated",
                 "failures",
+                "faults",
                 "kernel_times",
                 "linear",
                 "live_memory",
