@@ -1,5 +1,5 @@
 // Everything that is not plain C++: kernel linkage, conversions of f16 and bf16, tensor cores, asynchronous copies.
-// The emulator in `shim/` defines the same names for a CPU and takes this file's place, so nothing else may contain PTX.
+// Nothing else contains PTX.
 #ifndef WEFT_DEVICE
 #define WEFT_DEVICE
 

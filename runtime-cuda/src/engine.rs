@@ -123,6 +123,14 @@ impl Engine {
         Ok(function)
     }
 
+    /// Descriptions of the hand-written kernels that were loaded, in order.
+    #[cfg(feature = "emulate")]
+    pub(crate) fn loaded_kernels(&self) -> Vec<String> {
+        let mut loaded: Vec<String> = self.written.lock().keys().map(HandwrittenKernel::describe).collect();
+        loaded.sort();
+        loaded
+    }
+
     fn load(&self, source: &KernelSource, shared: u32) -> Result<KernelFunction> {
         self.driver.load(source, shared).map_err(|e| backend("compile", self.device, e))
     }

@@ -94,6 +94,13 @@ impl HandwrittenKernel {
         HandwrittenKernel { file, entry, defines: defines.into(), shared: 0 }
     }
 
+    /// The file, the entry function and the defines, in one line.
+    #[cfg(feature = "emulate")]
+    pub(crate) fn describe(&self) -> String {
+        let defines = self.defines.iter().map(|(name, value)| format!(" {name}={value}")).collect::<String>();
+        format!("{} {}{defines}", self.file, self.entry)
+    }
+
     /// Sets `bytes` of dynamic shared memory.
     pub(crate) fn with_shared(self, bytes: usize) -> HandwrittenKernel {
         HandwrittenKernel { shared: bytes as u32, ..self }

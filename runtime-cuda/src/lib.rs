@@ -167,6 +167,12 @@ impl Cuda {
         Ok((Self::apart(Arc::new(emulated))?, move || altered.load(std::sync::atomic::Ordering::Relaxed)))
     }
 
+    /// The hand-written kernels that this GPU has loaded: file, entry function and defines of each, in order.
+    #[cfg(feature = "emulate")]
+    pub fn loaded_kernels(&self) -> Vec<String> {
+        self.queue.engine.loaded_kernels()
+    }
+
     /// An emulated GPU with `bytes` bytes of memory that computes nothing; all reads yield zeros. It shows quickly how
     /// much memory a step of any size needs.
     #[cfg(feature = "emulate")]

@@ -1,8 +1,7 @@
-//! The stage `cuda`: what can be known of CUDA without a GPU, by NVIDIA's compiler and by an emulator on the host.
+//! The stages `ptx` and `cuda`: CUDA's kernels without a GPU, by NVIDIA's compiler and an interpreter of its PTX.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::repo;
 use crate::stages::run_cargo;
@@ -13,32 +12,32 @@ pub(crate) const COMPILER: &str = "target/nvrtc-13.0.88";
 pub(crate) const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 const LIBRARY: &str = "libnvrtc.so.13";
 
-/// The unit tests of the crate in one build: kernels are compiled for every architecture, and run on the emulator. With
-/// `distributed`, dependencies have the features they were built with for the stage `test`; without it, all of them are
-/// compiled a second time.
+/// The tests of the crate in one build. With `distributed`, dependencies have the features they were built with for the
+/// stage `test`; without it, all of them are compiled a second time.
 #[rustfmt::skip]
-const UNIT_TESTS: &[&str] = &[
-    "test", "-p", "weftgrad-runtime-cuda", "-p", "weftgrad-distributed",
-    "--features", "weftgrad-runtime-cuda/emulate,weftgrad-runtime-cuda/nvrtc-tests", "--lib",
-];
+const TESTS: &[&str] = &["test", "-p", "weftgrad-runtime-cuda", "-p", "weftgrad-distributed", "--lib", "--features"];
 /// The integration tests, each a file: selected by name, since those of `distributed` have run.
-const TESTS: &str = "runtime-cuda/tests";
+const FOLDER: &str = "runtime-cuda/tests";
+/// Tests that compile hundreds of kernels, or launch large ones: minutes.
+const LONG: &[&str] = &["cuts", "emulated", "order"];
 
-pub(crate) fn run() -> Result<(), String> {
-    let folder = holding(&repo::root().join(COMPILER), LIBRARY).ok_or(format!("{COMPILER} holds no {LIBRARY}"))?;
-    let path = std::env::var("LD_LIBRARY_PATH").map_or(folder.clone(), |rest| format!("{folder}:{rest}"));
-    let tests = sources(&repo::root().join(TESTS))?;
-    let named = tests.iter().flat_map(|name| ["--test", name.as_str()]);
-    let args: Vec<&str> = UNIT_TESTS.iter().copied().chain(named).collect();
-    run_cargo(&args, &[("LD_LIBRARY_PATH", &path)])?;
-    kernels()
+/// Kernels, as PTX on the host.
+pub(crate) fn run_ptx() -> Result<(), String> {
+    tests("weftgrad-runtime-cuda/emulate", |test| !LONG.contains(&test))
 }
 
-/// Every written kernel on the emulator, against formulas.
-fn kernels() -> Result<(), String> {
-    let script = repo::root().join("runtime-cuda/kernels/shim/check.sh");
-    let status = Command::new("sh").arg(&script).status().map_err(|e| format!("{}: {e}", script.display()))?;
-    if status.success() { Ok(()) } else { Err(format!("{} failed: {status}", script.display())) }
+/// Kernels as machine code of every architecture, and all tests of them as PTX on the host.
+pub(crate) fn run() -> Result<(), String> {
+    tests("weftgrad-runtime-cuda/emulate,weftgrad-runtime-cuda/nvrtc-tests", |_| true)
+}
+
+fn tests(features: &str, are: impl Fn(&str) -> bool) -> Result<(), String> {
+    let folder = holding(&repo::root().join(COMPILER), LIBRARY).ok_or(format!("{COMPILER} holds no {LIBRARY}"))?;
+    let path = std::env::var("LD_LIBRARY_PATH").map_or(folder.clone(), |rest| format!("{folder}:{rest}"));
+    let tests = sources(&repo::root().join(FOLDER))?;
+    let named = tests.iter().filter(|name| are(name)).flat_map(|name| ["--test", name.as_str()]);
+    let args: Vec<&str> = TESTS.iter().copied().chain([features]).chain(named).collect();
+    run_cargo(&args, &[("LD_LIBRARY_PATH", &path)])
 }
 
 /// The names of the sources in a folder, in order.
@@ -72,7 +71,7 @@ mod tests {
     #[test]
     fn all_tests_of_the_crate_are_found() {
         assert_eq!(
-            sources(&repo::root().join(TESTS)).expect("a folder"),
+            sources(&repo::root().join(FOLDER)).expect("a folder"),
             [
                 "captures",
                 "cuts",
@@ -88,9 +87,11 @@ mod tests {
                 "norms",
                 "order",
                 "recomputation",
-                "tuned"
+                "tuned",
+                "written"
             ]
         );
+        assert!(LONG.iter().all(|test| repo::root().join(FOLDER).join(format!("{test}.rs")).is_file()));
         assert!(sources(&repo::root().join("xtask/no-such-folder")).is_err());
     }
 

@@ -38,7 +38,8 @@ enum Action {
     Tidy,
     /// Suites at every instruction set.
     Isa,
-    /// What can be known of CUDA without a GPU.
+    /// CUDA's kernels as PTX on the host; or everything that can be known of CUDA without a GPU.
+    Ptx,
     Cuda,
     /// Ranks as processes, with the Open MPI that is installed for it, or with the system's.
     Mpi,
@@ -108,11 +109,12 @@ pub(crate) static STAGES: &[Stage] = &[
         "the documentation builds without a warning, and the public API is what docs/public-api says",
         Action::Doc,
     ),
+    stage("ptx", "CUDA's kernels run on the host, as the PTX that NVIDIA's compiler gives", Action::Ptx),
     stage("mpi", "ranks are processes under Open MPI 5: the suites, faults, examples", Action::Mpi),
     long("isa", "the suites pass at every instruction set of this processor", Action::Isa),
     long("release", "the default members build with only Rust, and their programs run", Action::Steps(RELEASE_STAGE)),
     long("wgpu", "the WebGPU runtime passes the suite, on hardware or on a software driver", Action::Steps(WGPU_STAGE)),
-    long("cuda", "CUDA kernels become machine code, and run on the host's emulator", Action::Cuda),
+    long("cuda", "CUDA's kernels become machine code, and the suite runs on them as PTX", Action::Cuda),
     long("nccl", "data parallelism, ZeRO and pipelines over NCCL on the host", Action::Steps(NCCL_STAGE)),
     long("mpi-system", "the suites run on the system's Open MPI, 4.1 on Debian", Action::SystemMpi),
     long(
@@ -181,6 +183,7 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Steps(steps) => steps.iter().try_for_each(Step::run),
         Action::Tidy => tidy::run(),
         Action::Doc => document().and_then(|()| api::check()),
+        Action::Ptx => cuda::run_ptx(),
         Action::Cuda => cuda::run(),
         Action::Isa => isa::run(),
         Action::Mpi => mpi::run(),

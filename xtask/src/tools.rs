@@ -57,15 +57,8 @@ const TOOLS: &[Tool] = &[
         advice: "your distribution's valgrind package",
     },
     Tool {
-        name: "g++",
-        stages: &["cuda"],
-        probe: &["g++", "--version"],
-        install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends g++"],
-        advice: "your distribution's g++ package",
-    },
-    Tool {
         name: "python3 with pip",
-        stages: &["cuda", "mpi", "tensorboard", "formats", "torch", "onnx"],
+        stages: &["ptx", "cuda", "mpi", "tensorboard", "formats", "torch", "onnx"],
         probe: &["python3", "-m", "pip", "--version"],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends python3 python3-pip"],
         advice: "your distribution's python3-pip package",
@@ -73,7 +66,7 @@ const TOOLS: &[Tool] = &[
     // After the one that it is installed by. No GPU and no driver are needed for it.
     Tool {
         name: "NVIDIA's run-time compiler (NVRTC 13.0)",
-        stages: &["cuda"],
+        stages: &["ptx", "cuda"],
         probe: &["sh", "-c", "find target/nvrtc-13.0.88 -name libnvrtc.so.13 | grep -q ."],
         install: &[
             "python3",
