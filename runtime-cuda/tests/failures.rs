@@ -116,3 +116,19 @@ fn an_index_out_of_range_in_a_replay() -> Result<()> {
     }
     Ok(())
 }
+
+/// Streams run behind the host: a kernel's fault is the error of the first call that waits, and of all after it.
+#[test]
+fn a_fault_of_a_kernel_is_told_by_a_later_call() -> Result<()> {
+    let (cuda, altered) = Cuda::altered(&*FOLDER, "row * step];", "row * step * 100000];")?;
+    let index = Tensor::from_slice(&cuda, [2, 3], &[0i64, 1, 2, 3, 2, 1])?;
+    let picked = values(&cuda, &[4, 3], DType::F32, 1)?.gather(0, &index)?;
+    let sum = picked.sum_all()?;
+    assert_eq!(altered(), 1);
+    let error = sum.item().unwrap_err().to_string();
+    assert!(error.contains("outside of global memory") && error.contains("oldest first"), "{error}");
+    for later in [picked.add(&picked).unwrap_err(), cuda.synchronize().unwrap_err()] {
+        assert!(later.to_string().contains("outside of global memory"), "{later}");
+    }
+    Ok(())
+}

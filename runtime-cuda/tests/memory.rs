@@ -3,9 +3,11 @@
 
 use std::{path::PathBuf, sync::LazyLock};
 
+use autograd::{Leaf, Var, backward};
 use numcore::{
     DType, ErrorKind, MemoryCategory, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
+    fused::NnOps,
+    ops::{MatmulOps, PointwiseOps, ReduceOps},
 };
 use runtime_cuda::{AccessOrder, Cuda};
 
@@ -216,5 +218,38 @@ fn an_error_says_who_holds_what() -> Result<()> {
         "{text}"
     );
     drop((parameters, first, last, held, used));
+    Ok(())
+}
+
+/// The driver's memory ends at each allocation of a step in turn: the error is one of memory, and the step after it is as
+/// if nothing had been.
+#[test]
+fn any_allocation_may_be_refused() -> Result<()> {
+    let step = |rt: &Cuda| -> Result<Vec<f64>> {
+        let x = Tensor::uniform(rt, [300, 300], DType::F32, -1.0, 1.0, 1)?;
+        let w = Leaf::new("w", Tensor::uniform(rt, [300, 200], DType::F32, -1.0, 1.0, 2)?)?;
+        let loss = Var::new(x).matmul(&w.var())?.softmax(-1)?.square()?.sum_all()?;
+        backward(&loss)?.of(&w.var()).expect("a gradient").to_f64s()
+    };
+    let want = step(&watched()?.0)?;
+    let mut refused = 0;
+    loop {
+        let (cuda, order) = watched()?;
+        order.memory().refuse_after(refused);
+        match step(&cuda) {
+            Ok(got) => {
+                assert_eq!(got, want);
+                break;
+            }
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::OutOfMemory { .. }), "allocation {refused}: {error}")
+            }
+        }
+        order.memory().refuse_after(usize::MAX);
+        assert_eq!(step(&cuda)?, want, "allocation {refused}");
+        assert!(order.complaints().is_empty(), "allocation {refused}");
+        refused += 1;
+    }
+    assert!(refused > 2, "{refused}");
     Ok(())
 }

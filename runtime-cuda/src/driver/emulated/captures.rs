@@ -5,21 +5,14 @@ use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::super::{CublasGemm, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Recording, Stream};
-use crate::args::Args;
-
-/// One piece of captured work.
-#[derive(Clone)]
-pub(super) enum CapturedWork {
-    Launch(KernelFunction, Grid, Box<Args>),
-    Gemm(CublasGemm, GemmPlaces, (u64, usize)),
-    Copy { to: u64, from: u64, bytes: usize },
-    Zero { at: u64, bytes: usize },
-}
+use super::{
+    super::{DriverFailure, Fallible, Mark, Recording, Stream},
+    streams::StreamWork,
+};
 
 #[derive(Default)]
 struct OpenCapture {
-    work: Vec<CapturedWork>,
+    work: Vec<StreamWork>,
     /// The error that `end_capture` will report.
     broken: Option<(u32, &'static str)>,
 }
@@ -29,7 +22,7 @@ struct CaptureState {
     open: HashMap<u64, OpenCapture>,
     /// Marks that were recorded in a capture, with its stream.
     marks: HashMap<u64, u64>,
-    recordings: HashMap<u64, Arc<Vec<CapturedWork>>>,
+    recordings: HashMap<u64, Arc<Vec<StreamWork>>>,
 }
 
 /// Captures in progress, and recordings.
@@ -46,11 +39,15 @@ const UNJOINED: (u32, &str) = (904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED");
 const ISOLATION: (u32, &str) = (905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION");
 
 impl Captures {
-    /// Keeps work of a stream that is captured; returns false for other streams.
-    pub(super) fn keep(&self, stream: Stream, work: impl FnOnce() -> CapturedWork) -> bool {
-        let mut state = self.0.lock();
-        let open = state.open.get_mut(&stream.0);
-        open.map(|capture| capture.work.push(work())).is_some()
+    /// Keeps work of a stream that is captured; returns that of other streams.
+    pub(super) fn keep(&self, stream: Stream, work: StreamWork) -> Option<StreamWork> {
+        match self.0.lock().open.get_mut(&stream.0) {
+            None => Some(work),
+            Some(capture) => {
+                capture.work.push(work);
+                None
+            }
+        }
     }
 
     pub(super) fn begin(&self, stream: Stream) {
@@ -68,7 +65,7 @@ impl Captures {
         Ok(recording)
     }
 
-    pub(super) fn recording(&self, recording: Recording) -> Arc<Vec<CapturedWork>> {
+    pub(super) fn recording(&self, recording: Recording) -> Arc<Vec<StreamWork>> {
         self.0.lock().recordings.get(&recording.0).cloned().unwrap_or_default()
     }
 
@@ -87,21 +84,31 @@ impl Captures {
         }
     }
 
-    pub(super) fn record(&self, mark: Mark, stream: Stream) {
+    /// Checks that a mark about which the host asks is not one of a capture, which is broken otherwise.
+    pub(super) fn query(&self, mark: Mark) -> Fallible<()> {
+        let of = self.0.lock().marks.get(&mark.0).copied();
+        of.map_or(Ok(()), |stream| self.synchronize(Stream(stream)))
+    }
+
+    /// Records a mark; returns false if it is one of a capture.
+    pub(super) fn record(&self, mark: Mark, stream: Stream) -> bool {
         let mut state = self.0.lock();
-        match state.open.contains_key(&stream.0) {
+        let is_captured = state.open.contains_key(&stream.0);
+        match is_captured {
             true => drop(state.marks.insert(mark.0, stream.0)),
             false => drop(state.marks.remove(&mark.0)),
         }
+        !is_captured
     }
 
     /// Checks a wait of a stream. A captured stream may wait for nothing outside of its capture. Another stream that
-    /// waits for a mark of a capture joins it, and is never joined back here, which breaks the capture.
-    pub(super) fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+    /// waits for a mark of a capture joins it, and is never joined back here, which breaks the capture. Returns true if
+    /// neither is captured.
+    pub(super) fn wait(&self, stream: Stream, mark: Mark) -> Fallible<bool> {
         let mut state = self.0.lock();
         let of = state.marks.get(&mark.0).copied();
         if of == Some(stream.0) {
-            return Ok(());
+            return Ok(false);
         }
         if let Some(capture) = state.open.get_mut(&stream.0) {
             capture.broken = Some(INVALIDATED);
@@ -110,6 +117,6 @@ impl Captures {
         if let Some(capture) = of.and_then(|of| state.open.get_mut(&of)) {
             capture.broken = Some(UNJOINED);
         }
-        Ok(())
+        Ok(of.is_none())
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::{
     super::{About, CublasGemm, Driver, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Recording, Stream},
-    EmulatedMemory, at_once,
+    EmulatedMemory, without_hardware,
 };
 use crate::{args::Args, codegen::KernelSource};
 
@@ -103,7 +103,23 @@ impl Driver for Listing {
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn free_host(&self, _: *mut u8) {}
 
-    at_once!();
+    without_hardware!();
+
+    fn bind(&self) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn destroy_stream(&self, _: Stream) {}
+
+    fn is_reached(&self, _: Mark) -> Fallible<bool> {
+        Ok(true)
+    }
+
+    fn await_mark(&self, _: Mark) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn destroy_mark(&self, _: Mark) {}
 
     fn synchronize(&self, _: Stream) -> Fallible<()> {
         Ok(())

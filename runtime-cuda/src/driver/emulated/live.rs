@@ -5,20 +5,23 @@ use std::{
     cell::Cell,
     collections::BTreeMap,
     slice,
+    sync::Arc,
 };
 
 use parking_lot::Mutex;
 use ptx::{LaunchMemory, MemoryRegion};
 
-/// Host memory that stands for a device's. A kernel may use the block that contains its address, or else the allocation.
+/// The ends of the blocks into which pools cut allocations, by their start.
+pub(super) type Blocks = BTreeMap<u64, u64>;
+
+/// Host memory that stands for a device's.
 #[derive(Default)]
 pub(super) struct LiveMemory(Mutex<LiveState>);
 
 #[derive(Default)]
 struct LiveState {
     allocations: BTreeMap<u64, Layout>,
-    /// The ends of blocks, by their start.
-    blocks: BTreeMap<u64, u64>,
+    blocks: Arc<Blocks>,
 }
 
 impl LiveMemory {
@@ -49,7 +52,22 @@ impl LiveMemory {
     pub(super) fn note_block(&self, at: u64, bytes: usize) {
         let (mut state, end) = (self.0.lock(), at + bytes as u64);
         state.forget(at, end);
-        state.blocks.insert(at, end);
+        Arc::make_mut(&mut state.blocks).insert(at, end);
+    }
+
+    /// The blocks as they are now.
+    pub(super) fn blocks(&self) -> Arc<Blocks> {
+        self.0.lock().blocks.clone()
+    }
+
+    /// Tells whether a range is inside of one allocation.
+    pub(super) fn holds(&self, at: u64, bytes: usize) -> bool {
+        self.0.lock().allocation(at).is_some_and(|(_, end)| at + bytes as u64 <= end)
+    }
+
+    /// The memory as a kernel sees it that was queued while there were these blocks.
+    pub(super) fn with<'a>(&'a self, blocks: &'a Blocks) -> QueuedMemory<'a> {
+        QueuedMemory { live: self, blocks }
     }
 }
 
@@ -59,21 +77,29 @@ impl LiveState {
         let overlapping = self.blocks.range(..end).rev().take_while(|(_, block_end)| **block_end > start);
         let starts: Vec<u64> = overlapping.map(|(at, _)| *at).collect();
         for at in starts {
-            self.blocks.remove(&at);
+            Arc::make_mut(&mut self.blocks).remove(&at);
         }
     }
 
-    fn range(&self, address: u64) -> Option<(u64, u64)> {
-        let block = self.blocks.range(..=address).next_back().map(|(start, end)| (*start, *end));
-        let allocation = self.allocations.range(..=address).next_back();
-        let allocation = allocation.map(|(start, layout)| (*start, start + layout.size() as u64));
-        [block, allocation].into_iter().flatten().find(|(_, end)| address < *end)
+    /// The start and the end of the allocation that contains an address.
+    fn allocation(&self, address: u64) -> Option<(u64, u64)> {
+        let (start, layout) = self.allocations.range(..=address).next_back()?;
+        let end = start + layout.size() as u64;
+        (address < end).then_some((*start, end))
     }
 }
 
-impl LaunchMemory for LiveMemory {
+/// Memory as queued work sees it: it may use the block that contains its address, or else the allocation.
+pub(super) struct QueuedMemory<'a> {
+    live: &'a LiveMemory,
+    blocks: &'a Blocks,
+}
+
+impl LaunchMemory for QueuedMemory<'_> {
     fn region(&self, address: u64) -> Option<MemoryRegion<'_>> {
-        let (start, end) = self.0.lock().range(address)?;
+        let allocation = self.live.0.lock().allocation(address)?;
+        let block = self.blocks.range(..=address).next_back().filter(|(_, end)| address < **end);
+        let (start, end) = block.map_or(allocation, |(start, end)| (*start, *end));
         // SAFETY: the range is inside of an allocation, whose bytes are initialized. Its owner frees no memory that
         // queued work uses, and lets nothing else use it meanwhile.
         let bytes = unsafe { slice::from_raw_parts(start as *const Cell<u8>, (end - start) as usize) };
@@ -89,7 +115,10 @@ mod tests {
     fn an_address_stands_for_its_block() {
         let memory = LiveMemory::default();
         let at = memory.allocate(1024).unwrap();
-        let range = |address| memory.region(address).map(|region| (region.start - at, region.bytes.len()));
+        let range = |address| {
+            let blocks = memory.blocks();
+            memory.with(&blocks).region(address).map(|region| (region.start - at, region.bytes.len()))
+        };
         assert_eq!((range(at + 1023), range(at + 1024)), (Some((0, 1024)), None));
         memory.note_block(at, 256);
         memory.note_block(at + 256, 768);
@@ -97,7 +126,12 @@ mod tests {
         // The blocks are merged.
         memory.note_block(at, 512);
         assert_eq!((range(at + 300), range(at + 600)), (Some((0, 512)), Some((0, 1024))));
+        // Work that was queued before has the blocks of then.
+        let before = memory.blocks();
+        memory.note_block(at, 128);
+        assert_eq!(memory.with(&before).region(at + 300).map(|region| region.bytes.len()), Some(512));
+        assert!(memory.holds(at + 1000, 24) && !memory.holds(at + 1000, 25));
         memory.release(at);
-        assert_eq!(range(at), None);
+        assert_eq!((range(at), memory.with(&before).region(at + 300).is_some()), (None, false));
     }
 }

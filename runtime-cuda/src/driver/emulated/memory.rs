@@ -14,16 +14,29 @@ struct MemoryState {
     used: usize,
     allocations: usize,
     blocks: HashMap<u64, usize>,
+    /// The number of allocations that succeed before all others are refused.
+    left: usize,
 }
 
 impl EmulatedMemory {
     pub(crate) fn new(capacity: usize) -> EmulatedMemory {
-        EmulatedMemory(Arc::new(Mutex::new(MemoryState { capacity, used: 0, allocations: 0, blocks: HashMap::new() })))
+        EmulatedMemory(Arc::new(Mutex::new(MemoryState {
+            capacity,
+            used: 0,
+            allocations: 0,
+            blocks: HashMap::new(),
+            left: usize::MAX,
+        })))
     }
 
     /// Changes the capacity in bytes; existing allocations stay.
     pub fn limit(&self, bytes: usize) {
         self.0.lock().capacity = bytes;
+    }
+
+    /// Refuses allocations from now on, after `allocations` that succeed; `usize::MAX` for none.
+    pub fn refuse_after(&self, allocations: usize) {
+        self.0.lock().left = allocations;
     }
 
     /// Bytes that are allocated now.
@@ -45,12 +58,13 @@ impl EmulatedMemory {
     /// Allocates by `allocate`, which returns an address, unless there is too little memory.
     pub(super) fn allocate(&self, bytes: usize, allocate: impl FnOnce() -> Option<u64>) -> Option<u64> {
         let mut state = self.0.lock();
-        if bytes > state.capacity.saturating_sub(state.used) {
+        if state.left == 0 || bytes > state.capacity.saturating_sub(state.used) {
             return None;
         }
         let address = allocate()?;
         state.used += bytes;
         state.allocations += 1;
+        state.left = state.left.saturating_sub(1);
         state.blocks.insert(address, bytes);
         Some(address)
     }

@@ -1,7 +1,8 @@
 //! An emulated GPU: kernel sources compiled by NVRTC, whose PTX is interpreted on the host ([`ptx`]).
 //!
-//! Memory is host memory, calls are synchronous, and GEMM is a plain loop with cuBLASLt's restrictions. The emulator
-//! tests everything except the hardware: plans, arguments, index arithmetic, the kernels' logic, memory and errors.
+//! Memory is host memory, and GEMM a plain loop with cuBLASLt's restrictions. Streams run behind the host: work is done
+//! when the host waits for it, and its failures are those of a later call. The emulator tests everything except the
+//! hardware: plans, arguments, index arithmetic, the kernels' logic, the lifetimes of memory, and errors.
 
 mod access_order;
 mod candidates;
@@ -11,11 +12,12 @@ mod live;
 mod memory;
 mod ordered;
 mod parameters;
+mod perform;
 mod product;
 mod refusal;
+mod streams;
 mod tracked_block;
 mod tracked_memory;
-mod travelling;
 mod vector_clock;
 
 use std::{
@@ -40,13 +42,13 @@ use crate::{args::Args, codegen::KernelSource};
 
 pub use access_order::AccessOrder;
 pub use candidates::GemmCandidates;
-use captures::{CapturedWork, Captures};
+use captures::Captures;
 pub(crate) use listing::Listing;
 use live::LiveMemory;
 pub use memory::EmulatedMemory;
 pub(crate) use ordered::Ordered;
-use product::product;
 pub use refusal::GemmRefusal;
+use streams::{StreamWork, Streams};
 
 /// The host as a GPU.
 pub(crate) struct Emulated {
@@ -62,6 +64,7 @@ pub(crate) struct Emulated {
     live: LiveMemory,
     captures: Captures,
     gate: CaptureGate,
+    streams: Streams,
 }
 
 /// `CUDA_ERROR_LAUNCH_FAILED`, after which a context is lost.
@@ -96,6 +99,7 @@ impl Emulated {
             live: LiveMemory::default(),
             captures: Captures::default(),
             gate: CaptureGate::default(),
+            streams: Streams::default(),
         }
     }
 
@@ -124,10 +128,16 @@ impl Emulated {
         self.memory.release(at);
         self.live.release(at);
     }
+
+    /// Queues work, or keeps it where the stream is captured.
+    fn submit(&self, stream: Stream, work: StreamWork) -> Fallible<()> {
+        let Some(work) = self.captures.keep(stream, work) else { return Ok(()) };
+        self.streams.push(stream, work, self.live.blocks(), &|work, blocks| self.perform(work, blocks))
+    }
 }
 
-/// Streams and marks of a driver that does its work at once.
-macro_rules! at_once {
+/// Streams of a driver that has no hardware, and times of marks: those of their creation.
+macro_rules! without_hardware {
     () => {
         fn stream(&self) -> Fallible<Stream> {
             Ok(Stream(self.number()))
@@ -137,21 +147,10 @@ macro_rules! at_once {
             self.stream()
         }
 
-        fn bind(&self) -> Fallible<()> {
-            Ok(())
-        }
-
-        fn is_reached(&self, _: Mark) -> Fallible<bool> {
-            Ok(true)
-        }
-
-        fn destroy_stream(&self, _: Stream) {}
-
         fn mark(&self) -> Fallible<Mark> {
             Ok(Mark(self.number()))
         }
 
-        /// Creates a mark that is recorded and reached at once.
         fn timed_mark(&self) -> Fallible<Mark> {
             static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
             Ok(Mark(ORIGIN.elapsed().as_nanos() as u64))
@@ -160,15 +159,9 @@ macro_rules! at_once {
         fn elapsed(&self, from: Mark, to: Mark) -> Fallible<Duration> {
             Ok(Duration::from_nanos(to.0.saturating_sub(from.0)))
         }
-
-        fn destroy_mark(&self, _: Mark) {}
-
-        fn await_mark(&self, _: Mark) -> Fallible<()> {
-            Ok(())
-        }
     };
 }
-use at_once;
+use without_hardware;
 
 impl Driver for Emulated {
     fn about(&self) -> &About {
@@ -181,6 +174,7 @@ impl Driver for Emulated {
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
         let _outside = self.gate.enter("allocate memory")?;
+        self.streams.check()?;
         Ok(self.memory.allocate(bytes, || self.live.allocate(bytes)))
     }
 
@@ -215,19 +209,47 @@ impl Driver for Emulated {
         self.release(address as u64);
     }
 
-    at_once!();
+    without_hardware!();
+
+    /// Does all queued work: another library, whose calls are done at once, goes on from there.
+    fn bind(&self) -> Fallible<()> {
+        self.streams.finish_all(&|work, blocks| self.perform(work, blocks))
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        // There is nobody left to be told of a failure.
+        let _ = self.synchronize(stream);
+        self.streams.destroy(stream);
+    }
 
     fn synchronize(&self, stream: Stream) -> Fallible<()> {
-        self.captures.synchronize(stream)
+        self.captures.synchronize(stream)?;
+        self.streams.finish(stream, &|work, blocks| self.perform(work, blocks))
     }
 
     fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
-        self.captures.record(mark, stream);
+        if self.captures.record(mark, stream) {
+            self.streams.record(mark, stream);
+        }
         Ok(())
     }
 
     fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
-        self.captures.wait(stream, mark)
+        if self.captures.wait(stream, mark)? { self.streams.wait(stream, mark) } else { Ok(()) }
+    }
+
+    fn is_reached(&self, mark: Mark) -> Fallible<bool> {
+        self.captures.query(mark)?;
+        self.streams.is_reached(mark, &|work, blocks| self.perform(work, blocks))
+    }
+
+    fn await_mark(&self, mark: Mark) -> Fallible<()> {
+        self.captures.query(mark)?;
+        self.streams.await_mark(mark, &|work, blocks| self.perform(work, blocks))
+    }
+
+    fn destroy_mark(&self, mark: Mark) {
+        self.streams.forget(mark);
     }
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()> {
@@ -247,54 +269,31 @@ impl Driver for Emulated {
     }
 
     fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
-        for work in self.captures.recording(recording).iter() {
-            // SAFETY: the memory that captured work uses lives as long as its recording, by the caller's promise when
-            // it was captured.
-            unsafe {
-                match work.clone() {
-                    CapturedWork::Launch(kernel, grid, mut args) => self.launch(stream, kernel, grid, &mut args)?,
-                    CapturedWork::Gemm(gemm, at, workspace) => self.gemm(stream, &gemm, at, workspace, None)?,
-                    CapturedWork::Copy { to, from, bytes } => self.copy(stream, to, from, bytes)?,
-                    CapturedWork::Zero { at, bytes } => self.zero(stream, at, bytes)?,
-                }
-            }
-        }
-        Ok(())
+        self.captures.recording(recording).iter().try_for_each(|work| self.submit(stream, work.clone()))
     }
 
     fn destroy_recording(&self, recording: Recording) {
         self.captures.forget(recording);
     }
 
-    // SAFETY: as above; on the host a copy is done at once.
-    unsafe fn copy_in(&self, _: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from, to as *mut u8, bytes) };
-        Ok(())
+    // SAFETY: the trait's conditions; addresses are checked when the copy is done.
+    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
+        self.submit(stream, StreamWork::Copy { to, from: from as u64, bytes })
     }
 
-    unsafe fn copy_out(&self, _: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to, bytes) };
-        Ok(())
+    // SAFETY: as above.
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
+        self.submit(stream, StreamWork::Copy { to: to as u64, from, bytes })
     }
 
+    // SAFETY: as above.
     unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
-        if self.captures.keep(stream, || CapturedWork::Copy { to, from, bytes }) {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
-        Ok(())
+        self.submit(stream, StreamWork::Copy { to, from, bytes })
     }
 
+    // SAFETY: as above.
     unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
-        if self.captures.keep(stream, || CapturedWork::Zero { at, bytes }) {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        unsafe { (at as *mut u8).write_bytes(0, bytes) };
-        Ok(())
+        self.submit(stream, StreamWork::Zero { at, bytes })
     }
 
     fn load(&self, source: &KernelSource, _: u32) -> Fallible<KernelFunction> {
@@ -315,20 +314,7 @@ impl Driver for Emulated {
         {
             return Err(DriverFailure::new(format!("a launch beyond the device's limits: {grid:?}")));
         }
-        if self.captures.keep(stream, || CapturedWork::Launch(kernel, grid, Box::new(args.clone()))) {
-            return Ok(());
-        }
-        let kernel = self.kernels.lock()[kernel.0 as usize].clone();
-        let grid = ptx::LaunchGrid {
-            blocks: [x, y, z],
-            threads: [grid.threads[0], grid.threads[1], 1],
-            shared: grid.shared as usize,
-        };
-        let arguments: Vec<&[u8]> = args.values().collect();
-        kernel
-            .launch(grid, &arguments, &self.live)
-            .map_err(|e| DriverFailure::of_code(LAUNCH_FAILED, e.to_string()))?;
-        Ok(())
+        self.submit(stream, StreamWork::Launch(kernel, grid, Box::new(args.clone())))
     }
 
     fn gemm_candidates(&self, _: &CublasGemm, _: u64, _: usize) -> Fallible<usize> {
@@ -341,7 +327,7 @@ impl Driver for Emulated {
         stream: Stream,
         gemm: &CublasGemm,
         at: GemmPlaces,
-        workspace: (u64, usize),
+        _: (u64, usize),
         _: Option<usize>,
     ) -> Fallible<()> {
         let (a, b) = (&gemm.a, &gemm.b);
@@ -367,20 +353,6 @@ impl Driver for Emulated {
         if refused {
             return Err(DriverFailure::not_supported(format!("CUBLAS_STATUS_NOT_SUPPORTED for {gemm:?}")));
         }
-        if self.captures.keep(stream, || CapturedWork::Gemm(*gemm, at, workspace)) {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (gemm.dtype, gemm.into) {
-                (DType::F64, _) => product::<f64, f64>(gemm, at),
-                (DType::F32, _) => product::<f32, f32>(gemm, at),
-                (DType::F16, DType::F32) => product::<half::f16, f32>(gemm, at),
-                (DType::F16, _) => product::<half::f16, half::f16>(gemm, at),
-                (_, DType::F32) => product::<half::bf16, f32>(gemm, at),
-                _ => product::<half::bf16, half::bf16>(gemm, at),
-            }
-        }
-        Ok(())
+        self.submit(stream, StreamWork::Gemm(*gemm, at))
     }
 }

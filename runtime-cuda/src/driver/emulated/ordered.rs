@@ -24,7 +24,6 @@ use super::{
     refusal::GemmRefusal,
     tracked_block::Access,
     tracked_memory::TrackedMemory,
-    travelling::TravellingCopy,
     vector_clock::{Moment, VectorClock, join},
 };
 use crate::{args::Args, codegen::KernelSource};
@@ -35,7 +34,6 @@ pub(super) struct OrderState {
     marks: HashMap<u64, VectorClock>,
     host: VectorClock,
     memory: TrackedMemory,
-    travelling: Vec<TravellingCopy>,
     /// The access of every kernel to each of its arguments; `None` for one that is no pointer.
     kernels: HashMap<u64, Vec<Option<Access>>>,
     captured: Option<Vec<(Range<u64>, Access)>>,
@@ -90,13 +88,9 @@ impl OrderState {
         self.complaints.extend(line.filter(|_| self.complaints.len() < 100));
     }
 
-    /// Advances the host's clock to one that it has waited for; copies to the host arrive.
+    /// Advances the host's clock to one that it has waited for.
     fn host_sees(&mut self, clock: &VectorClock) {
         join(&mut self.host, clock);
-        let (arrived, travelling): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.travelling).into_iter().partition(|t| t.moment.seen_by(&self.host));
-        self.travelling = travelling;
-        arrived.into_iter().for_each(TravellingCopy::arrive);
     }
 
     fn forget(&mut self, what: &str, address: u64) {
@@ -286,16 +280,9 @@ impl Driver for Ordered {
 
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
-        let moment = self.note("a copy to the host", stream, &[(from, Access::Read), (to as u64, Access::Write)])?;
-        let mut copy = vec![0u8; bytes];
-        // SAFETY: the caller guarantees `from` and `to`; the copy has this length. Until the host has waited, the
-        // memory holds garbage.
-        unsafe {
-            self.inner.copy_out(stream, copy.as_mut_ptr(), from, bytes)?;
-            to.write_bytes(0xff, bytes);
-        }
-        self.state.lock().travelling.push(TravellingCopy { moment, to: to as u64, bytes: copy });
-        Ok(())
+        self.note("a copy to the host", stream, &[(from, Access::Read), (to as u64, Access::Write)])?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.copy_out(stream, to, from, bytes) }
     }
 
     // SAFETY: the trait's conditions, which are handed on.

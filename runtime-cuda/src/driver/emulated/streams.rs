@@ -1,0 +1,251 @@
+//! Streams that run behind the host: work is done when the host waits for it, or when a stream holds much of it.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    super::{CublasGemm, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Stream},
+    live::Blocks,
+};
+use crate::args::Args;
+
+/// The most work that a stream holds: beyond it the host waits, as for a driver whose queue is full.
+const MOST_HELD: usize = 1024;
+
+/// One piece of a stream's work.
+#[derive(Clone)]
+pub(super) enum StreamWork {
+    Launch(KernelFunction, Grid, Box<Args>),
+    Gemm(CublasGemm, GemmPlaces),
+    Copy { to: u64, from: u64, bytes: usize },
+    Zero { at: u64, bytes: usize },
+}
+
+/// A point in a stream: the work before it.
+#[derive(Clone, Copy)]
+struct StreamPoint {
+    stream: u64,
+    work: u64,
+}
+
+enum Held {
+    /// Work, on the blocks that there were when it was queued.
+    Work(StreamWork, Arc<Blocks>),
+    Wait(StreamPoint),
+}
+
+#[derive(Default)]
+struct StreamQueue {
+    held: VecDeque<Held>,
+    done: u64,
+}
+
+impl StreamQueue {
+    fn end(&self) -> u64 {
+        self.done + self.held.len() as u64
+    }
+}
+
+#[derive(Default)]
+struct StreamsState {
+    queues: HashMap<u64, StreamQueue>,
+    marks: HashMap<u64, StreamPoint>,
+    /// The failure of earlier work, which every later call returns.
+    lost: Option<DriverFailure>,
+}
+
+impl StreamsState {
+    fn check(&self) -> Fallible<()> {
+        self.lost.clone().map_or(Ok(()), Err)
+    }
+
+    fn is_done(&self, point: StreamPoint) -> bool {
+        self.queues.get(&point.stream).is_none_or(|queue| queue.done >= point.work)
+    }
+}
+
+/// The queued work of all streams.
+#[derive(Default)]
+pub(super) struct Streams {
+    state: Mutex<StreamsState>,
+    /// Held while work is done: one piece at a time.
+    doing: Mutex<()>,
+}
+
+/// The function that does work on the blocks that it was queued with.
+pub(super) type Perform<'a> = &'a dyn Fn(&StreamWork, &Blocks) -> Fallible<()>;
+
+impl Streams {
+    /// Returns the failure of earlier work, if there is one.
+    pub(super) fn check(&self) -> Fallible<()> {
+        self.state.lock().check()
+    }
+
+    /// Queues work.
+    pub(super) fn push(
+        &self,
+        stream: Stream,
+        work: StreamWork,
+        blocks: Arc<Blocks>,
+        perform: Perform<'_>,
+    ) -> Fallible<()> {
+        let is_full = {
+            let mut state = self.state.lock();
+            state.check()?;
+            let queue = state.queues.entry(stream.0).or_default();
+            queue.held.push_back(Held::Work(work, blocks));
+            queue.held.len() > MOST_HELD
+        };
+        if is_full { self.finish(stream, perform) } else { Ok(()) }
+    }
+
+    /// Notes that a mark is the end of what the stream holds now.
+    pub(super) fn record(&self, mark: Mark, stream: Stream) {
+        let mut state = self.state.lock();
+        let work = state.queues.get(&stream.0).map_or(0, StreamQueue::end);
+        state.marks.insert(mark.0, StreamPoint { stream: stream.0, work });
+    }
+
+    pub(super) fn forget(&self, mark: Mark) {
+        self.state.lock().marks.remove(&mark.0);
+    }
+
+    /// Queues a wait of a stream for a mark.
+    pub(super) fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+        let mut state = self.state.lock();
+        state.check()?;
+        let point = state.marks.get(&mark.0).copied().filter(|point| !state.is_done(*point));
+        if let Some(point) = point {
+            state.queues.entry(stream.0).or_default().held.push_back(Held::Wait(point));
+        }
+        Ok(())
+    }
+
+    /// Tells whether a mark is reached. Where it is not, its stream goes on by one piece of work.
+    pub(super) fn is_reached(&self, mark: Mark, perform: Perform<'_>) -> Fallible<bool> {
+        let (point, next) = {
+            let state = self.state.lock();
+            state.check()?;
+            let Some(point) = state.marks.get(&mark.0).copied().filter(|point| !state.is_done(*point)) else {
+                return Ok(true);
+            };
+            (point, state.queues.get(&point.stream).map_or(0, |queue| queue.done + 1))
+        };
+        self.run(StreamPoint { work: next, ..point }, perform)?;
+        // A query does not wait: what has just been done is seen by the next one.
+        Ok(false)
+    }
+
+    /// Does the work before a mark.
+    pub(super) fn await_mark(&self, mark: Mark, perform: Perform<'_>) -> Fallible<()> {
+        let point = self.state.lock().marks.get(&mark.0).copied();
+        point.map_or_else(|| self.check(), |point| self.run(point, perform))
+    }
+
+    /// Does all work that a stream holds.
+    pub(super) fn finish(&self, stream: Stream, perform: Perform<'_>) -> Fallible<()> {
+        let work = self.state.lock().queues.get(&stream.0).map_or(0, StreamQueue::end);
+        self.run(StreamPoint { stream: stream.0, work }, perform)
+    }
+
+    /// Does all work of all streams.
+    pub(super) fn finish_all(&self, perform: Perform<'_>) -> Fallible<()> {
+        let mut streams: Vec<u64> = self.state.lock().queues.keys().copied().collect();
+        streams.sort_unstable();
+        streams.into_iter().try_for_each(|stream| self.finish(Stream(stream), perform))
+    }
+
+    fn run(&self, point: StreamPoint, perform: Perform<'_>) -> Fallible<()> {
+        let _doing = self.doing.lock();
+        self.advance(point, perform)
+    }
+
+    /// Does the work before a point, and what that waits for.
+    fn advance(&self, point: StreamPoint, perform: Perform<'_>) -> Fallible<()> {
+        loop {
+            let held = {
+                let mut state = self.state.lock();
+                state.check()?;
+                let queue = state.queues.entry(point.stream).or_default();
+                if queue.done >= point.work {
+                    return Ok(());
+                }
+                queue.held.pop_front()
+            };
+            let done = match held {
+                None => return Ok(()),
+                Some(Held::Wait(other)) => self.advance(other, perform),
+                Some(Held::Work(work, blocks)) => perform(&work, &blocks),
+            };
+            let mut state = self.state.lock();
+            if let Err(failure) = &done {
+                // The context is lost, and what it had to do is not done.
+                state.queues.clear();
+                state.lost.get_or_insert_with(|| failure.clone());
+            }
+            done?;
+            state.queues.entry(point.stream).or_default().done += 1;
+        }
+    }
+
+    /// Forgets a stream whose work is done.
+    pub(super) fn destroy(&self, stream: Stream) {
+        self.state.lock().queues.remove(&stream.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copy(number: usize) -> StreamWork {
+        StreamWork::Copy { to: 0, from: 0, bytes: number }
+    }
+
+    #[test]
+    fn work_is_done_when_the_host_waits_and_after_what_it_waits_for() {
+        let (streams, seen) = (Streams::default(), Mutex::new(Vec::new()));
+        let perform = |work: &StreamWork, _: &Blocks| {
+            if let StreamWork::Copy { bytes, .. } = work {
+                seen.lock().push(*bytes);
+            }
+            Ok(())
+        };
+        let [first, second] = [Stream(1), Stream(2)];
+        let push = |stream, number| streams.push(stream, copy(number), Arc::default(), &perform).unwrap();
+        push(first, 10);
+        streams.record(Mark(7), first);
+        push(first, 11);
+        streams.wait(second, Mark(7)).unwrap();
+        push(second, 20);
+        assert!(seen.lock().is_empty());
+        streams.finish(second, &perform).unwrap();
+        assert_eq!(*seen.lock(), [10, 20]);
+        // A query goes on by one piece, and tells what was done before it.
+        streams.record(Mark(7), first);
+        assert!(!streams.is_reached(Mark(7), &perform).unwrap() && streams.is_reached(Mark(7), &perform).unwrap());
+        assert_eq!(*seen.lock(), [10, 20, 11]);
+        // A mark that was never recorded orders nothing.
+        streams.wait(second, Mark(9)).unwrap();
+        assert!(streams.is_reached(Mark(9), &perform).unwrap());
+        // A full queue is worked off.
+        (0..=MOST_HELD).for_each(|number| push(second, number));
+        assert_eq!(seen.lock().len(), 3 + MOST_HELD + 1);
+    }
+
+    #[test]
+    fn a_failure_is_that_of_the_next_call() {
+        let streams = Streams::default();
+        let perform = |_: &StreamWork, _: &Blocks| Err(DriverFailure::of_code(700, "an illegal address"));
+        let push = || streams.push(Stream(1), copy(1), Arc::default(), &perform);
+        push().unwrap();
+        push().unwrap();
+        assert!(streams.finish(Stream(1), &perform).unwrap_err().is_sticky());
+        assert!(push().unwrap_err().to_string().contains("illegal"));
+        assert!(streams.finish(Stream(2), &perform).is_err() && streams.is_reached(Mark(3), &perform).is_err());
+    }
+}
