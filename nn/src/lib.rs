@@ -114,5 +114,5 @@ pub use nn_derive::Module;
 pub use numcore::Runtime;
 pub use param::{Buffer, Mode, Param};
 pub use state::LoadReport;
-pub use summary::{ModuleRow, ModuleSummary, ParameterCount, modules_of_calls};
+pub use summary::{ModuleOutputs, ModuleRow, ModuleSummary, ParameterCount, modules_of_calls};
 pub use walk::{ModuleEntry, walk};

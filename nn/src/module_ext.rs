@@ -11,7 +11,7 @@ use numcore::{DType, Result, Runtime, Tensor, Within, safetensors::Notes};
 use crate::{
     Buffer, LoadReport, Module, ModuleEntry, Param, ParameterCount,
     state::{self, ModelState},
-    summary::{self, ModuleSummary},
+    summary::{self, ModuleOutputs, ModuleSummary},
     walk,
 };
 
@@ -136,6 +136,33 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     #[track_caller]
     fn summarize(&self, forward: impl FnOnce() -> Result<Var<R>>) -> Result<ModuleSummary> {
         ModuleSummary::of(self, forward)
+    }
+
+    /// Runs `forward`, and returns with its result the outputs of its modules by full name, in the model's own order: what
+    /// forward hooks read. A module's output is that of its last op call; modules are told as in [`ModuleSummary`], so
+    /// one without parameters is told only within another. All outputs of op calls stay in memory until this returns.
+    ///
+    /// ```
+    /// use nn::{Forward, Init, Linear, ModuleExt, Relu, Sequential};
+    /// use numcore::{DType, Tensor};
+    /// # use autograd::Var;
+    /// # use runtime_cpu::Cpu;
+    /// # let cpu = Cpu::new();
+    /// let init = Init::new(&cpu, 0);
+    /// let model = Sequential::new().push(Linear::new(&init, 8, 16)?).push(Relu).push(Linear::new(&init, 16, 3)?);
+    /// let x = Var::new(Tensor::ones(&cpu, [2, 8], DType::F32)?);
+    /// let (_, outputs) = model.module_outputs(|| model.forward(&x))?;
+    /// assert_eq!(outputs.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["", "0", "2"]);
+    /// assert_eq!(outputs[1].1.dims(), [2, 16]);
+    /// # Ok::<(), numcore::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What `forward` returns.
+    #[doc(alias("register_forward_hook", "feature extraction", "activations", "create_feature_extractor"))]
+    #[track_caller]
+    fn module_outputs<T>(&self, forward: impl FnOnce() -> Result<T>) -> Result<(T, ModuleOutputs<R>)> {
+        summary::module_outputs(self, forward)
     }
 
     /// Casts the floating parameters and buffers of the model. Parameters get other leaves: cast before optimizers and

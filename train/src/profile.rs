@@ -12,7 +12,7 @@ use distributed::{
 };
 use numcore::{
     Error, Result, Runtime, Within,
-    trace::{ClockSource, Recording, RecordingOptions},
+    trace::{ClockSource, Recording, RecordingOptions, SpanKind},
 };
 
 use watch::recorder::{RunTimeline, UsageSampler};
@@ -51,6 +51,8 @@ pub struct Profile {
     /// The number of steps that have begun.
     begun: u64,
     windows: u64,
+    /// The number of operations in the table that is printed after each window.
+    printed: usize,
     recording: Option<(Recording, UsageSampler)>,
 }
 
@@ -68,6 +70,7 @@ impl Profile {
             repeat: 1,
             begun: 0,
             windows: 0,
+            printed: 0,
             recording: None,
         }
     }
@@ -94,6 +97,14 @@ impl Profile {
     /// Sets the rank of this process and the number of ranks, for file names and for tools that compare ranks.
     pub fn rank(mut self, rank: usize, ranks: usize) -> Self {
         (self.rank, self.ranks) = (rank, ranks);
+        self
+    }
+
+    /// Prints the `most` costliest operations of each window to standard error, and kernels where they are measured.
+    /// Rank 0 prints, for all ranks that its process recorded.
+    #[doc(alias("key_averages"))]
+    pub fn print_costliest(mut self, most: usize) -> Self {
+        self.printed = most;
         self
     }
 
@@ -162,6 +173,10 @@ impl Profile {
 
     fn write(&self, timeline: &RunTimeline) -> Result<()> {
         fs::create_dir_all(&self.folder).map_err(|e| Error::io(&self.folder, e))?;
+        if self.rank == 0 && self.printed > 0 {
+            let tables = [SpanKind::Op, SpanKind::Kernel].map(|kind| timeline.costliest(kind, self.printed));
+            eprint!("{}", tables.concat());
+        }
         let write = |name: String, text: String| {
             let path = self.folder.join(name);
             fs::write(&path, text).map_err(|e| Error::io(path, e))

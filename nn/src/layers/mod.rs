@@ -12,6 +12,7 @@ mod embedding_bag;
 mod encoder;
 mod gpt;
 mod grouped_query;
+mod hooked;
 mod image;
 mod language_model;
 mod linear;
@@ -39,6 +40,7 @@ pub use embedding_bag::{BagMode, EmbeddingBag};
 pub use encoder::{EncoderBlock, EncoderBlockConfig};
 pub use gpt::{Gpt, GptConfig};
 pub use grouped_query::{GroupedQueryAttention, GroupedQueryConfig, QkvProjection};
+pub use hooked::Hooked;
 pub use image::{Fold, Pad, PixelShuffle, PixelUnshuffle, Unfold, Upsample};
 pub use language_model::{
     LanguageHead, LanguageModel, LanguageModelNames, LanguageProjection, NextTokenLoss, TokenEmbedding,

@@ -2,10 +2,13 @@
 
 use std::fmt;
 
-use autograd::{ObservedOp, Var, observe_ops, saved_bytes};
-use numcore::{Result, Runtime, ops::Spec};
+use autograd::{ObservedOp, Var, observe_ops, observe_outputs, saved_bytes};
+use numcore::{Result, Runtime, Tensor, ops::Spec};
 
-use super::{table::grouped, tree::ModuleTree};
+use super::{
+    table::grouped,
+    tree::{ModuleNode, ModuleTree},
+};
 use crate::Module;
 
 /// The number of elements in a model's parameters.
@@ -89,7 +92,7 @@ impl ModuleSummary {
 }
 
 fn blank<R: Runtime>(tree: &ModuleTree<R>) -> Vec<ModuleRow> {
-    let row = |(k, node): (usize, &super::tree::ModuleNode)| ModuleRow {
+    let row = |(k, node): (usize, &ModuleNode)| ModuleRow {
         path: node.path.clone(),
         depth: tree.upwards(k).count() - 1,
         output: None,
@@ -100,6 +103,28 @@ fn blank<R: Runtime>(tree: &ModuleTree<R>) -> Vec<ModuleRow> {
         ops: 0,
     };
     tree.modules.iter().enumerate().map(row).collect()
+}
+
+/// The outputs of modules, by their full names.
+pub type ModuleOutputs<R> = Vec<(String, Tensor<R>)>;
+
+/// The outputs of the last op call of each module; see [`ModuleExt::module_outputs`](crate::ModuleExt::module_outputs).
+pub(crate) fn module_outputs<R: Runtime, T>(
+    model: &(impl Module<R> + ?Sized),
+    forward: impl FnOnce() -> Result<T>,
+) -> Result<(T, ModuleOutputs<R>)> {
+    let tree = ModuleTree::of(model);
+    let (result, seen) = observe_outputs::<R, _>(forward);
+    let (calls, outputs): (Vec<ObservedOp>, Vec<Vec<Tensor<R>>>) = seen.into_iter().unzip();
+    let mut last = vec![None; tree.modules.len()];
+    for (call, module) in owners(&tree, &calls).into_iter().enumerate() {
+        tree.upwards(module).for_each(|module| last[module] = Some(call));
+    }
+    let named = |(node, call): (&ModuleNode, Option<usize>)| {
+        let output = outputs[call?].first().cloned()?;
+        Some((node.path.clone(), output))
+    };
+    Ok((result?, tree.modules.iter().zip(last).filter_map(named).collect()))
 }
 
 /// The full name of the module of each op call of a model's forward pass, told as in [`ModuleSummary`]; empty for the

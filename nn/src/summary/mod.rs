@@ -4,5 +4,6 @@ mod forward;
 mod table;
 mod tree;
 
-pub use forward::{ModuleRow, ModuleSummary, ParameterCount, modules_of_calls};
+pub(crate) use forward::module_outputs;
+pub use forward::{ModuleOutputs, ModuleRow, ModuleSummary, ParameterCount, modules_of_calls};
 pub(crate) use table::table;

@@ -1,13 +1,15 @@
 //! What a summary says of a forward pass, against formulas and the memory that is really kept.
 
+use std::sync::{Arc, Mutex};
+
 use autograd::{Var, checkpoint, no_grad};
 use nn::{
-    Conv2d, ConvOptions, Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt, ModuleSummary, Relu, Runtime,
-    Sequential,
+    Conv2d, ConvOptions, Forward, Gpt, GptConfig, Hooked, Init, Linear, Module, ModuleExt, ModuleSummary, Relu,
+    Runtime, Sequential,
 };
 use numcore::{
     DType, MemoryCategory, NullRuntime, Result, Tensor,
-    ops::{MatmulOps, PointwiseOps, ReduceOps},
+    ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
 use runtime_cpu::Cpu;
 
@@ -166,5 +168,52 @@ fn the_table_is_aligned_and_sums() -> Result<()> {
         table.ends_with("bytes kept for backward\n")
             && table.contains("17,008 parameters, 17,008 trained, 68,032 bytes")
     );
+    Ok(())
+}
+
+#[test]
+fn outputs_of_modules_are_their_values() -> Result<()> {
+    let (cpu, x) = (Cpu::new(), Tensor::uniform(&Cpu::new(), [3, 8], DType::F32, -1.0, 1.0, 1)?);
+    let init = Init::new(&cpu, 0);
+    let inner = Sequential::new().push(Linear::new(&init, 8, 6)?).push(Relu).push(Linear::new(&init, 6, 6)?);
+    let model = Sequential::new().push(inner).push(Linear::new(&init, 6, 2)?);
+    let (y, outputs) = model.module_outputs(|| model.forward(&Var::new(x.clone())))?;
+    let names: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["", "0", "0.0", "0.2", "1"]);
+    let values = |name: &str| outputs.iter().find(|(n, _)| n == name).expect("a module").1.to_f64s();
+    assert_eq!((values("")?, values("1")?), (y.value()?.to_f64s()?, y.value()?.to_f64s()?));
+    let parameter = |name: &str| model.named_parameters().into_iter().find(|(n, _)| n == name).expect("it").1.value();
+    let hidden = x.matmul(&parameter("0.0.weight")?.transpose(0, 1)?)?.add(&parameter("0.0.bias")?)?.to_f64s()?;
+    assert!(values("0.0")?.iter().zip(&hidden).all(|(a, b)| (a - b).abs() < 1e-5));
+    assert_eq!(values("0")?, values("0.2")?);
+    // An error of the pass is returned.
+    let wrong = Var::new(Tensor::ones(&cpu, [3, 7], DType::F32)?);
+    assert!(model.module_outputs(|| model.forward(&wrong)).is_err());
+    Ok(())
+}
+
+#[test]
+fn a_hook_sees_both_ends_and_gives_the_output() -> Result<()> {
+    let (cpu, init) = (Cpu::new(), Init::new(&Cpu::new(), 0));
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let seen = calls.clone();
+    let hooked = Hooked::new(Linear::new(&init, 4, 3)?, move |x, y| {
+        seen.lock().unwrap().push((x.dims(), y.dims()));
+        y.mul(2.0)
+    });
+    let plain = Linear::new(&init, 4, 3)?;
+    let names = |module: &dyn Module<Cpu>| module.named_parameters().into_iter().map(|(n, _)| n).collect::<Vec<_>>();
+    assert_eq!(names(&hooked), names(&plain));
+    plain.copy_from(&hooked)?;
+    let x = Var::leaf("x", Tensor::uniform(&cpu, [2, 4], DType::F64, -1.0, 1.0, 1)?.to_dtype(DType::F32)?)?;
+    let gradient = |layer: &dyn Forward<Cpu>| -> Result<Vec<f64>> {
+        layer.forward(&x)?.square()?.sum_all()?.backward()?.of(&x).expect("a gradient").to_f64s()
+    };
+    let of_twice: Vec<f64> = gradient(&plain)?.into_iter().map(|g| 4.0 * g).collect();
+    assert_eq!(gradient(&hooked)?, of_twice);
+    // A recomputation repeats operations, and calls no hook.
+    let loss = checkpoint(|| hooked.forward(&x)?.square()?.sum_all())?;
+    assert_eq!(loss.backward()?.of(&x).expect("a gradient").to_f64s()?, of_twice);
+    assert_eq!(*calls.lock().unwrap(), vec![(vec![2, 4], vec![2, 3]); 2]);
     Ok(())
 }

@@ -9,14 +9,17 @@
 //! drop(span(SpanKind::Phase, "forward"));
 //! let timeline = RunTimeline::of(&recording.stop(), 0);
 //! assert!(timeline.to_chrome_json().contains("\"name\":\"forward\""));
+//! print!("{}", timeline.costliest(SpanKind::Phase, 10));
 //! # Ok(())
 //! # }
 //! ```
 
 mod chrome;
+mod costs;
 mod svg;
 mod timeline;
 mod usage;
 
+pub use costs::OperationCost;
 pub use timeline::{CounterSeries, RankTimeline, RunTimeline, Track, TrackSpan};
 pub use usage::UsageSampler;

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, fs, path::Path, time::Duration};
 
-use numcore::{Error, Result, Within};
+use numcore::{Error, Result, Within, trace::SpanKind};
 
 use super::{axis::label, charts_of, memory, samples};
 use crate::{escape::escaped, recorder::RunTimeline, sink::Record};
@@ -122,23 +122,28 @@ impl Report {
         part("Curves", "<div class=\"charts\">", &charts, "</div>")
     }
 
-    /// The last, least and greatest value of every number.
+    /// The last value of every number, and the least and the greatest with their steps.
     fn numbers(&self) -> String {
         let mut rows = String::new();
         for line in charts_of(&self.records).into_iter().flat_map(|chart| chart.lines) {
-            let values = || line.points.iter().map(|point| point.1);
-            let cells = [
-                values().next_back().unwrap_or(f64::NAN),
-                values().fold(f64::NAN, f64::min),
-                values().fold(f64::NAN, f64::max),
-            ];
-            let _ = write!(rows, "<tr><td>{}</td>", escaped(&line.name));
-            cells.iter().for_each(|x| {
-                let _ = write!(rows, "<td class=\"number\">{}</td>", label(*x));
-            });
-            rows.push_str("</tr>\n");
+            let numbers = || line.points.iter().filter(|(_, x)| !x.is_nan());
+            // The first of equal ones.
+            let least = numbers().min_by(|(_, x), (_, y)| x.total_cmp(y));
+            let greatest = numbers().rev().max_by(|(_, x), (_, y)| x.total_cmp(y));
+            let last = line.points.last().map_or(f64::NAN, |(_, x)| *x);
+            let at = |point: Option<&(f64, f64)>| {
+                point.map_or([String::new(), String::new()], |(step, x)| [label(*x), step.to_string()])
+            };
+            let cells = [vec![label(last)], at(least).into(), at(greatest).into()].concat();
+            let cells: String = cells.iter().map(|cell| format!("<td class=\"number\">{cell}</td>")).collect();
+            let _ = writeln!(rows, "<tr><td>{}</td>{cells}</tr>", escaped(&line.name));
         }
-        part("Numbers", "<table><tr><th></th><th>last</th><th>least</th><th>greatest</th></tr>", &rows, "</table>")
+        part(
+            "Numbers",
+            "<table><tr><th></th><th>last</th><th>least</th><th>at step</th><th>greatest</th><th>at step</th></tr>",
+            &rows,
+            "</table>",
+        )
     }
 
     fn samples(&self) -> String {
@@ -159,7 +164,9 @@ impl Report {
             .filter_map(|rank| memory::to_svg(rank, timeline.length))
             .map(|svg| format!("<div>{svg}</div>"))
             .collect();
+        let costs = [SpanKind::Op, SpanKind::Kernel].map(|kind| escaped(&timeline.costliest(kind, 20))).join("\n");
         part("Timeline", "<div class=\"wide\">", &timeline.to_svg(), "</div>")
+            + &part("Costliest operations", "<pre class=\"table\">", costs.trim(), "</pre>")
             + &part("Memory", "<div class=\"charts\">", &memory, "</div>")
     }
 }

@@ -82,8 +82,8 @@ impl HtmlReport {
         HtmlReport { path: path.as_ref().into(), report, live: None, written: None }
     }
 
-    /// Writes the page with the first record, then at most once in this time, and lets a browser that shows it load it
-    /// again as often. The page that is written when the sink is dropped stays as it is.
+    /// Writes the page with the first record, then at most once in this time; a browser loads it again as often. The
+    /// page that is written when the sink is dropped stays as it is.
     #[doc(alias("auto refresh", "dashboard"))]
     pub fn live(mut self, every: Duration) -> Self {
         self.report.set_refresh(Some(every));

@@ -1,7 +1,7 @@
 //! [`Wandb`]: a run in the files of Weights & Biases' offline mode.
 //!
-//! The file is a log of LevelDB's form: blocks of 32 KiB, in which each record or part of one has a checksum, a length,
-//! and its place in the record. A record is a protocol buffer of W&B's `wandb_internal.proto`.
+//! The file is a log of LevelDB's form, in blocks of 32 KiB. Each record, or each part of one, has a checksum, a
+//! length, and its place in the record. A record is a protocol buffer of W&B's `wandb_internal.proto`.
 
 use std::{
     collections::BTreeMap,

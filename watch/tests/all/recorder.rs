@@ -139,3 +139,37 @@ fn a_picture_leaves_out_spans_that_are_too_deep_or_too_narrow() {
 fn nothing() -> TrackSpan {
     TrackSpan { kind: SpanKind::Phase, name: "x".into(), of: None, start: 0, end: 0, bytes: 0 }
 }
+
+#[test]
+fn the_costliest_operations_come_first() {
+    use SpanKind::{Kernel, Op};
+    let spans = vec![
+        span(Op, "norm", None, 0, 2_000_000),
+        // A composed operation, whose parts are operations too; the kernel is no operation.
+        span(Op, "attention", None, 2_000_000, 9_000_000),
+        span(Op, "matmul", None, 3_000_000, 6_000_001),
+        span(Kernel, "gemm", None, 3_000_000, 5_000_000),
+        span(Op, "matmul", None, 7_000_000, 8_000_001),
+    ];
+    let other =
+        ThreadTrace { name: "b".into(), spans: vec![span(Op, "norm", Some(6), 0, 500_000)], ..Default::default() };
+    let main = ThreadTrace { name: "a".into(), spans, ..Default::default() };
+    let timeline = RunTimeline::of(&Trace { threads: vec![main, other], length: 10_000_000 }, 4);
+    let costs: Vec<_> = timeline.costs(Op).into_iter().map(|c| (c.name.to_string(), c.calls, c.total, c.own)).collect();
+    let expected = [
+        ("matmul", 2, 4_000_002, 4_000_002),
+        ("attention", 1, 7_000_000, 2_999_998),
+        ("norm", 2, 2_500_000, 2_500_000),
+    ];
+    assert_eq!(costs, expected.map(|(name, calls, total, own)| (name.to_string(), calls, total, own)));
+    let table = timeline.costliest(Op, 2);
+    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    let expected = [
+        vec!["op", "calls", "own", "ms", "%", "mean", "µs", "MB"],
+        vec!["matmul", "2", "4.000", "42.1", "2000.0", "0.0"],
+        vec!["attention", "1", "3.000", "31.6", "7000.0", "–"],
+    ];
+    assert_eq!(lines, expected);
+    assert_eq!(timeline.costliest(Kernel, 9).lines().count(), 2);
+    assert_eq!(timeline.costliest(SpanKind::Wait, 9), "");
+}

@@ -64,7 +64,7 @@ fn tables_name_what_there_is() {
         autograd::apply_function, autograd::detect_anomaly, autograd::differentiable_grad, autograd::jvp, autograd::per_example_gradients, data::Dataset, data::Loader,
         data::tokens::TokenFile, distributed::comm::Quorum, distributed::compat::Ddp, distributed::pipeline::PipelineModel,
         distributed::pipeline::ScheduleKind::OneFOneB, distributed::train::HyperParameters::Restored, fused::AttentionProgram, linalg::solve,
-        nn::Bilinear, nn::DropUnit::Channel, nn::DropUnit::Example, nn::Dropout, nn::EmbeddingBag, nn::Gpt, nn::Init,
+        nn::Bilinear, nn::DropUnit::Channel, nn::DropUnit::Example, nn::Dropout, nn::EmbeddingBag, nn::Gpt, nn::Hooked, nn::Init,
         nn::InstanceNorm, nn::Linear, nn::Sequential, nn::SpectralNorm, nn::WeightNorm, nn::functional_call, nn::loss::BinaryOptions, nn::loss::CtcOptions, nn::loss::bce_with_logits_by, nn::loss::cosine_embedding, nn::loss::cross_entropy, nn::loss::ctc, nn::loss::gaussian_nll, nn::loss::hinge_embedding, nn::loss::linear_cross_entropy, nn::loss::margin_ranking, nn::loss::mse, nn::loss::poisson_nll, nn::loss::soft_margin, nn::loss::triplet, nn::under,
         ops::cat, ops::einsum, ops::stack, optim::Cosine, optim::EvaluationWeights, optim::LossScaler, optim::ParamGroups, optim::ScheduleFreeAdamW, optim::StepLr,
         optim::WarmupCosine, optim::clip_grad_norm, train::Checkpoints, train::compat::DistributedTrainConfig, train::EarlyStop,
