@@ -33,6 +33,7 @@ pub mod pack;
 pub mod protobuf;
 pub mod random;
 pub mod sources;
+pub mod split;
 pub mod stream;
 pub mod tokens;
 

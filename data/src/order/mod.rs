@@ -8,6 +8,7 @@ mod buckets;
 mod first;
 mod mixture;
 mod permutation;
+mod weighted;
 
 use std::ops::Range;
 
@@ -15,6 +16,7 @@ pub use buckets::LengthBuckets;
 pub(crate) use first::FirstPositions;
 pub use mixture::Mixture;
 pub use permutation::KeyedPermutation;
+pub use weighted::WeightedOrder;
 
 /// An order of examples: the example at each position, for every epoch.
 pub trait Order: Send + Sync {

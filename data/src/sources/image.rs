@@ -251,6 +251,11 @@ impl ImageFolder {
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
+
+    /// The class of each image, without reading one: for [`split`](crate::split).
+    pub fn labels(&self) -> Vec<i64> {
+        self.images.iter().map(|(_, class)| *class).collect()
+    }
 }
 
 impl Dataset for ImageFolder {

@@ -6,6 +6,7 @@ mod formats;
 mod gguf;
 mod loader;
 mod pack;
+mod sampling;
 mod sources;
 mod stream;
 mod tokens;

@@ -74,9 +74,9 @@ fn tables_name_what_there_is() {
     #[cfg(all(feature = "image", feature = "parquet", feature = "text"))]
     page! { "data.md":
         use weftgrad::data::*;
-        Dataset, Last::Drop, sources::Csv, sources::JsonLines, sources::Parquet, sources::SafetensorsRows,
+        Dataset, Last::Drop, order::WeightedOrder, sources::Csv, sources::JsonLines, sources::Parquet, sources::SafetensorsRows,
         sources::TarShards, sources::TextFolder, sources::Tokenizer, sources::image::ImageFolder, sources::read_idx,
-        stream::Replay, stream::Stream, stream::StreamLoader, stream::lines, tokens::IndexedTokens, tokens::TokenFile
+        split::class_weights, split::k_fold, split::stratified, split::stratified_k_fold, stream::Replay, stream::Stream, stream::StreamLoader, stream::lines, tokens::IndexedTokens, tokens::TokenFile
     }
     page! { "glossary.md":
         use weftgrad::{distributed::{buckets::BucketOptions, comm::{self, Communicator}, pipeline}, *};
