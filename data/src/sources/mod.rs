@@ -6,6 +6,7 @@ mod idx;
 #[cfg(feature = "image")]
 pub mod image;
 mod jsonl;
+mod npy;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod safetensors;
@@ -17,6 +18,7 @@ mod tokenizer;
 pub use csv::{Csv, CsvRow};
 pub use idx::read_idx;
 pub use jsonl::{JsonLine, JsonLines};
+pub use npy::{NpyRows, read_npy, read_npz};
 #[cfg(feature = "parquet")]
 pub use parquet::{Parquet, ParquetRow};
 pub use safetensors::SafetensorsRows;

@@ -5,6 +5,7 @@ mod common;
 mod formats;
 mod gguf;
 mod loader;
+mod numpy;
 mod pack;
 mod sampling;
 mod sources;

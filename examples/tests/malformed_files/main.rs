@@ -20,7 +20,7 @@ use weftgrad::{
     data::{
         Dataset,
         gguf::GgufFile,
-        sources::{Csv, JsonLines, SafetensorsRows, TarShards, TextLines, read_idx},
+        sources::{Csv, JsonLines, SafetensorsRows, TarShards, TextLines, read_idx, read_npy, read_npz},
         tokens::{IndexedTokens, IndexedTokensWriter, TokenFile, TokenType, write_tokens},
     },
     distributed::{
@@ -86,9 +86,17 @@ fn sources(folder: &Path) -> Result<Vec<Reader>> {
     safetensors::save(&tensors, &named, &Default::default())?;
     let shard = folder.join("1.tar");
     fs::write(&shard, tar(&[("a/7.jpg", b"picture"), ("a/7.cls", b"3"), ("b.txt", b"text")])).unwrap();
+    let npy = folder.join("a.npy");
+    let header = "{'descr': '>f4', 'fortran_order': True, 'shape': (2, 3), }";
+    fs::write(&npy, [b"\x93NUMPY\x01\x00\x3a\x00", header.as_bytes(), &[7; 24]].concat()).unwrap();
+    let npz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/references/packed.npz");
+    let packed = folder.join("packed.npz");
+    fs::copy(npz, &packed).unwrap();
     let host = Cpu::with_threads(1);
     Ok(vec![
         reader("IDX", &idx, |path| read_idx(path)),
+        reader("npy", &npy, |path| read_npy(path)),
+        reader("npz", &packed, |path| read_npz(path)),
         reader("CSV", &csv, |path| every(&Csv::open(path)?)),
         reader("JSON lines", &lines, |path| every(&JsonLines::open(path)?)),
         reader("lines of text", &words, |path| every(&TextLines::open(path)?)),
