@@ -25,6 +25,8 @@ const FEATURES: &[&str] = &[
     "linalg",
     "planner",
     "export",
+    "arrow",
+    "audio",
     "image",
     "parquet",
     "text",

@@ -3,7 +3,7 @@
 use std::{
     io::{self, BufReader, Read},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -14,199 +14,179 @@ use parquet::{
     record::{Field, Row},
     schema::types::Type,
 };
-use serde_json::{Map, Value};
 
+use super::{Cell, TableRow, groups::Groups};
 use crate::{Dataset, files::PositionedFile};
 
-/// The number of decoded row groups kept.
-const KEPT: usize = 4;
-
-/// The rows of a Parquet file. Reading a row decodes its complete row group, and the last four groups are kept. Read
-/// rows in order, or in an order that stays within a few groups ([`Stream::shuffle`](crate::stream::Stream::shuffle)),
-/// or convert the file to tokens first.
+/// The rows of Parquet files. Reading a row decodes its complete row group, and the last four groups are kept. Read rows
+/// in order, or in an order that stays within a few groups ([`Stream::shuffle`](crate::stream::Stream::shuffle)), or
+/// convert the files to tokens first.
+///
+/// ```no_run
+/// use data::{Dataset, sources::Parquet};
+/// # fn main() -> numcore::Result<()> {
+/// let texts = Parquet::open("corpus/")?.texts("text")?; // train-00000-of-00002.parquet, …
+/// # Ok(())
+/// # }
+/// ```
 pub struct Parquet {
-    path: PathBuf,
-    reader: SerializedFileReader<Chunks>,
+    files: Vec<ParquetFile>,
+    /// The file of each row group, and the group's number there.
+    places: Vec<(usize, usize)>,
+    groups: Groups<Vec<Cell>>,
     /// The columns to read; `None` for all.
     projection: Option<Type>,
-    /// The end of each row group: the index after its last row.
-    ends: Vec<usize>,
-    /// The kept groups with their numbers, the last used one last.
-    kept: Mutex<Vec<(usize, Group)>>,
 }
 
-type Group = Arc<Vec<Map<String, Value>>>;
-
-/// A row: JSON values by column. Types that JSON lacks are text: bytes, dates, NaN, infinities and others.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ParquetRow {
-    /// The values by column.
-    pub values: Map<String, Value>,
-    file: PathBuf,
-    row: usize,
+struct ParquetFile {
+    name: Arc<str>,
+    reader: SerializedFileReader<Chunks>,
+    /// The row before its first one.
+    start: usize,
 }
 
 impl Parquet {
-    /// Opens a file and reads its schema.
+    /// Opens a file, or the files `*.parquet` of a folder one after another in the order of their names.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, or is no Parquet file.
+    /// Fails if the folder has no such file; otherwise as [`open_all`](Parquet::open_all).
     #[track_caller]
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let chunks = Chunks(Arc::new(PositionedFile::open(path).at_caller()?));
-        let reader = SerializedFileReader::new(chunks)
-            .map_err(|e| Error::format(path.display().to_string(), e.to_string()))
-            .at_caller()?;
-        let rows = reader.metadata().row_groups().iter().map(|group| usize::try_from(group.num_rows()).ok());
-        let add = |end: &mut usize, rows: Option<usize>| {
-            *end = rows.and_then(|rows| end.checked_add(rows)).unwrap_or(usize::MAX);
-            Some(*end)
-        };
-        let ends: Vec<usize> = rows.scan(0, add).collect();
-        if ends.last() == Some(&usize::MAX) {
-            return Err(Error::format(path.display().to_string(), "its numbers of rows make no sense")).at_caller();
+        if !path.is_dir() {
+            return Parquet::open_all([path]);
         }
-        Ok(Parquet { path: path.into(), reader, projection: None, ends, kept: Mutex::new(Vec::new()) })
+        let files = std::fs::read_dir(path).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+        let mut files: Vec<PathBuf> = files.map_err(|e| Error::io(path, e)).at_caller()?;
+        files.retain(|file| file.extension().is_some_and(|end| end == "parquet"));
+        files.sort_unstable();
+        if files.is_empty() {
+            return Err(Error::format(path.display().to_string(), "there is no file *.parquet")).at_caller();
+        }
+        Parquet::open_all(files)
+    }
+
+    /// Opens files one after another, and reads their schemas.
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read, is no Parquet file, or has other columns than the first.
+    #[track_caller]
+    pub fn open_all<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self> {
+        let open = |path: P| {
+            let name: Arc<str> = path.as_ref().display().to_string().into();
+            let reader = SerializedFileReader::new(Chunks(Arc::new(PositionedFile::open(path.as_ref())?)));
+            let reader = reader.map_err(|e| Error::format(&*name, e.to_string()))?;
+            Ok(ParquetFile { name, reader, start: 0 })
+        };
+        let mut files: Vec<ParquetFile> = paths.into_iter().map(open).collect::<Result<_>>().at_caller()?;
+        if let Some(other) = files.iter().find(|file| file.columns() != files[0].columns()) {
+            let why = format!("its columns are not those of {}", files[0].name);
+            return Err(Error::format(&*other.name, why)).at_caller();
+        }
+        let (mut places, mut rows) = (Vec::new(), Vec::new());
+        let mut starts = Vec::new();
+        for (number, file) in files.iter().enumerate() {
+            starts.push(places.len());
+            let groups = file.reader.metadata().row_groups().iter().enumerate();
+            groups.for_each(|(group, metadata)| {
+                places.push((number, group));
+                rows.push(metadata.num_rows());
+            });
+        }
+        let Some(groups) = Groups::new(rows) else {
+            let names: Vec<&str> = files.iter().map(|file| &*file.name).collect();
+            return Err(Error::format(names.join(", "), "the numbers of rows make no sense")).at_caller();
+        };
+        files.iter_mut().zip(starts).for_each(|(file, group)| file.start = groups.start(group));
+        Ok(Parquet { files, places, groups, projection: None })
     }
 
     /// Reads only these columns.
     ///
     /// # Errors
-    /// Fails if the file has no such column.
+    /// Fails if the files have no such column.
     #[track_caller]
     pub fn columns(mut self, columns: &[&str]) -> Result<Self> {
-        let schema = self.reader.metadata().file_metadata().schema();
+        let Some(file) = self.files.first() else { return Ok(self) };
+        let schema = file.reader.metadata().file_metadata().schema();
         let find = |&column: &&str| {
-            let names = || schema.get_fields().iter().map(|field| field.name()).collect::<Vec<_>>().join(", ");
-            let found = schema.get_fields().iter().find(|field| field.name() == column);
-            found.cloned().ok_or_else(|| self.malformed(format!("there is no column `{column}` among {}", names())))
+            let names = || file.columns().iter().map(|field| field.name()).collect::<Vec<_>>().join(", ");
+            let found = file.columns().iter().find(|field| field.name() == column);
+            let why = || format!("there is no column `{column}` among {}", names());
+            found.cloned().ok_or_else(|| Error::format(&*file.name, why()))
         };
         let fields = columns.iter().map(find).collect::<Result<Vec<_>>>().at_caller()?;
         let projection = Type::group_type_builder(schema.name()).with_fields(fields).build();
-        self.projection = Some(projection.map_err(|e| self.malformed(e.to_string())).at_caller()?);
+        self.projection = Some(projection.map_err(|e| Error::format(&*file.name, e.to_string())).at_caller()?);
         Ok(self)
     }
 
     /// The string in one column of every row: the text of a corpus.
     ///
     /// # Errors
-    /// Fails if the file has no such column.
+    /// Fails if the files have no such column.
     #[track_caller]
     pub fn texts(self, column: &str) -> Result<impl Dataset<Example = String> + use<>> {
         let name = column.to_owned();
         Ok(self.columns(&[column]).at_caller()?.map(move |row| Ok(row.text(&name)?.to_owned())))
     }
 
-    fn group(&self, number: usize) -> Result<Group> {
-        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut kept = lock();
-        if let Some(at) = kept.iter().position(|(n, _)| *n == number) {
-            let entry = kept.remove(at);
-            kept.push(entry);
-            return Ok(Arc::clone(&kept[kept.len() - 1].1));
-        }
-        // Decoded without the lock: other threads go on with the groups they have.
-        drop(kept);
-        let rows = self.decoded(number).map_err(|e| self.malformed(format!("row group {number}: {e}")))?;
-        let (rows, mut kept) = (Arc::new(rows), lock());
-        kept.push((number, Arc::clone(&rows)));
-        let surplus = kept.len().saturating_sub(KEPT);
-        kept.drain(..surplus);
-        Ok(rows)
+    fn decoded(&self, file: &ParquetFile, group: usize) -> Result<Vec<Cell>, ParquetError> {
+        let rows = file.reader.get_row_group(group)?;
+        let rows = rows.get_row_iter(self.projection.clone())?;
+        rows.map(|row| Ok(fields(&row?))).collect()
     }
+}
 
-    fn decoded(&self, number: usize) -> Result<Vec<Map<String, Value>>, ParquetError> {
-        let group = self.reader.get_row_group(number)?;
-        let rows = group.get_row_iter(self.projection.clone())?;
-        rows.map(|row| Ok(object(&row?))).collect()
-    }
-
-    fn malformed(&self, why: String) -> Error {
-        Error::format(self.path.display().to_string(), why)
+impl ParquetFile {
+    fn columns(&self) -> &[Arc<Type>] {
+        self.reader.metadata().file_metadata().schema().get_fields()
     }
 }
 
 impl Dataset for Parquet {
-    type Example = ParquetRow;
+    type Example = TableRow;
 
     fn len(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
+        self.groups.len()
     }
 
-    fn get(&self, index: usize) -> Result<ParquetRow> {
+    fn get(&self, index: usize) -> Result<TableRow> {
         crate::dataset::check_index("Parquet", index, self.len())?;
-        let number = self.ends.partition_point(|&end| end <= index);
-        let start = if number == 0 { 0 } else { self.ends[number - 1] };
-        let group = self.group(number)?;
-        let values = group.get(index - start).cloned();
-        let values =
-            values.ok_or_else(|| self.malformed(format!("row group {number} has only {} rows", group.len())))?;
-        Ok(ParquetRow { values, file: self.path.clone(), row: index })
+        let (group, row) = self.groups.place(index);
+        let (file, number) = self.places[group];
+        let file = &self.files[file];
+        let wrong = |why: String| Error::format(&*file.name, format!("row group {number}: {why}"));
+        let rows = self.groups.get(group, || self.decoded(file, number).map_err(|e| wrong(e.to_string())))?;
+        let cell = rows.get(row).cloned().ok_or_else(|| wrong(format!("it has only {} rows", rows.len())))?;
+        Ok(TableRow::new(cell, &file.name, ("row", (index - file.start) as u64)))
     }
 }
 
-impl ParquetRow {
-    /// The string in a column.
-    ///
-    /// # Errors
-    /// Fails if there is no such column, or its value is no string.
-    #[track_caller]
-    pub fn text(&self, column: &str) -> Result<&str> {
-        let text = self.values.get(column).and_then(Value::as_str);
-        text.ok_or_else(|| self.wrong(column, "string")).at_caller()
-    }
-
-    /// The number in a column; NaN and infinities too.
-    ///
-    /// # Errors
-    /// Fails if there is no such column, or its value is no number.
-    #[track_caller]
-    pub fn number(&self, column: &str) -> Result<f64> {
-        let number = self.values.get(column).and_then(|value| match value {
-            Value::String(text) => NOT_FINITE.contains(&text.as_str()).then(|| text.parse().ok())?,
-            value => value.as_f64(),
-        });
-        number.ok_or_else(|| self.wrong(column, "number")).at_caller()
-    }
-
-    fn wrong(&self, column: &str, kind: &str) -> Error {
-        let found = self.values.get(column).map_or("missing".into(), Value::to_string);
-        let why = format!("row {}: column `{column}` is {found}, no {kind}", self.row);
-        Error::format(self.file.display().to_string(), why)
-    }
+fn fields(row: &Row) -> Cell {
+    Cell::Fields(row.get_column_iter().map(|(name, field)| (name.clone(), cell(field))).collect())
 }
 
-fn object(row: &Row) -> Map<String, Value> {
-    row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
-}
-
-/// The text of numbers that JSON does not have.
-const NOT_FINITE: [&str; 3] = ["NaN", "inf", "-inf"];
-
-fn float(x: f64) -> Value {
-    if x.is_finite() { x.into() } else { x.to_string().into() }
-}
-
-fn value(field: &Field) -> Value {
+fn cell(field: &Field) -> Cell {
     match field {
-        Field::Null => Value::Null,
-        Field::Bool(x) => (*x).into(),
-        Field::Byte(x) => (*x).into(),
-        Field::Short(x) => (*x).into(),
-        Field::Int(x) => (*x).into(),
-        Field::Long(x) => (*x).into(),
-        Field::UByte(x) => (*x).into(),
-        Field::UShort(x) => (*x).into(),
-        Field::UInt(x) => (*x).into(),
-        Field::ULong(x) => (*x).into(),
-        Field::Float16(x) => float((*x).into()),
-        Field::Float(x) => float((*x).into()),
-        Field::Double(x) => float(*x),
-        Field::Str(x) => x.as_str().into(),
-        Field::Group(row) => object(row).into(),
-        Field::ListInternal(list) => list.elements().iter().map(value).collect(),
-        other => other.to_string().into(),
+        Field::Null => Cell::Null,
+        Field::Bool(x) => Cell::Bool(*x),
+        Field::Byte(x) => Cell::Int((*x).into()),
+        Field::Short(x) => Cell::Int((*x).into()),
+        Field::Int(x) => Cell::Int((*x).into()),
+        Field::Long(x) => Cell::Int((*x).into()),
+        Field::UByte(x) => Cell::Int((*x).into()),
+        Field::UShort(x) => Cell::Int((*x).into()),
+        Field::UInt(x) => Cell::Int((*x).into()),
+        Field::ULong(x) => Cell::Int((*x).into()),
+        Field::Float16(x) => Cell::Float((*x).into()),
+        Field::Float(x) => Cell::Float((*x).into()),
+        Field::Double(x) => Cell::Float(*x),
+        Field::Str(x) => Cell::Text(x.clone()),
+        Field::Bytes(x) => Cell::Bytes(x.data().to_vec()),
+        Field::Group(row) => fields(row),
+        Field::ListInternal(list) => Cell::List(list.elements().iter().map(cell).collect()),
+        other => Cell::Text(other.to_string()),
     }
 }
 

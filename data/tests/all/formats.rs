@@ -1,4 +1,4 @@
-//! Formats behind features: images, Parquet, tokenizers. Without the features there is nothing to test.
+//! Formats behind features: images, Parquet, Arrow, tokenizers. Without the features there is nothing to test.
 
 #[cfg(feature = "image")]
 mod images {
@@ -123,7 +123,10 @@ mod images {
 mod parquet_files {
     use std::{fs::File, path::Path, sync::Arc};
 
-    use data::{Dataset, Loader, sources::Parquet};
+    use data::{
+        Dataset, Loader,
+        sources::{Cell, Parquet},
+    };
     use parquet::{
         data_type::{ByteArray, ByteArrayType, DoubleType, FixedLenByteArray, FixedLenByteArrayType},
         file::{properties::WriterProperties, writer::SerializedFileWriter},
@@ -179,13 +182,13 @@ mod parquet_files {
             let row = rows.get(i).unwrap();
             assert_eq!((row.text("text").unwrap(), row.number("half").unwrap()), (&*i.to_string(), 1.5));
             let error = row.number("text").unwrap_err().to_string();
-            assert!(error.contains(&format!("column `text` is \"{i}\", no number")), "{error}");
+            assert!(error.contains(&format!("field `text` is \"{i}\", no number")), "{error}");
             match row.number("score") {
                 Ok(found) => assert!(i % 5 != 0 && (found == score(i) || found.is_nan() && i == 6), "{i}: {found}"),
                 Err(error) => {
                     assert_eq!(i % 5, 0);
                     assert!(
-                        error.to_string().contains(&format!("row {i}: column `score` is null, no number")),
+                        error.to_string().contains(&format!("row {i}: field `score` is null, no number")),
                         "{error}"
                     );
                 }
@@ -204,8 +207,8 @@ mod parquet_files {
         let path = folder.path("rows.parquet");
         write(&path, &[3]);
         let row = Parquet::open(&path).unwrap().columns(&["score"]).unwrap().get(1).unwrap();
-        assert_eq!(row.values.len(), 1);
-        assert!(row.text("text").unwrap_err().to_string().contains("row 1: column `text` is missing, no string"));
+        assert_eq!(row.cell, Cell::Fields([("score".into(), Cell::Float(0.5))].into()));
+        assert!(row.text("text").unwrap_err().to_string().contains("row 1: has no field `text`"));
         let error = Parquet::open(&path).unwrap().columns(&["txt"]).err().unwrap().to_string();
         assert!(error.contains("no column `txt` among text, score, half"), "{error}");
     }
@@ -225,6 +228,127 @@ mod parquet_files {
         let error = Parquet::open(folder.file("none.parquet", "no file of this kind")).err().unwrap().to_string();
         assert!(error.contains("none.parquet"), "{error}");
         assert!(Parquet::open(folder.file("cut.parquet", &bytes[..bytes.len() - 9])).is_err());
+    }
+
+    #[test]
+    fn a_folder_is_one_dataset() {
+        let folder = Folder::new("parquet-folder");
+        for (name, groups) in [("b.parquet", &[2, 3][..]), ("a.parquet", &[4]), ("c.parquet", &[])] {
+            write(&folder.path(name), groups);
+        }
+        folder.file("notes.txt", "no table");
+        let rows = Parquet::open(&folder).unwrap();
+        let read: Vec<String> =
+            (0..rows.len()).map(|i| rows.get(i).unwrap().text("text").unwrap().to_owned()).collect();
+        assert_eq!(read, ["0", "1", "2", "3", "0", "1", "2", "3", "4"]);
+        let error = rows.get(7).unwrap().number("text").unwrap_err().to_string();
+        assert!(error.contains("b.parquet: row 3: field `text`"), "{error}");
+        let texts = Parquet::open(&folder).unwrap().texts("text").unwrap();
+        assert_eq!((texts.len(), texts.get(8).unwrap()), (9, "4".into()));
+        std::fs::copy(crate::references().join("images.parquet"), folder.path("d.parquet")).unwrap();
+        let error = Parquet::open(&folder).err().unwrap().to_string();
+        assert!(error.contains("d.parquet: its columns are not those of") && error.contains("a.parquet"), "{error}");
+        std::fs::create_dir(folder.path("none")).unwrap();
+        let error = Parquet::open(folder.path("none")).err().unwrap().to_string();
+        assert!(error.contains("none: there is no file *.parquet"), "{error}");
+        assert_eq!(Parquet::open_all::<&Path>([]).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn structs_lists_and_bytes_are_read() {
+        let rows = Parquet::open(crate::references().join("images.parquet")).unwrap();
+        crate::formats::check_saved(&rows);
+    }
+}
+
+/// Requires the rows of `conformance/against/data_files.py`.
+#[cfg(any(feature = "arrow", feature = "parquet"))]
+fn check_saved(rows: &impl data::Dataset<Example = data::sources::TableRow>) {
+    assert_eq!(rows.len(), 7);
+    for i in (0..7).rev().chain(0..7) {
+        let row = rows.get(i).unwrap();
+        assert_eq!((row.text("text").unwrap(), row.number("label").unwrap()), (&*format!("row {i}"), i as f64));
+        match i {
+            3 => assert_eq!(row.field("score").unwrap(), &data::sources::Cell::Null),
+            4 => assert!(row.number("score").unwrap().is_nan()),
+            _ => assert_eq!(row.number("score").unwrap(), i as f64 / 2.0),
+        }
+        assert!(row.numbers("tokens").unwrap().into_iter().eq((0..i).map(|token| token as f64)));
+        assert_eq!(row.numbers("pair").unwrap(), [i as f64, -(i as f64)]);
+        assert_eq!(row.field("good").unwrap(), &data::sources::Cell::Bool(i % 2 == 0));
+        assert_eq!(row.text("image.path").unwrap(), format!("{i}.png"));
+        let png = row.bytes("image.bytes").unwrap();
+        assert_eq!(&png[..4], b"\x89PNG");
+        #[cfg(feature = "image")]
+        assert_eq!(
+            data::sources::image::Image::decode("a row", png).unwrap().bytes(),
+            [i as u8, 2 * i as u8, 7].repeat(2)
+        );
+    }
+    let row = rows.get(2).unwrap();
+    let says = |error: numcore::Error, words: &str| assert!(error.to_string().contains(words), "{error}");
+    says(row.bytes("text").unwrap_err(), "row 2: field `text` is \"row 2\", no bytes");
+    says(row.numbers("image").unwrap_err(), "field `image` is a struct of 2 fields, no list of numbers");
+    says(row.text("image.bytes").unwrap_err(), "bytes, no text");
+    says(row.number("image.size").unwrap_err(), "has no field `image.size`");
+}
+
+#[cfg(feature = "arrow")]
+mod arrow_files {
+    use std::{fs, path::Path};
+
+    use data::{Dataset, Loader, sources::Arrow};
+
+    use crate::{common::Folder, references};
+
+    #[test]
+    fn saved_datasets_are_read() {
+        let rows = Arrow::open(references().join("saved")).unwrap();
+        super::check_saved(&Arrow::open(references().join("file.arrow")).unwrap());
+        let shards = [0, 1].map(|i| references().join(format!("saved/data-0000{i}-of-00002.arrow")));
+        let texts = Arrow::open_all(&shards).unwrap().texts("text").unwrap();
+        let read: Vec<String> =
+            Loader::new(texts).batch(2).workers(3).epoch(0).unwrap().flat_map(|batch| batch.unwrap().data).collect();
+        assert!(read.into_iter().eq((0..7).map(|i| format!("row {i}"))));
+        // Rows are counted in their file.
+        let error = rows.get(5).unwrap().number("text").unwrap_err().to_string();
+        assert!(error.contains("data-00001-of-00002.arrow: row 1: field `text`"), "{error}");
+        let chosen = Arrow::open(&shards[1]).unwrap().columns(&["label", "text"]).unwrap().get(0).unwrap();
+        assert_eq!((chosen.number("label").unwrap(), chosen.text("text").unwrap()), (4.0, "row 4"));
+        assert!(chosen.field("score").is_err());
+        assert!(rows.get(7).is_err());
+        assert_eq!(Arrow::open_all::<&Path>([]).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn files_that_are_refused() {
+        let folder = Folder::new("arrow");
+        let whole = fs::read(references().join("file.arrow")).unwrap();
+        let says = |path: &Path, words: &str| {
+            let error = Arrow::open(path).err().expect("an error").to_string();
+            assert!(error.contains(words), "{error} should say {words}");
+        };
+        says(&references().join("dictionary.arrow"), "dictionary.arrow: the message at byte");
+        says(&references().join("dictionary.arrow"), "write them as plain values");
+        says(&folder.file("cut.arrow", &whole[..3000]), "cut.arrow");
+        says(
+            &folder.file("none.arrow", "no table of any kind"),
+            "none.arrow: the message at byte 0: it does not begin",
+        );
+        says(&folder.file("empty.arrow", ""), "empty.arrow: it has no schema");
+        says(folder.as_ref(), "state.json");
+        folder.file("state.json", "{\"_data_files\": [{\"name\": 1}]}");
+        says(folder.as_ref(), "state.json: it has no list `_data_files`");
+        let error = Arrow::open(references().join("saved")).unwrap().columns(&["txt"]).err().unwrap().to_string();
+        assert!(error.contains("no column `txt` among text, label, score"), "{error}");
+        // A damaged file is an error, or has other values; nothing panics.
+        for at in (0..whole.len()).step_by(3) {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x81;
+            if let Ok(rows) = Arrow::open(folder.file("damaged.arrow", &damaged)) {
+                (0..rows.len().min(7)).for_each(|i| drop(rows.get(i)));
+            }
+        }
     }
 }
 

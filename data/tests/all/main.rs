@@ -11,3 +11,8 @@ mod sampling;
 mod sources;
 mod stream;
 mod tokens;
+
+/// The folder of what others computed or wrote; `conformance/against` has the scripts.
+fn references() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/references")
+}

@@ -1,6 +1,6 @@
 //! NumPy's files: arrays that it wrote, in every element type and order, and files that are refused.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use data::{
     Array, Dataset, Loader,
@@ -8,11 +8,7 @@ use data::{
 };
 use numcore::DType;
 
-use crate::common::Folder;
-
-fn references() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/references")
-}
+use crate::{common::Folder, references};
 
 /// A file of version 1 with this header and these bytes of elements.
 fn npy(header: &str, bytes: &[u8]) -> Vec<u8> {

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, io::Write};
 use crate::common::Folder;
 use data::{
     Array, Dataset, Loader,
-    sources::{Characters, Csv, JsonLines, SafetensorsRows, TarShards, TextFolder, TextLines, read_idx},
+    sources::{Cell, Characters, Csv, JsonLines, SafetensorsRows, TarShards, TextFolder, TextLines, read_idx},
 };
 use flate2::{Compression, write::GzEncoder};
 use numcore::Result;
@@ -141,11 +141,21 @@ fn json_lines_are_read_by_field() {
     says(lines.get(0).unwrap().number("text"), &["a.jsonl: line 1: field `text` is \"one\", no number"]);
     says(lines.get(1).unwrap().number("n"), &["a.jsonl: line 3: has no field `n`"]);
     says(lines.get(3).unwrap().text("text"), &["line 5: has no field `text`"]);
+    says(lines.get(2).unwrap().numbers("text"), &["line 4: field `text` is 3, no list of numbers"]);
     says(lines.get(4), &["a.jsonl: line 6: is no JSON"]);
+    let deep = r#"{"a.b": 1, "x.y": {"z": 2}, "a": {"b": 2, "c": {"d.e": [18446744073709551615, 1e3]}, "f": [true]}, "long": "LONG"}"#;
+    let deep = deep.replace("LONG", &"ß".repeat(100));
+    let row = JsonLines::open(folder.file("deep.jsonl", deep)).unwrap().get(0).unwrap();
+    assert_eq!((row.number("a.b").unwrap(), row.numbers("a.c.d.e").unwrap()), (1.0, vec![u64::MAX as f64, 1000.0]));
+    assert_eq!(row.number("x.y.z").unwrap(), 2.0);
+    assert_eq!(row.field("a.f").unwrap(), &Cell::List(vec![Cell::Bool(true)]));
+    says(row.numbers("a.f"), &["field `a.f` is a list of 1, no list of numbers"]);
+    says(row.number("long"), &["ß\" and more, no number"]);
+    says(row.field("a.c.d"), &["has no field `a.c.d`"]);
     let texts = lines.texts("text");
     let read: Vec<Option<String>> = (0..6).map(|i| texts.get(i).ok()).collect();
     assert_eq!(read, [Some("one".into()), Some("zwei ü".into()), None, None, None, Some("six".into())]);
-    says(texts.get(2), &["line 4: field `text` is 3, no string"]);
+    says(texts.get(2), &["line 4: field `text` is 3, no text"]);
     for (name, due) in [("", 0), ("\u{feff}", 0), ("\u{feff}{\"text\": 1}\r{\"text\": 12345678901234567.0}\r", 2)] {
         let lines = JsonLines::open(folder.file("few", name)).unwrap();
         assert_eq!((lines.len(), (0..due).all(|i| lines.get(i).is_ok())), (due, true), "{name:?}");

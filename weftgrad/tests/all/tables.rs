@@ -71,10 +71,10 @@ fn tables_name_what_there_is() {
         train::ReduceOnPlateau, train::Trainer, train::Weighting::ByWeight, train::Weighting::PerMicroBatch, train::metrics,
         train::recorder::Profile, train::sink::Mlflow, train::sink::TensorBoard, train::sink::Wandb
     }
-    #[cfg(all(feature = "image", feature = "parquet", feature = "text"))]
+    #[cfg(all(feature = "arrow", feature = "audio", feature = "image", feature = "parquet", feature = "text"))]
     page! { "data.md":
         use weftgrad::data::*;
-        Dataset, Last::Drop, order::WeightedOrder, sources::Csv, sources::JsonLines, sources::NpyRows, sources::Parquet, sources::SafetensorsRows,
+        Dataset, Last::Drop, order::WeightedOrder, sources::Arrow, sources::Csv, sources::JsonLines, sources::NpyRows, sources::Parquet, sources::SafetensorsRows,
         sources::TarShards, sources::TextFolder, sources::Tokenizer, sources::image::ImageFolder, sources::read_idx, sources::read_npy,
         split::class_weights, split::k_fold, split::stratified, split::stratified_k_fold, stream::Replay, stream::Stream, stream::StreamLoader, stream::lines, tokens::IndexedTokens, tokens::TokenFile
     }

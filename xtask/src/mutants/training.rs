@@ -23,6 +23,7 @@ const LOOP: &[&str] = &[
 ];
 const PARQUET: &[&str] =
     &["test", "-p", "weftgrad-data", "--features", "parquet", "--test", "all", "--", "parquet_files"];
+const ARROW: &[&str] = &["test", "-p", "weftgrad-data", "--features", "arrow", "--test", "all", "--", "arrow_files"];
 const TIMELINES: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "recorder"];
 
 const STAGED_UNUSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_unused"];
@@ -69,8 +70,13 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "watch/src/recorder/svg.rs", from: ">= NARROWEST && depth <= DEEPEST", to: ">= NARROWEST", test: TIMELINES },
     Mutant { file: "distributed/src/train/push.rs", from: " && !self.has_unfrozen();", to: ";", test: PUSHED },
     Mutant { file: "distributed/src/zero/values.rs", from: "    pub(super) fn publish(&mut self) -> Result<()> {\n", to: "    pub(super) fn publish(&mut self) -> Result<()> {\n        self.leaves.iter().for_each(|leaf| leaf.touch());\n", test: PUSHED },
-    Mutant { file: "data/src/sources/parquet.rs", from: "NOT_FINITE.contains(&text.as_str())", to: "(!text.is_empty())", test: PARQUET },
-    Mutant { file: "data/src/sources/parquet.rs", from: "if x.is_finite() { x.into() }", to: "if x.is_finite() || x < 0.0 { x.into() }", test: PARQUET },
+    Mutant { file: "data/src/sources/parquet.rs", from: "file.columns() != files[0].columns()", to: "false", test: PARQUET },
+    Mutant { file: "data/src/sources/parquet.rs", from: "(index - file.start) as u64", to: "index as u64", test: PARQUET },
+    Mutant { file: "data/src/sources/groups.rs", from: "partition_point(|&end| end <= row)", to: "partition_point(|&end| end < row)", test: PARQUET },
+    Mutant { file: "data/src/sources/arrow.rs", from: "_ if column.is_null(row) => Cell::Null,", to: "", test: ARROW },
+    Mutant { file: "data/src/sources/arrow.rs", from: "starts.push(places.len());", to: "starts.push(0);", test: ARROW },
+    Mutant { file: "data/src/sources/row.rs", from: "name.match_indices('.').find_map(within)", to: "name.match_indices('.').next().and_then(within)", test: DATA },
+    Mutant { file: "data/src/sources/row.rs", from: "(_, Some(x)) => Cell::Int(x.into())", to: "(_, Some(x)) => Cell::Int((x as i64).into())", test: DATA },
     Mutant { file: "data/src/sources/idx.rs", from: "size.checked_mul(n))", to: "Some(size.wrapping_mul(n)))", test: DATA },
     Mutant { file: "data/src/sources/npy.rs", from: "self.big_endian != cfg!", to: "self.big_endian == cfg!", test: DATA },
     Mutant { file: "data/src/sources/npy.rs", from: ".filter(|&width| width > 0)", to: "", test: DATA },
