@@ -23,6 +23,33 @@ pub fn keyed(seed: u64, epoch: u64, example: u64) -> Philox {
     Philox::new(u64::from(a) | u64::from(b) << 32, c)
 }
 
+/// Draws from the beta distribution of positive parameters, as a ratio of gamma variates; see
+/// [`mixup`](crate::mix::mixup).
+///
+/// ```
+/// let mut rng = data::random::keyed(7, 0, 41);
+/// assert!((0.0..=1.0).contains(&data::random::beta(0.2, 0.2, &mut rng)));
+/// ```
+pub fn beta(a: f64, b: f64, rng: &mut Philox) -> f64 {
+    // The logarithms of variates for small parameters are finite where the variates are 0.
+    let (a, b) = (log_gamma_variate(a, rng), log_gamma_variate(b, rng));
+    1.0 / (1.0 + libm::exp(b - a))
+}
+
+/// The logarithm of a draw from the gamma distribution (Marsaglia & Tsang 2000).
+fn log_gamma_variate(shape: f64, rng: &mut Philox) -> f64 {
+    let small = if shape < 1.0 { libm::log(1.0 - rng.uniform()) / shape } else { 0.0 };
+    let d = if shape < 1.0 { shape + 1.0 } else { shape } - 1.0 / 3.0;
+    loop {
+        let x = rng.normal();
+        let v = 1.0 + x / (9.0 * d).sqrt();
+        let log = 3.0 * libm::log(v.max(f64::MIN_POSITIVE));
+        if v > 0.0 && libm::log(1.0 - rng.uniform()) < 0.5 * x * x + d - d * v * v * v + d * log {
+            return libm::log(d) + log + small;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

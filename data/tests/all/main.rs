@@ -1,5 +1,6 @@
 //! Datasets, loaders and formats of files.
 
+mod augment;
 #[path = "../common/mod.rs"]
 mod common;
 mod formats;

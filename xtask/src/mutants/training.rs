@@ -24,6 +24,7 @@ const LOOP: &[&str] = &[
 const PARQUET: &[&str] =
     &["test", "-p", "weftgrad-data", "--features", "parquet", "--test", "all", "--", "parquet_files"];
 const ARROW: &[&str] = &["test", "-p", "weftgrad-data", "--features", "arrow", "--test", "all", "--", "arrow_files"];
+const AUGMENTED: &[&str] = &["test", "-p", "weftgrad-data", "--features", "image", "--test", "all", "--", "augment"];
 const TIMELINES: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "recorder"];
 
 const STAGED_UNUSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_unused"];
@@ -77,6 +78,14 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "data/src/sources/arrow.rs", from: "starts.push(places.len());", to: "starts.push(0);", test: ARROW },
     Mutant { file: "data/src/sources/row.rs", from: "name.match_indices('.').find_map(within)", to: "name.match_indices('.').next().and_then(within)", test: DATA },
     Mutant { file: "data/src/sources/row.rs", from: "(_, Some(x)) => Cell::Int(x.into())", to: "(_, Some(x)) => Cell::Int((x as i64).into())", test: DATA },
+    Mutant { file: "data/src/sources/image/color.rs", from: "blurred.round_ties_even()", to: "blurred", test: AUGMENTED },
+    Mutant { file: "data/src/sources/image/color.rs", from: "if step > 0 && x == 0 { 0 }", to: "if step > 255 { 0 }", test: AUGMENTED },
+    Mutant { file: "data/src/sources/image/random.rs", from: "self.affine([cos, -sin, 0.0, sin, cos, 0.0], color)", to: "self.affine([cos, sin, 0.0, -sin, cos, 0.0], color)", test: AUGMENTED },
+    Mutant { file: "data/src/sources/image/random.rs", from: "if w < width && h < height {", to: "if w < width {", test: AUGMENTED },
+    Mutant { file: "data/src/sources/image/random.rs", from: "(2.0 * rng.uniform_f32() - 1.0)", to: "rng.uniform_f32()", test: AUGMENTED },
+    Mutant { file: "data/src/mix.rs", from: "(top..bottom).contains(&(row % height))", to: "(top..bottom).contains(&row)", test: DATA },
+    Mutant { file: "data/src/mix.rs", from: "(1.0 - cut) as f32", to: "weight as f32", test: DATA },
+    Mutant { file: "data/src/random.rs", from: "log + small;", to: "log;", test: DATA },
     Mutant { file: "data/src/sources/idx.rs", from: "size.checked_mul(n))", to: "Some(size.wrapping_mul(n)))", test: DATA },
     Mutant { file: "data/src/sources/npy.rs", from: "self.big_endian != cfg!", to: "self.big_endian == cfg!", test: DATA },
     Mutant { file: "data/src/sources/npy.rs", from: ".filter(|&width| width > 0)", to: "", test: DATA },

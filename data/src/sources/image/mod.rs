@@ -3,10 +3,15 @@
 //! Random transforms take the generator from [`Loader::augment`](crate::Loader::augment). It is keyed by example and
 //! epoch, so no number of workers or ranks changes an image.
 
+mod color;
+mod random;
+
 use std::path::{Path, PathBuf};
 
 use ::image::{ImageReader, RgbImage, imageops};
 use numcore::{Error, Result, Shape, Within, rng::Philox};
+
+pub use random::{ColorJitter, RandAugment};
 
 use super::text::{files_within, folders_in};
 use crate::{Array, Dataset};
@@ -138,6 +143,7 @@ impl Image {
     /// # Errors
     /// Fails if a size is 0.
     #[track_caller]
+    #[doc(alias("RandomResizedCrop"))]
     pub fn random_resized_crop(&self, width: u32, height: u32, rng: &mut Philox) -> Result<Image> {
         let (all_width, all_height) = self.size();
         let area = f64::from(all_width) * f64::from(all_height);
@@ -155,6 +161,7 @@ impl Image {
     }
 
     /// The image or its mirror image, each with probability ½.
+    #[doc(alias("RandomHorizontalFlip"))]
     pub fn random_flip(self, rng: &mut Philox) -> Image {
         if rng.bernoulli(0.5) { self.flipped() } else { self }
     }
