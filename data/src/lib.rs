@@ -28,6 +28,7 @@ mod dataset;
 mod files;
 pub mod gguf;
 mod loader;
+pub mod mel;
 pub mod mix;
 pub mod order;
 pub mod pack;

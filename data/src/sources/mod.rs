@@ -19,6 +19,8 @@ mod tar;
 mod text;
 #[cfg(feature = "text")]
 mod tokenizer;
+#[cfg(feature = "audio")]
+mod wav;
 
 #[cfg(feature = "arrow")]
 pub use arrow::Arrow;
@@ -34,3 +36,5 @@ pub use tar::{TarExample, TarShards};
 pub use text::{Characters, TextFile, TextFolder, TextLines};
 #[cfg(feature = "text")]
 pub use tokenizer::Tokenizer;
+#[cfg(feature = "audio")]
+pub use wav::Wav;

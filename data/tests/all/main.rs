@@ -1,5 +1,6 @@
 //! Datasets, loaders and formats of files.
 
+mod audio;
 mod augment;
 #[path = "../common/mod.rs"]
 mod common;

@@ -25,6 +25,7 @@ const PARQUET: &[&str] =
     &["test", "-p", "weftgrad-data", "--features", "parquet", "--test", "all", "--", "parquet_files"];
 const ARROW: &[&str] = &["test", "-p", "weftgrad-data", "--features", "arrow", "--test", "all", "--", "arrow_files"];
 const AUGMENTED: &[&str] = &["test", "-p", "weftgrad-data", "--features", "image", "--test", "all", "--", "augment"];
+const AUDIO: &[&str] = &["test", "-p", "weftgrad-data", "--features", "audio", "--test", "all", "--", "wav"];
 const TIMELINES: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "recorder"];
 
 const STAGED_UNUSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_unused"];
@@ -86,6 +87,10 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "data/src/mix.rs", from: "(top..bottom).contains(&(row % height))", to: "(top..bottom).contains(&row)", test: DATA },
     Mutant { file: "data/src/mix.rs", from: "(1.0 - cut) as f32", to: "weight as f32", test: DATA },
     Mutant { file: "data/src/random.rs", from: "log + small;", to: "log;", test: DATA },
+    Mutant { file: "data/src/mel.rs", from: "if frequency < turn =>", to: "if frequency < 2.0 * turn =>", test: DATA },
+    Mutant { file: "data/src/mel.rs", from: "2.0 / (to - from)", to: "1.0 / (to - from)", test: DATA },
+    Mutant { file: "data/src/mel.rs", from: "amax_keepdim(&[-2, -1])", to: "amax_keepdim(&[-3, -2, -1])", test: DATA },
+    Mutant { file: "data/src/sources/wav.rs", from: "values.iter().skip(c).step_by(channels)", to: "values.iter().skip(c).step_by(1)", test: AUDIO },
     Mutant { file: "data/src/sources/idx.rs", from: "size.checked_mul(n))", to: "Some(size.wrapping_mul(n)))", test: DATA },
     Mutant { file: "data/src/sources/npy.rs", from: "self.big_endian != cfg!", to: "self.big_endian == cfg!", test: DATA },
     Mutant { file: "data/src/sources/npy.rs", from: ".filter(|&width| width > 0)", to: "", test: DATA },
