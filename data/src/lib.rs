@@ -24,6 +24,7 @@
 mod array;
 pub mod calendar;
 mod collate;
+pub mod columns;
 mod dataset;
 mod files;
 pub mod gguf;

@@ -5,6 +5,7 @@ use std::{path::Path, str::FromStr, sync::Arc};
 
 use numcore::{Error, Result, Within};
 
+use super::{Cell, TableRow};
 use crate::{
     Array, Dataset,
     files::{Cutter, PositionedFile, Records},
@@ -149,6 +150,18 @@ impl CsvRow {
 
     fn wrong(&self, why: String) -> Error {
         Error::format(&*self.file, format!("line {}: {why}", self.line))
+    }
+}
+
+/// The row as text by column. Columns that share a name are left out.
+impl From<CsvRow> for TableRow {
+    fn from(row: CsvRow) -> Self {
+        let named = |(name, text): (&String, String)| {
+            let alone = row.columns.iter().filter(|other| *other == name).count() == 1;
+            alone.then(|| (name.clone(), Cell::Text(text)))
+        };
+        let fields = row.columns.iter().zip(row.fields).filter_map(named).collect();
+        TableRow::new(Cell::Fields(fields), &row.file.into(), ("line", row.line))
     }
 }
 

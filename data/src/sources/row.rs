@@ -112,7 +112,7 @@ impl TableRow {
         self.wrong(format!("field `{name}` is {found}, no {kind}"))
     }
 
-    fn wrong(&self, why: String) -> Error {
+    pub(crate) fn wrong(&self, why: String) -> Error {
         let (kind, number) = self.place;
         Error::format(&*self.file, format!("{kind} {number}: {why}"))
     }

@@ -2,6 +2,7 @@
 
 mod audio;
 mod augment;
+mod columns;
 #[path = "../common/mod.rs"]
 mod common;
 mod formats;

@@ -74,7 +74,7 @@ fn tables_name_what_there_is() {
     #[cfg(all(feature = "arrow", feature = "audio", feature = "image", feature = "parquet", feature = "text"))]
     page! { "data.md":
         use weftgrad::data::*;
-        Dataset, Last::Drop, mel::MelSpectrogram, mel::decibels, mix::cutmix, mix::mixup, order::WeightedOrder, sources::Arrow, sources::Csv, sources::JsonLines, sources::NpyRows, sources::Parquet, sources::SafetensorsRows,
+        Dataset, Last::Drop, columns::FittedColumns, columns::MissingValues, columns::Scaling, columns::TableColumns, mel::MelSpectrogram, mel::decibels, mix::cutmix, mix::mixup, order::WeightedOrder, sources::Arrow, sources::Csv, sources::JsonLines, sources::NpyRows, sources::Parquet, sources::SafetensorsRows,
         sources::TarShards, sources::TextFolder, sources::Tokenizer, sources::Wav, sources::image::ImageFolder, sources::read_idx, sources::read_npy,
         sources::image::RandAugment, split::class_weights, split::k_fold, split::stratified, split::stratified_k_fold, stream::Replay, stream::Stream, stream::StreamLoader, stream::lines, tokens::IndexedTokens, tokens::TokenFile
     }
