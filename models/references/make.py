@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the reference files of this folder: random tiny models by transformers, what they compute, and adapters by peft.
 
-    python3 -m venv V && V/bin/pip install torch transformers peft
+    python3 -m venv V && V/bin/pip install torch transformers peft sentence-transformers
     V/bin/python models/references/make.py [NAME ..]
 
 A folder holds config.json and the weights as transformers saves them, `reference.json` (versions, prompts, greedy text) and
@@ -309,6 +309,46 @@ def bert():
         finish(folder, {"ids": ids, "mask": mask, "types": types, "target": target, "logits": logits, **grads})
 
 
+def sentences():
+    """Sentence embeddings of a tiny BERT by every way of pooling; needs sentence-transformers."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize, Pooling, Transformer
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    torch.manual_seed(7)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "sea", "is", "wide", "and", "cold", "a", "mount", "##ain", "##s",
+             "high", ".", ",", "?", "we", "climb", "##ed", "swim", "in", "no", "one"]
+    tokenizer = Tokenizer(models.WordPiece({word: k for k, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    special = dict(unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", mask_token="[MASK]")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=12, num_hidden_layers=2, num_attention_heads=4, intermediate_size=20,
+        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = transformers.BertModel(config).eval()
+    randomize(model)
+    folder, plain = fresh("sentences"), fresh("sentences_plain")
+    model.save_pretrained(plain)
+    fast.save_pretrained(plain)
+    texts = ["The sea is wide and cold.", "", "no", "We climbed a mountain, and mountains is high? We swim in a cold sea, and we climbed.",
+             "unknown words", "  The SEA "]
+    tensors, width = {}, config.hidden_size
+    for mode in ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]:
+        parts = [Transformer(plain, max_seq_length=11), Pooling(width, pooling_mode=mode)]
+        tensors[mode] = torch.tensor(SentenceTransformer(modules=parts, device="cpu").encode(texts))
+    parts = [Transformer(plain, max_seq_length=11), Pooling(width, pooling_mode="mean"), Normalize()]
+    whole = SentenceTransformer(modules=parts, device="cpu", prompts={"query": "we swim in: "}, default_prompt_name="query")
+    tensors["whole"] = torch.tensor(whole.encode(texts))
+    tensors["similarities"] = whole.similarity(tensors["whole"], tensors["whole"])
+    whole.save(folder)
+    shutil.rmtree(plain)
+    for extra in ["README.md"]:
+        os.path.exists(os.path.join(folder, extra)) and os.remove(os.path.join(folder, extra))
+    finish(folder, tensors, texts=texts)
+
+
 def vit():
     torch.manual_seed(6)
     config = transformers.ViTConfig(
@@ -345,6 +385,7 @@ def main(names):
     wants("chat") and chat()
     wants("bert") and bert()
     wants("vit") and vit()
+    wants("sentences") and sentences()
     wants("classifier_adapters") and classifier_adapters()
     for name in filter(wants, ADAPTERS):
         base, options = ADAPTERS[name]

@@ -38,7 +38,9 @@ pub use chat::{ChatExample, pack_examples};
 pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, Family, RopeConfig, RopeScaling};
 pub use convert::{Change, ConversionRule, ConversionTable, Converted, GGUF_TABLE, StackNames, StackPlace, StackRule};
 pub use decoder::{Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
-pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
+pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Pooling, Vit, VitConfig};
+#[cfg(feature = "text")]
+pub use encoder::{SentenceEncoder, cosine_similarities};
 pub use files::{JsonObject, SaveOptions};
 pub use gathered::gathered;
 pub use generate::{

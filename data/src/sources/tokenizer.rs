@@ -3,7 +3,10 @@
 use std::{fmt, ops::Range, path::Path};
 
 use numcore::{Error, Result, Within};
-use tokenizers::models::{ModelWrapper, bpe::BPE};
+use tokenizers::{
+    PostProcessor, TruncationDirection,
+    models::{ModelWrapper, bpe::BPE},
+};
 
 use crate::{
     files::without_mark,
@@ -71,6 +74,24 @@ impl Tokenizer {
     #[track_caller]
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, true).at_caller()
+    }
+
+    /// The tokens of a text, cut to at most `most`, with the special tokens that the file puts around it: these stay.
+    ///
+    /// # Errors
+    /// Fails if [`encode`](Tokenizer::encode) would fail, or `most` has no place for the special tokens.
+    #[doc(alias("truncation", "max_length"))]
+    #[track_caller]
+    pub fn encode_cut(&self, text: &str, most: usize) -> Result<Vec<u32>> {
+        const OP: &str = "Tokenizer::encode_cut";
+        let special = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+        let Some(left) = most.checked_sub(special) else {
+            return Err(Error::range(OP, "most", most, format!("at least {special}, the special tokens"))).at_caller();
+        };
+        let mut encoding = self.inner.encode_fast(text, false).map_err(|e| refused(OP, &*e)).at_caller()?;
+        encoding.truncate(left, 0, TruncationDirection::Right);
+        let encoding = self.inner.post_process(encoding, None, true).map_err(|e| refused(OP, &*e)).at_caller()?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// The tokens of a text from [`encode`](Tokenizer::encode), each with the byte range of the text that it stands

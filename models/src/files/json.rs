@@ -40,6 +40,21 @@ impl JsonObject {
         }
     }
 
+    /// Reads a file that holds a list of objects.
+    ///
+    /// # Errors
+    /// Fails if [`open`](JsonObject::open) would fail, or an item is no object.
+    #[cfg(feature = "text")]
+    #[track_caller]
+    pub(crate) fn open_list(path: &Path) -> Result<Vec<Self>> {
+        let (text, what) = (read_bounded(path).at_caller()?, path.display().to_string());
+        let items: Vec<Map<String, Value>> = serde_json::from_slice(&text)
+            .map_err(|e| Error::format(&*what, format!("it holds no list of JSON objects: {e}")))
+            .at_caller()?;
+        let named = |(k, fields)| JsonObject::of(format!("{what}, item {k}"), fields);
+        Ok(items.into_iter().enumerate().map(named).collect())
+    }
+
     /// Wraps fields that are in memory; `what` names them in errors.
     pub fn of(what: impl Into<String>, fields: Map<String, Value>) -> Self {
         JsonObject { what: what.into(), fields }

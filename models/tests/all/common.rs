@@ -77,6 +77,15 @@ pub fn next_token_loss(model: &impl Forward<Cpu>, ids: &V) -> V {
     cross_entropy(&logits, &ids.narrow(1, 1, t - 1).unwrap()).unwrap()
 }
 
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let to = to.join(path.file_name().unwrap());
+        if path.is_dir() { copy_folder(&path, &to) } else { fs::copy(&path, &to).map(drop).unwrap() }
+    }
+}
+
 /// Compares the gradients of trained parameters with a reference's, whose names `ours` converts; a transposed weight's is transposed.
 pub fn check_grads(model: &impl Module<Cpu>, loss: &V, due: &Reference, ours: impl Fn(&str) -> (String, bool)) {
     let grads = backward(loss).unwrap();
@@ -139,10 +148,7 @@ impl Scratch {
     /// A copy of a folder of `references/`.
     pub fn copy_of(name: &str) -> Scratch {
         let scratch = Scratch::new();
-        for entry in fs::read_dir(reference(name)).unwrap() {
-            let path = entry.unwrap().path();
-            fs::copy(&path, scratch.0.join(path.file_name().unwrap())).unwrap();
-        }
+        copy_folder(&reference(name), &scratch.0);
         scratch
     }
 

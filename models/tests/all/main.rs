@@ -16,6 +16,7 @@ mod quantized;
 mod ranks;
 mod same;
 mod saving;
+mod sentences;
 mod stages;
 mod tensor;
 mod tensor_adapters;
