@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use numcore::{Error, Result, Within};
+use numcore::{Error, Result, Within, safetensors::replace_file};
 use serde_json::{Value, json};
 
 use crate::{
@@ -267,13 +267,13 @@ impl FittedColumns {
         Ok(FittedColumns { columns: read().ok_or_else(|| Error::format(what, why)).at_caller()? })
     }
 
-    /// Writes the columns to a JSON file.
+    /// Writes the columns to a JSON file, which is replaced once the new one is complete.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
     #[track_caller]
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        std::fs::write(path.as_ref(), self.to_json()).map_err(|e| Error::io(path.as_ref(), e)).at_caller()
+        replace_file(path, self.to_json().as_bytes()).at_caller()
     }
 
     /// Reads the columns from a JSON file.
