@@ -24,10 +24,6 @@ pub enum Pooling {
 }
 
 impl Pooling {
-    /// All ways, in the order in which sentence-transformers joins the vectors of several.
-    pub(super) const ALL: [Pooling; 6] =
-        [Pooling::Cls, Pooling::Max, Pooling::Mean, Pooling::MeanSqrt, Pooling::WeightedMean, Pooling::Last];
-
     /// Pools states `[B, T, C]` of the tokens whose `mask: [B, T]` is not 0; the result is `[B, C]`. Rows without a token
     /// give zeros, but for [`Cls`](Pooling::Cls), which reads the first place. Padding may be on either side.
     ///

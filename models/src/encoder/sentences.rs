@@ -63,6 +63,17 @@ pub struct SentenceEncoder<R: Runtime> {
     lowers: bool,
 }
 
+/// The ways of pooling, in the order in which sentence-transformers joins the vectors of several: each with its flag and
+/// its word in files.
+const POOLINGS: [(Pooling, &str, &str); 6] = [
+    (Pooling::Cls, "pooling_mode_cls_token", "cls"),
+    (Pooling::Max, "pooling_mode_max_tokens", "max"),
+    (Pooling::Mean, "pooling_mode_mean_tokens", "mean"),
+    (Pooling::MeanSqrt, "pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"),
+    (Pooling::WeightedMean, "pooling_mode_weightedmean_tokens", "weightedmean"),
+    (Pooling::Last, "pooling_mode_lasttoken", "lasttoken"),
+];
+
 /// The most tokens, padding included, that are encoded at a time.
 const BATCH_TOKENS: usize = 8192;
 
@@ -220,18 +231,15 @@ fn optional(path: &Path) -> Result<JsonObject> {
 
 /// The ways of pooling that a configuration of sentence-transformers names, as flags or as one word.
 fn pooling_of(fields: &JsonObject) -> Result<Vec<Pooling>> {
-    let names = ["cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
-    let words = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"];
     let mut chosen = Vec::new();
-    for (pooling, name) in Pooling::ALL.into_iter().zip(names) {
-        if fields.flag(&format!("pooling_mode_{name}"))?.unwrap_or(false) {
-            chosen.push(pooling);
-        }
+    for (pooling, flag, _) in POOLINGS {
+        chosen.extend(fields.flag(flag)?.unwrap_or(false).then_some(pooling));
     }
     if let Some(word) = fields.text("pooling_mode")? {
-        let known = words.iter().position(|known| *known == word);
-        let unknown = || fields.wrong("pooling_mode", format!("is `{word}`, not one of {}", words.join(", ")));
-        chosen = vec![Pooling::ALL[known.ok_or_else(unknown)?]];
+        let known = POOLINGS.iter().find(|(_, _, known)| *known == word);
+        let words = || POOLINGS.map(|(_, _, known)| known).join(", ");
+        let unknown = || fields.wrong("pooling_mode", format!("is `{word}`, not one of {}", words()));
+        chosen = vec![known.ok_or_else(unknown)?.0];
     }
     if !fields.flag("include_prompt")?.unwrap_or(true) {
         return Err(fields.wrong("include_prompt", "is false, and prompts are pooled with their texts here"));

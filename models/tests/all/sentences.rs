@@ -2,7 +2,6 @@
 
 use autograd::backward;
 use models::Pooling;
-use nn::loss::info_nce;
 use numcore::{
     DType, Tensor,
     ops::{PointwiseOps, ReduceOps, ViewOps},
@@ -71,7 +70,7 @@ fn gradients_of_pooling_reach_the_tokens_that_count() {
 #[cfg(feature = "text")]
 mod texts {
     use models::{SentenceEncoder, cosine_similarities};
-    use nn::ModuleExt;
+    use nn::{ModuleExt, loss::info_nce};
     use serde_json::json;
 
     use super::*;
@@ -124,6 +123,24 @@ mod texts {
         let loss = info_nce(&encoder.embed(&a).unwrap(), &encoder.embed(&b).unwrap(), 0.05).unwrap();
         let gradients = backward(&loss).unwrap();
         assert!(encoder.parameters().iter().filter(|p| gradients.of(&p.var()).is_some()).count() > 20);
+    }
+
+    #[test]
+    fn older_folders_name_pooling_by_flags_and_a_limit_of_tokens() {
+        let folder = Scratch::copy_of("sentences");
+        let write = |file: &str, text: &str| std::fs::write(folder.0.join(file), text).unwrap();
+        write("1_Pooling/config.json", r#"{"pooling_mode_max_tokens": true, "pooling_mode_cls_token": true}"#);
+        write("sentence_bert_config.json", r#"{"max_seq_length": 5, "do_lower_case": false}"#);
+        write(
+            "modules.json",
+            r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#,
+        );
+        let encoder = SentenceEncoder::from_pretrained(&folder.0, &init()).unwrap();
+        assert_eq!((&encoder.pooling[..], encoder.normalizes), (&[Pooling::Cls, Pooling::Max][..], false));
+        let long = encoder.tokens("", "the sea is wide and cold").unwrap();
+        // The special tokens stay.
+        assert_eq!((long.len(), long[0], long[4]), (5, 2, 3));
     }
 
     /// A folder asks for something that is not computed: an error by name.
