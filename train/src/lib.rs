@@ -19,6 +19,7 @@ mod progress;
 mod resume;
 mod run;
 mod scalars;
+pub mod search;
 mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};

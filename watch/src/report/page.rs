@@ -4,7 +4,7 @@ use std::{fmt::Write as _, fs, path::Path, time::Duration};
 
 use numcore::{Error, Result, Within, trace::SpanKind};
 
-use super::{axis::label, charts_of, memory, samples};
+use super::{Chart, axis::label, charts_of, memory, samples};
 use crate::{escape::escaped, recorder::RunTimeline, sink::Record};
 
 /// A page about a run: configuration, curves, numbers, samples, timeline, memory. It is one file that needs no other.
@@ -13,6 +13,7 @@ pub struct Report {
     title: String,
     configuration: Vec<(String, String)>,
     records: Vec<Record>,
+    charts: Vec<Chart>,
     texts: Vec<(String, String)>,
     timeline: Option<RunTimeline>,
     refresh: Option<Duration>,
@@ -58,6 +59,12 @@ impl Report {
     /// Adds one record.
     pub(super) fn push(&mut self, record: &Record) {
         self.records.push(record.clone());
+    }
+
+    /// Adds a chart of one's own, after the curves of the records.
+    pub fn chart(mut self, chart: Chart) -> Self {
+        self.charts.push(chart);
+        self
     }
 
     /// Adds a part with a text whose columns are kept: a model's summary.
@@ -117,8 +124,9 @@ impl Report {
     }
 
     fn curves(&self) -> String {
-        let charts: String =
-            charts_of(&self.records).iter().map(|chart| format!("<div>{}</div>", chart.to_svg())).collect();
+        let all = charts_of(&self.records);
+        let charts = all.iter().chain(&self.charts).map(|chart| format!("<div>{}</div>", chart.to_svg()));
+        let charts: String = charts.collect();
         part("Curves", "<div class=\"charts\">", &charts, "</div>")
     }
 
