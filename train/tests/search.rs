@@ -353,9 +353,9 @@ fn malformed_searches_are_errors_that_name_the_field() {
         ("[search]\noptimizer = [1]", "`optimizer`: is a table"),
         ("[search]\nsteps = []", "`steps`: has no values"),
         ("[search]\nsteps = 3", "`steps`: has the value 3"),
-        ("[search]\nsteps = [1.5]", "`steps`: is an integer"),
-        ("[search]\nsteps = { min = 1, max = 2.5 }", "`steps`: is an integer"),
-        ("[search]\nname = [1]", "`name`: is a string"),
+        ("[search]\nsteps = [1.5]", "`steps`: has the type integer"),
+        ("[search]\nsteps = { min = 1, max = 2.5 }", "`steps`: has the type integer"),
+        ("[search]\nname = [1]", "`name`: has the type string"),
         ("[search]\nname = { min = \"a\", max = \"b\" }", "`name`"),
         ("[search]\nsteps = { min = 1 }", "`steps`: is a range without `max`"),
         ("[search]\nsteps = { min = 2, max = 1 }", "`steps`: has an empty"),
@@ -371,7 +371,7 @@ fn malformed_searches_are_errors_that_name_the_field() {
     assert!(SearchSpace::from_toml("search = 3").unwrap_err().to_string().contains("`search`: is a table"));
     let text = |result: Result<SearchSpace>| result.unwrap_err().to_string();
     assert!(text(space("steps = [1]").budget_field("steps")).contains("`steps`: is set by the search"));
-    assert!(text(space("steps = [1]").budget_field("name")).contains("`name`: is a string"));
+    assert!(text(space("steps = [1]").budget_field("name")).contains("`name`: has the type string"));
     assert!(text(space("steps = [1]").folder_field("folder")).contains("`folder`: is no field"));
 }
 

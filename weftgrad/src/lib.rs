@@ -239,6 +239,7 @@ pub mod book {
     chapter!(data, "data.md");
     chapter!(watching_a_run, "watching-a-run.md");
     chapter!(checkpoints_and_resuming, "checkpoints-and-resuming.md");
+    chapter!(searching, "searching.md");
     chapter!(runtimes, "runtimes.md");
     chapter!(many_ranks, "many-ranks.md");
     chapter!(clusters, "clusters.md");

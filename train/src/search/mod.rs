@@ -105,9 +105,9 @@ impl Search {
     /// Runs all trials that are not finished, and writes `results.jsonl`, `results.txt` and `report.html`. The function
     /// trains a trial up to its budget and returns the metric's value.
     ///
-    /// Other processes may run the same search in the folder. A trial is run by one of them; if it dies, another one goes
-    /// on with the trial. All wait at the end of a rung. A trial that fails is recorded with its error, and is not run
-    /// again. A value that is NaN is worse than any other. Neither is continued in a later rung.
+    /// Other processes may run the same search in the folder. A trial is run by one of them; if it dies, another one
+    /// goes on with the trial. All wait at the end of a rung. A trial that fails is recorded with its error, and is not
+    /// run again. A value that is NaN is worse than any other. Neither is continued in a later rung.
     ///
     /// # Errors
     /// Names a field of the search that is invalid. Fails too if the folder has another search, if a file cannot be

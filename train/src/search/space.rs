@@ -54,8 +54,8 @@ impl SearchSpace {
     /// Reads a configuration with its table `[search]`.
     ///
     /// # Errors
-    /// Fails for text that is no TOML, and without a field to vary. Names a field that the configuration lacks, one whose
-    /// values are of another type, and one with an empty list or range.
+    /// Fails for text that is no TOML, and without a field to vary. Names a field that the configuration lacks, one
+    /// whose values are of another type, and one with an empty list or range.
     #[track_caller]
     pub fn from_toml(text: &str) -> Result<Self> {
         Self::read(text).at_caller()
@@ -108,10 +108,7 @@ impl SearchSpace {
     fn set_aside(&mut self, name: &str, like: &Value) -> Result<()> {
         let known = field(&self.base, name)?;
         if !known.same_type(like) {
-            return Err(wrong(
-                name,
-                format!("is {} {}, not {} {}", article(known), known.type_str(), article(like), like.type_str()),
-            ));
+            return Err(wrong(name, format!("has the type {}, not {}", known.type_str(), like.type_str())));
         }
         if self.fields.iter().any(|(varied, _)| varied == name) {
             return Err(wrong(name, "is set by the search, and cannot be varied"));
@@ -138,32 +135,30 @@ impl SearchSpace {
 
     /// The number of combinations of all values.
     pub(super) fn combinations(&self) -> Result<u32> {
-        self.fields.iter().try_fold(1u32, |product, (name, candidates)| match candidates {
-            Candidates::List(list) => u32::try_from(list.len())
-                .ok()
-                .and_then(|length| product.checked_mul(length))
-                .ok_or_else(|| wrong(name, "makes the grid larger than 2³² trials")),
-            _ => Err(wrong(name, "is a range, which a grid cannot go through: give a list, or search at random")),
-        })
+        let mut all = 1u32;
+        for (name, candidates) in &self.fields {
+            let Candidates::List(list) = candidates else {
+                return Err(wrong(
+                    name,
+                    "is a range, which a grid cannot go through: give a list, or search at random",
+                ));
+            };
+            let product = u32::try_from(list.len()).ok().and_then(|length| all.checked_mul(length));
+            all = product.ok_or_else(|| wrong(name, "makes the grid larger than 2³² trials"))?;
+        }
+        Ok(all)
     }
 
     /// The values of the combination `number` of the grid. The last field varies fastest.
     pub(super) fn of_grid(&self, number: u32) -> Vec<Value> {
-        let mut rest = number as usize;
-        let mut values: Vec<Value> = self
-            .fields
-            .iter()
-            .rev()
-            .map(|(_, candidates)| match candidates {
-                Candidates::List(list) => {
-                    let value = list[rest % list.len()].clone();
-                    rest /= list.len();
-                    value
-                }
-                other => other.draw(&mut Philox::new(0, number)),
-            })
-            .collect();
-        values.reverse();
+        // A grid has no ranges: all of these are replaced.
+        let (mut values, mut rest) = (self.drawn(0, number), number as usize);
+        for (value, (_, candidates)) in values.iter_mut().zip(&self.fields).rev() {
+            if let Candidates::List(list) = candidates {
+                *value = list[rest % list.len()].clone();
+                rest /= list.len();
+            }
+        }
         values
     }
 
@@ -224,7 +219,7 @@ impl Candidates {
             (Value::Float(min), Value::Float(max)) => {
                 (Candidates::Floats { min, max, log }, min <= max && (max - min).is_finite(), min > 0.0)
             }
-            _ => return Err(wrong(name, format!("is {} {}, which has no range", article(known), known.type_str()))),
+            _ => return Err(wrong(name, format!("has the type {}, without ranges", known.type_str()))),
         };
         match () {
             () if !is_range => Err(wrong(name, "has an empty or infinite range: `min` is above `max`, or not finite")),
@@ -274,10 +269,9 @@ fn as_type_of(known: &Value, name: &str, value: Value) -> Result<Value> {
     match (known, value) {
         (Value::Float(_), Value::Integer(whole)) => Ok(Value::Float(whole as f64)),
         (known, value) if known.same_type(&value) => Ok(value),
-        (known, value) => Err(wrong(
-            name,
-            format!("is {} {} in the configuration, and not {value}", article(known), known.type_str()),
-        )),
+        (known, value) => {
+            Err(wrong(name, format!("has the type {} in the configuration, and not {value}", known.type_str())))
+        }
     }
 }
 
@@ -286,25 +280,19 @@ pub(super) fn field<'t>(table: &'t Table, name: &str) -> Result<&'t Value> {
     let mut steps = name.split('.');
     let first = steps.next().and_then(|key| table.get(key));
     let found = steps.fold(first, |value, key| value?.as_table()?.get(key));
-    found.ok_or_else(|| wrong(name, "is no field of the configuration: add it there, or correct the name"))
+    found.ok_or_else(|| missing(name))
 }
 
 fn set(table: &mut Table, name: &str, value: Value) -> Result<()> {
-    let place = match name.split_once('.') {
-        Some((key, rest)) => {
-            return match table.get_mut(key) {
-                Some(Value::Table(inner)) => set(inner, rest, value),
-                _ => Err(Error::internal("SearchSpace", format!("`{name}` was there"))),
-            };
-        }
-        None => table,
-    };
-    place.insert(name.into(), value);
+    let mut steps = name.split('.');
+    let first = steps.next().and_then(|key| table.get_mut(key));
+    let found = steps.fold(first, |value, key| value?.as_table_mut()?.get_mut(key));
+    *found.ok_or_else(|| missing(name))? = value;
     Ok(())
 }
 
-fn article(value: &Value) -> &'static str {
-    if matches!(value, Value::Integer(_) | Value::Array(_)) { "an" } else { "a" }
+fn missing(name: &str) -> Error {
+    wrong(name, "is no field of the configuration: add it there, or correct the name")
 }
 
 fn wrong(name: &str, why: impl Into<String>) -> Error {

@@ -43,12 +43,12 @@ impl Trial {
         text.parse().map_err(|_| Error::format(format!("Trial: `{name}`"), why())).at_caller()
     }
 
-    /// The trial's configuration in TOML, with the values of the search, as in the file [`config_path`](Self::config_path).
+    /// The trial's configuration in TOML, with the values of the search.
     pub fn config(&self) -> String {
         self.config.to_string()
     }
 
-    /// The path of the trial's configuration.
+    /// The path of the file with the trial's configuration.
     pub fn config_path(&self) -> PathBuf {
         self.folder.join("config.toml")
     }
@@ -59,8 +59,8 @@ impl Trial {
         Error::io(&self.folder, io::Error::new(io::ErrorKind::Interrupted, "the trial was interrupted"))
     }
 
-    /// Makes the command `program --config FILE`, to which further arguments may be added. Its input is the file that
-    /// marks the trial as taken: on Unix no other process takes the trial while the command runs, even if this one dies.
+    /// Makes the command `program --config FILE`, to which further arguments may be added. Its input is the locked file
+    /// of the trial. So on Unix no other process takes the trial while the command runs, even if this one dies.
     ///
     /// # Errors
     /// Fails if the handle of that file cannot be copied.

@@ -69,7 +69,8 @@ fn tables_name_what_there_is() {
         ops::cat, ops::einsum, ops::stack, optim::Cosine, optim::EvaluationWeights, optim::LossScaler, optim::ParamGroups, optim::ScheduleFreeAdamW, optim::StepLr,
         optim::WarmupCosine, optim::clip_grad_norm, train::Checkpoints, train::compat::DistributedTrainConfig, train::EarlyStop,
         train::ReduceOnPlateau, train::Trainer, train::Weighting::ByWeight, train::Weighting::PerMicroBatch, train::metrics,
-        train::recorder::Profile, train::recorder::RunTimeline, train::sink::Mlflow, train::sink::TensorBoard, train::sink::Wandb
+        train::recorder::Profile, train::recorder::RunTimeline, train::search::Halving, train::search::Search,
+        train::search::SearchSpace, train::sink::Mlflow, train::sink::TensorBoard, train::sink::Wandb
     }
     #[cfg(all(feature = "arrow", feature = "audio", feature = "image", feature = "parquet", feature = "text"))]
     page! { "data.md":
