@@ -151,6 +151,17 @@ fn halving_keeps_the_best_of_each_rung() {
     assert_eq!(best.points, points);
     let reached: Vec<u64> = report.results.iter().map(|result| result.trial.budget).collect();
     assert_eq!(reached, [vec![90; 3], vec![30; 6], vec![10; 18]].concat());
+    // Of equal values those with smaller numbers go on, and one goes on where there are fewer than `factor`.
+    for (trials, expected) in [(9, vec![0, 1, 2]), (2, vec![0])] {
+        let (scratch, mut later) = (Scratch::new("equal"), Vec::new());
+        let search = Search::random(&scratch.0, ranges(), trials, 5).budget(30);
+        let report = search.halving(Halving { factor: 3, first_budget: 10 }).run(|trial| {
+            later.extend((trial.budget == 30).then_some(trial.number));
+            Ok(1.0)
+        });
+        assert_eq!(later, expected);
+        assert_eq!(report.unwrap().best().unwrap().trial.number, 0);
+    }
     // The last budget is that of the search, at least `factor` times the one before.
     for (most, budgets) in [(90, "10, 30, 90"), (89, "10, 89"), (100, "10, 30, 100"), (269, "10, 30, 269"), (10, "10")]
     {
@@ -248,25 +259,24 @@ fn an_interruption_at_any_trial_changes_nothing() {
 #[test]
 fn several_at_once_never_run_a_trial_twice() {
     let whole = Scratch::new("alone");
-    let alone = told(&halved(&whole.0).run(|trial| Ok(value(trial.number, trial.budget))).unwrap());
-    let scratch = Scratch::new("together");
-    let (begun, ran) = (Mutex::new(BTreeSet::new()), Mutex::new(BTreeMap::<usize, u64>::new()));
-    scope(|threads| {
-        for worker in 0..3 {
-            let (begun, ran, folder) = (&begun, &ran, &scratch.0);
-            let alone = &alone;
-            threads.spawn(move || {
-                let report = halved(folder).run(|trial| {
-                    assert!(begun.lock().unwrap().insert((trial.number, trial.budget)), "ran twice");
-                    *ran.lock().unwrap().entry(worker).or_default() += 1;
-                    sleep(Duration::from_millis(3));
-                    Ok(value(trial.number, trial.budget))
+    let alone = &told(&halved(&whole.0).run(|trial| Ok(value(trial.number, trial.budget))).unwrap());
+    for milliseconds in [0, 0, 0, 3] {
+        let (scratch, begun) = (Scratch::new("together"), Mutex::new(BTreeSet::new()));
+        scope(|threads| {
+            for _ in 0..5 {
+                let (begun, folder) = (&begun, &scratch.0);
+                threads.spawn(move || {
+                    let report = halved(folder).run(|trial| {
+                        assert!(begun.lock().unwrap().insert((trial.number, trial.budget)), "ran twice");
+                        sleep(Duration::from_millis(milliseconds));
+                        Ok(value(trial.number, trial.budget))
+                    });
+                    assert_eq!(told(&report.unwrap()), *alone);
                 });
-                assert_eq!(told(&report.unwrap()), *alone);
-            });
-        }
-    });
-    assert_eq!(ran.into_inner().unwrap().values().sum::<u64>(), 39);
+            }
+        });
+        assert_eq!(begun.into_inner().unwrap().len(), 39);
+    }
 }
 
 const FOLDER: &str = "WEFTGRAD_TEST_SEARCH_FOLDER";

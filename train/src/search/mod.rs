@@ -150,8 +150,7 @@ impl Search {
             }
             if !trial.take()? {
                 is_finished = false;
-            } else if trial.outcome(rung)?.is_none() {
-                // Nobody finished it between the look and the claim.
+            } else {
                 trial.run(rung, &mut *f)?;
                 let now = Instant::now();
                 if now >= *next_page {
@@ -290,5 +289,22 @@ impl Search {
         let why =
             format!("another search is in this folder, with `{was}` where this one has `{is}`: take another folder");
         Err(Error::format(path.display().to_string(), why))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_that_another_process_finished_before_it_was_taken_is_not_run() {
+        let folder = std::env::temp_dir().join(format!("weftgrad-search-taken-{}", std::process::id()));
+        let space = SearchSpace::from_toml("lr = 1.0\n[search]\nlr = [1.0]").unwrap();
+        let mut trial = Search::grid(&folder, space).trial(0, 1).unwrap();
+        assert!(trial.take().unwrap());
+        trial.run(0, |_| Ok(3.0)).unwrap();
+        trial.run(0, |_| panic!("ran again")).unwrap();
+        assert_eq!(trial.outcome(0).unwrap(), Some(Ok(3.0)));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -121,8 +121,12 @@ impl Trial {
             .ok_or_else(|| Error::format(path.display().to_string(), "is no result: remove it to run the rung again"))
     }
 
-    /// Runs a rung and writes its result, all or nothing. The trial was taken.
+    /// Runs a rung of a trial that was taken, and writes its result, all or nothing. Does nothing if another process
+    /// wrote one before the trial was taken.
     pub(super) fn run(&self, rung: usize, f: impl FnOnce(&Trial) -> Result<f64>) -> Result<()> {
+        if self.outcome(rung)?.is_some() {
+            return Ok(());
+        }
         replace_file(self.config_path(), self.config().as_bytes())?;
         let outcome = match f(self) {
             Err(e) if is_interrupt(&e) => return Err(e),
