@@ -1,6 +1,6 @@
 //! Dates of the Gregorian calendar.
 
-/// The year, month and day, both from 1, so many days after 1970 began (Hinnant, days and civil dates).
+/// Computes the year, the month and the day (from 1) of a number of days after 1 January 1970 (Hinnant's algorithm).
 pub fn civil_date(days: u64) -> (u64, u32, u32) {
     // Years begin in March, and eras of 400 years have 146 097 days.
     let day = days + 719_468;

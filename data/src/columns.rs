@@ -157,6 +157,12 @@ impl TableColumns {
                     let why = format!("column `{name}` reaches from {least} to {greatest}: no scale is finite");
                     return Err(Error::argument("TableColumns::fit", why));
                 }
+                if let MissingValues::Constant(value) = missing
+                    && !value.is_finite()
+                {
+                    let why = format!("column `{name}` has {value} for missing numbers, which is not finite");
+                    return Err(Error::argument("TableColumns::fit", why));
+                }
                 let fill = match *missing {
                     MissingValues::Refuse => None,
                     MissingValues::Mean => Some(mean),
@@ -197,7 +203,12 @@ impl FittedColumns {
                     let found = number(&row, name).at_caller()?;
                     let refused = || row.wrong(format!("field `{name}` is missing, and no value stands for it"));
                     let value = found.or(*fill).ok_or_else(refused).at_caller()?;
-                    numbers.push(((value - center) / scale) as f32);
+                    let scaled = ((value - center) / scale) as f32;
+                    if !scaled.is_finite() {
+                        let why = format!("field `{name}` is {value}, which no `f32` holds after scaling");
+                        return Err(row.wrong(why)).at_caller();
+                    }
+                    numbers.push(scaled);
                     numbers.extend(flag.then_some(if found.is_none() { 1.0 } else { 0.0 }));
                 }
                 Fitted::Category { name, values } => {

@@ -86,7 +86,7 @@ impl MelSpectrogram {
         let window = T::constant(Tensor::window(rt, Window::Hann, self.stft.size, true, dtype).at_caller()?);
         let stft = Stft { onesided: true, ..self.stft };
         let power = signal.stft(Some(&window), stft).at_caller()?.square()?.sum(&[-1])?;
-        let spectrum = if self.power { power } else { power.sqrt()? };
+        let spectrum = if self.power { power } else { magnitude(&power)? };
         let shape = [self.bands, self.stft.size / 2 + 1];
         let filters = Tensor::from_f64_fn(rt, shape, dtype, || filters.next().unwrap_or_default())?;
         T::constant(filters).matmul(&spectrum)
@@ -130,6 +130,12 @@ impl MelSpectrogram {
     }
 }
 
+/// The square root of a power. The gradient of a silence is 0, as that of an absolute value.
+fn magnitude<T: Apply>(power: &T) -> Result<T> {
+    let silent = power.eq(0.0)?;
+    power.masked_fill(&silent, 1.0)?.sqrt()?.masked_fill(&silent, 0.0)
+}
+
 /// The frequency at which Slaney's scale turns logarithmic, its pitch, and the logarithm of a step of pitch above.
 const SLANEY: (f64, f64, f64) = (1000.0, 15.0, 0.068_751_777_420_949_12);
 
@@ -157,8 +163,8 @@ impl MelScale {
     }
 }
 
-/// The decibels `10 · log₁₀(power)` of `power: [.., bands, T]`, at least −100. With `top`, no value is more than `top`
-/// below the largest one of its spectrogram.
+/// Computes decibels, `10 · log₁₀(power)` for `power: [.., bands, T]`, which are at least −100. With `top`, no value is
+/// more than `top` below the largest one of its spectrogram.
 ///
 /// Whisper's features are `(decibels(power, Some(80.0)) / 10 + 4) / 4`.
 ///

@@ -77,5 +77,5 @@ fn weight(op: &'static str, a: &Array, b: &Array, alpha: f64, rng: &mut Philox) 
     if !(alpha.is_finite() && alpha > 0.0) {
         return Err(Error::range(op, "alpha", alpha, "finite and above 0"));
     }
-    Ok(beta(alpha, alpha, rng))
+    beta(alpha, alpha, rng)
 }

@@ -1,6 +1,9 @@
 //! Random generators keyed by their purpose, never by the thread or rank that draws from them.
 
-use numcore::rng::{Philox, philox4x32_10};
+use numcore::{
+    Error, Result, Within,
+    rng::{Philox, philox4x32_10},
+};
 
 /// The last word of this file's Philox counters. Other files' counters end in other words.
 const DOMAIN: u32 = 0x4558_0000;
@@ -28,12 +31,20 @@ pub fn keyed(seed: u64, epoch: u64, example: u64) -> Philox {
 ///
 /// ```
 /// let mut rng = data::random::keyed(7, 0, 41);
-/// assert!((0.0..=1.0).contains(&data::random::beta(0.2, 0.2, &mut rng)));
+/// assert!((0.0..=1.0).contains(&data::random::beta(0.2, 0.2, &mut rng)?));
+/// # Ok::<(), numcore::Error>(())
 /// ```
-pub fn beta(a: f64, b: f64, rng: &mut Philox) -> f64 {
+///
+/// # Errors
+/// Fails if a parameter is not finite, or below 1e-300.
+#[track_caller]
+pub fn beta(a: f64, b: f64, rng: &mut Philox) -> Result<f64> {
+    if let Some(shape) = [a, b].into_iter().find(|shape| !(1e-300..f64::INFINITY).contains(shape)) {
+        return Err(Error::range("beta", "parameter", shape, "finite and at least 1e-300")).at_caller();
+    }
     // The logarithms of variates for small parameters are finite where the variates are 0.
     let (a, b) = (log_gamma_variate(a, rng), log_gamma_variate(b, rng));
-    1.0 / (1.0 + libm::exp(b - a))
+    Ok(1.0 / (1.0 + libm::exp(b - a)))
 }
 
 /// The logarithm of a draw from the gamma distribution (Marsaglia & Tsang 2000).

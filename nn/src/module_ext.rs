@@ -138,9 +138,11 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         ModuleSummary::of(self, forward)
     }
 
-    /// Runs `forward`, and returns with its result the outputs of its modules by full name, in the model's own order: what
-    /// forward hooks read. A module's output is that of its last op call; modules are told as in [`ModuleSummary`], so
-    /// one without parameters is told only within another. All outputs of op calls stay in memory until this returns.
+    /// Runs `forward`, and returns its result with the outputs of the model's modules, by full name in the model's order.
+    /// Forward hooks of other frameworks read these.
+    ///
+    /// A module's output is that of its last op call. Modules are told apart as in [`ModuleSummary`]: one without
+    /// parameters counts to the module around it. All outputs of op calls stay in memory until this returns.
     ///
     /// ```
     /// use nn::{Forward, Init, Linear, ModuleExt, Relu, Sequential};
@@ -158,7 +160,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// ```
     ///
     /// # Errors
-    /// What `forward` returns.
+    /// Fails if `forward` fails.
     #[doc(alias("register_forward_hook", "feature extraction", "activations", "create_feature_extractor"))]
     #[track_caller]
     fn module_outputs<T>(&self, forward: impl FnOnce() -> Result<T>) -> Result<(T, ModuleOutputs<R>)> {

@@ -192,6 +192,12 @@ fn index(
         let whole = body.checked_add(8 + len).ok_or_else(|| wrong("its length makes no sense"))?;
         match (message.header_type(), message.header_as_record_batch()) {
             (MessageHeader::Schema, _) if head.is_none() => head = Some([&start[..], &bytes].concat()),
+            (MessageHeader::RecordBatch, Some(batch)) if batch.compression().is_some() => {
+                return Err(wrong("compressed batches are not read: write them without compression"));
+            }
+            (MessageHeader::RecordBatch, Some(_)) if offset.saturating_add(whole) > file.len() => {
+                return Err(wrong("the file ends within it"));
+            }
             (MessageHeader::RecordBatch, Some(batch)) if head.is_some() => {
                 places.push((number, offset, whole));
                 rows.push(batch.length());

@@ -16,7 +16,7 @@ use parquet::{
 };
 
 use super::{Cell, TableRow, groups::Groups};
-use crate::{Dataset, files::PositionedFile};
+use crate::{Dataset, files::PositionedFile, loader::caught};
 
 /// The rows of Parquet files. Reading a row decodes its complete row group, and the last four groups are kept. Read rows
 /// in order, or in an order that stays within a few groups ([`Stream::shuffle`](crate::stream::Stream::shuffle)), or
@@ -157,7 +157,9 @@ impl Dataset for Parquet {
         let (file, number) = self.places[group];
         let file = &self.files[file];
         let wrong = |why: String| Error::format(&*file.name, format!("row group {number}: {why}"));
-        let rows = self.groups.get(group, || self.decoded(file, number).map_err(|e| wrong(e.to_string())))?;
+        // The crate panics at dates that no calendar has.
+        let decoded = || caught(|| self.decoded(file, number).map_err(|e| wrong(e.to_string())));
+        let rows = self.groups.get(group, decoded)?;
         let cell = rows.get(row).cloned().ok_or_else(|| wrong(format!("it has only {} rows", rows.len())))?;
         Ok(TableRow::new(cell, &file.name, ("row", (index - file.start) as u64)))
     }

@@ -1,12 +1,13 @@
 //! Mel spectrograms, with the values of librosa and torchaudio, and WAV files.
 
+use autograd::Var;
 use data::{
     Array,
     mel::{MelScale, MelSpectrogram, decibels},
 };
 use numcore::{
     Result, Tensor,
-    ops::{PointwiseOps, Stft},
+    ops::{PointwiseOps, ReduceOps, Stft},
 };
 use runtime_cpu::Cpu;
 use serde_json::Value;
@@ -44,6 +45,19 @@ fn check(found: &Tensor<Cpu>, due: &Value, within: f64) {
 
 fn small(of: MelSpectrogram) -> MelSpectrogram {
     MelSpectrogram { stft: Stft { size: 64, hop: 25, ..of.stft }, bands: 6, ..of }
+}
+
+#[test]
+fn the_gradient_of_a_silence_is_zero() {
+    let mel = MelSpectrogram { power: false, ..small(MelSpectrogram::librosa(8000)) };
+    let silence = Var::leaf("signal", tensor(vec![0.0; 200], &[200])).unwrap();
+    let gradient = |signal: &Var<Cpu>| {
+        let loss = mel.of(signal).unwrap().sum_all().unwrap();
+        loss.backward().unwrap().of(signal).unwrap().to_f64s().unwrap()
+    };
+    assert_eq!(gradient(&silence), [0.0; 200]);
+    let sound = Var::leaf("signal", tensor(signal(), &[200])).unwrap();
+    assert!(gradient(&sound).iter().all(|g| g.is_finite()) && gradient(&sound).iter().any(|g| *g != 0.0));
 }
 
 #[test]

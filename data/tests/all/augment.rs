@@ -12,7 +12,7 @@ use data::{
 fn draws_from_beta_have_its_moments() {
     for (a, b) in [(0.2, 0.2), (1.0, 1.0), (3.0, 3.0), (0.5, 2.5)] {
         let mut rng = keyed(1, 0, 0);
-        let draws: Vec<f64> = (0..20_000).map(|_| beta(a, b, &mut rng)).collect();
+        let draws: Vec<f64> = (0..20_000).map(|_| beta(a, b, &mut rng).unwrap()).collect();
         assert!(draws.iter().all(|x| (0.0..=1.0).contains(x)));
         let mean = draws.iter().sum::<f64>() / 20_000.0;
         let variance = draws.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 20_000.0;
@@ -21,7 +21,11 @@ fn draws_from_beta_have_its_moments() {
     }
     // The variates are 0; their ratio is not.
     let mut rng = keyed(1, 0, 1);
-    assert!((0..1000).all(|_| (0.0..=1.0).contains(&beta(1e-4, 1e-4, &mut rng))));
+    assert!((0..1000).all(|_| (0.0..=1.0).contains(&beta(1e-4, 1e-4, &mut rng).unwrap())));
+    for shape in [0.0, -1.0, 1e-310, f64::INFINITY, f64::NAN] {
+        let error = beta(1.0, shape, &mut rng).unwrap_err().to_string();
+        assert!(error.contains("parameter"), "{error}");
+    }
 }
 
 #[test]
@@ -209,6 +213,11 @@ mod images {
         assert!(
             all.iter().all(|x| (59..=140).contains(x)) && all.iter().any(|&x| x < 70) && all.iter().any(|&x| x > 130)
         );
+        // From 0 on where the range is above 1, and evenly: half of the factors of 0 to 3 are above 1.5.
+        let wide = ColorJitter { brightness: 2.0, ..Default::default() };
+        let dim: Vec<u8> = (0..300).map(|i| wide.apply(&grey, &mut keyed(1, 0, i)).unwrap().bytes()[0]).collect();
+        let share = |most: u8| dim.iter().filter(|&&x| x <= most).count();
+        assert!(share(0) < 10 && (120..180).contains(&share(150)), "{} {}", share(0), share(150));
         let color = Image::new(2, 1, vec![200, 40, 90, 30, 120, 60]).unwrap();
         let all = ColorJitter { brightness: 0.4, contrast: 0.4, saturation: 2.0, hue: 0.5 };
         let mut seen: Vec<Vec<u8>> =

@@ -138,6 +138,11 @@ fn rows_that_are_refused() {
         assert!(error.to_string().contains(due), "{error} should say {due}");
         assert_eq!(error.location().map(|at| at.file()), Some(file!()), "{error}");
     }
+    let error = fit("x", MissingValues::Constant(f64::NAN), 2).unwrap_err().to_string();
+    assert!(error.contains("column `x` has NaN for missing numbers"), "{error}");
+    let plain = TableColumns::new().number("x", MissingValues::Refuse, Scaling::None).fit(&rows).unwrap();
+    let error = plain.row(rows.get(3).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("a.csv: line 5: field `x` is 1") && error.contains("f32"), "{error}");
     // One row alone.
     let fitted = fit("x", MissingValues::Refuse, 1).unwrap();
     assert_eq!(fitted.row(rows.get(1).unwrap()).unwrap().0.to_vec::<f32>().unwrap(), [1.0]);

@@ -44,8 +44,10 @@ impl Pooling {
                 most.masked_fill(&Var::new(absent.all(&[1])?.unsqueeze(1)?), 0.0)
             }
             _ => {
-                let weights = self.weights(&mask.ne(0.0)?.to_dtype(states.dtype())?)?;
-                Var::new(weights.unsqueeze(1)?).matmul(states)?.squeeze(1)
+                // Halves hold neither the numbers of many places nor their sum.
+                let wide = states.to_dtype(states.dtype().compute())?;
+                let weights = self.weights(&mask.ne(0.0)?.to_dtype(wide.dtype())?)?;
+                Var::new(weights.unsqueeze(1)?).matmul(&wide)?.squeeze(1)?.to_dtype(states.dtype())
             }
         }
     }

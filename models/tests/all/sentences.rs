@@ -54,6 +54,22 @@ fn pooling_is_its_formula_with_padding_on_either_side() {
 }
 
 #[test]
+fn long_texts_in_halves_are_pooled_as_in_floats() {
+    for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+        let states = Tensor::uniform(&cpu(), [1, 2100, 3], DType::F32, 0.5, 1.0, 1).unwrap().to_dtype(dtype).unwrap();
+        let mask = Tensor::ones(&cpu(), [1, 2100], DType::I64).unwrap();
+        let pooled = |states: &Tensor<_>, pooling: Pooling| {
+            pooling.apply(&V::new(states.clone()), &mask).unwrap().value().unwrap().to_f64s().unwrap()
+        };
+        for (pooling, name) in MODES {
+            let due = pooled(&states.to_dtype(DType::F64).unwrap(), pooling);
+            let near = |(got, due): (&f64, &f64)| (got - due).abs() <= unit * due.abs();
+            assert!(pooled(&states, pooling).iter().zip(&due).all(near), "{name} in {dtype}");
+        }
+    }
+}
+
+#[test]
 fn gradients_of_pooling_reach_the_tokens_that_count() {
     let states = V::leaf("states", Tensor::uniform(&cpu(), [2, 3, 2], DType::F64, -1.0, 1.0, 1).unwrap()).unwrap();
     let mask = Tensor::from_slice(&cpu(), [2, 3], &[1i64, 1, 0, 1, 0, 0]).unwrap();

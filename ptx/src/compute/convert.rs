@@ -16,16 +16,23 @@ rows! {
     "cvt.rn.f32" [u8 s8 u16 s16 u32 s32 u64 s64 f64] (a: T) -> f32 => a as f32;
     "cvt.rn.f64" [u8 s8 u16 s16 u32 s32 u64 s64] (a: T) -> f64 => a as f64;
     "cvt.f64" [f32] (a: f32) -> f64 => f64::from(a);
-    // From floating point, toward zero; what does not fit is the type's end, and NaN is 0.
-    "cvt.rzi.u16" [f32 f64] (a: T) -> u16 => a as u16;
-    "cvt.rzi.s16" [f32 f64] (a: T) -> i16 => a as i16;
-    "cvt.rzi.u32" [f32 f64] (a: T) -> u32 => a as u32;
-    "cvt.rzi.s32" [f32 f64] (a: T) -> i32 => a as i32;
-    "cvt.rzi.u64" [f32 f64] (a: T) -> u64 => a as u64;
-    "cvt.rzi.s64" [f32 f64] (a: T) -> i64 => a as i64;
-    "cvt.rni.s32" [f32 f64] (a: T) -> i32 => a.round_ties_even() as i32;
-    "cvt.rni.s64" [f32 f64] (a: T) -> i64 => a.round_ties_even() as i64;
-    "cvt.rmi.s32" [f32 f64] (a: T) -> i32 => a.floor() as i32;
+    // From floating point; what does not fit is the type's end. NaN is 0 from 32 bits to at most 32 bits, and the highest
+    // bit alone otherwise.
+    "cvt.rzi.u16" [f32] (a: f32) -> u16 => a as u16;
+    "cvt.rzi.s16" [f32] (a: f32) -> i16 => a as i16;
+    "cvt.rzi.u32" [f32] (a: f32) -> u32 => a as u32;
+    "cvt.rzi.s32" [f32] (a: f32) -> i32 => a as i32;
+    "cvt.rni.s32" [f32] (a: f32) -> i32 => a.round_ties_even() as i32;
+    "cvt.rmi.s32" [f32] (a: f32) -> i32 => a.floor() as i32;
+    "cvt.rzi.u16" [f64] (a: f64) -> u16 => if a.is_nan() { 1 << 15 } else { a as u16 };
+    "cvt.rzi.s16" [f64] (a: f64) -> i16 => if a.is_nan() { i16::MIN } else { a as i16 };
+    "cvt.rzi.u32" [f64] (a: f64) -> u32 => if a.is_nan() { 1 << 31 } else { a as u32 };
+    "cvt.rzi.s32" [f64] (a: f64) -> i32 => if a.is_nan() { i32::MIN } else { a as i32 };
+    "cvt.rni.s32" [f64] (a: f64) -> i32 => if a.is_nan() { i32::MIN } else { a.round_ties_even() as i32 };
+    "cvt.rmi.s32" [f64] (a: f64) -> i32 => if a.is_nan() { i32::MIN } else { a.floor() as i32 };
+    "cvt.rzi.u64" [f32 f64] (a: T) -> u64 => if a.is_nan() { 1 << 63 } else { a as u64 };
+    "cvt.rzi.s64" [f32 f64] (a: T) -> i64 => if a.is_nan() { i64::MIN } else { a as i64 };
+    "cvt.rni.s64" [f32 f64] (a: T) -> i64 => if a.is_nan() { i64::MIN } else { a.round_ties_even() as i64 };
     // To whole numbers of the same type.
     "cvt.rni.f32" [f32] (a: f32) -> f32 => a.round_ties_even();
     "cvt.rni.f64" [f64] (a: f64) -> f64 => a.round_ties_even();

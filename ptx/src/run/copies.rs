@@ -58,9 +58,9 @@ impl Warp {
             let wanted = (self.registers.bits(bytes, lane) as usize).min(SIZE);
             let mut copied = [0; SIZE];
             if wanted > 0 {
-                let source = launch.global.bytes(lane, sources[lane], SIZE)?;
-                launch.global.note_read(lane, sources[lane], SIZE, now)?;
-                copied.iter_mut().zip(&source[..wanted]).for_each(|(to, from)| *to = from.get());
+                let source = launch.global.aligned(lane, sources[lane], SIZE, wanted)?;
+                launch.global.note_read(lane, sources[lane], wanted, now)?;
+                copied.iter_mut().zip(source).for_each(|(to, from)| *to = from.get());
             }
             let group = self.copies.groups[lane];
             self.copies.copies.push(Copy { lane, group, to: targets[lane], bytes: copied });

@@ -62,8 +62,14 @@ impl<'a> GlobalMemory<'a> {
     /// The bytes of an access, which must be aligned to them and inside of live memory.
     #[inline]
     pub(super) fn bytes(&mut self, lane: usize, address: u64, bytes: usize) -> Trapped<&'a [Cell<u8>]> {
-        if !address.is_multiple_of(bytes as u64) {
-            return trap(lane, FaultKind::Misaligned { space: Space::Global, address, bytes });
+        self.aligned(lane, address, bytes, bytes)
+    }
+
+    /// The first `bytes` bytes of an access that must be aligned to `size` bytes.
+    #[inline]
+    pub(super) fn aligned(&mut self, lane: usize, address: u64, size: usize, bytes: usize) -> Trapped<&'a [Cell<u8>]> {
+        if !address.is_multiple_of(size as u64) {
+            return trap(lane, FaultKind::Misaligned { space: Space::Global, address, bytes: size });
         }
         if let Some(found) = within(self.last, address, bytes) {
             return Ok(found);
@@ -97,7 +103,7 @@ impl<'a> GlobalMemory<'a> {
             return if writes { trap(lane, FaultKind::ReadOnly { address }) } else { Ok(()) };
         }
         let first = address >> self.shift;
-        for unit in first..first + (bytes >> self.shift) as u64 {
+        for unit in first..first + bytes.div_ceil(1 << self.shift) as u64 {
             if let Err(earlier) = rule(self.history(unit)) {
                 let address = unit << self.shift;
                 return trap(lane, FaultKind::Race { space: Space::Global, address, writes, earlier });

@@ -12,9 +12,9 @@ const EPOCH: u32 = 12;
 /// The epoch of a copy that is under way: no access is ordered after it.
 const UNDER_WAY: u32 = (1 << 20) - 1;
 /// Several threads.
-const MANY: u32 = 0xfff;
-/// An atomic operation of any thread.
-const ATOMIC: u32 = 0xffe;
+const MANY: u32 = 0x7ff;
+/// The bit of an atomic operation, beside its thread.
+const ATOMIC: u32 = 0x800;
 /// Several blocks.
 const MANY_BLOCKS: u32 = u32::MAX;
 
@@ -30,7 +30,7 @@ impl Stamp {
 
     /// The atomic operation of an access.
     pub(super) fn atomic(self) -> Stamp {
-        Stamp::of(self.block(), self.epoch(), ATOMIC)
+        Stamp(self.0 | u64::from(ATOMIC))
     }
 
     /// The copy that an access has begun.
@@ -47,7 +47,7 @@ impl Stamp {
     }
 
     fn thread(self) -> u32 {
-        self.0 as u32 & 0xfff
+        self.0 as u32 & MANY
     }
 
     pub(super) fn is_none(self) -> bool {
@@ -56,18 +56,19 @@ impl Stamp {
 
     /// Whether an access is ordered before another.
     fn is_before(self, other: Stamp) -> bool {
-        self.is_none() || self.0 == other.0 || self.block() == other.block() && self.epoch() < other.epoch()
+        let is_same = (self.0 ^ other.0) & !u64::from(ATOMIC) == 0;
+        self.is_none() || is_same || self.block() == other.block() && self.epoch() < other.epoch()
     }
 
     fn is_atomic(self) -> bool {
-        self.thread() == ATOMIC
+        self.0 as u32 & ATOMIC != 0
     }
 
     /// The access in words.
     fn words(self, access: &str) -> String {
         let by = match self.thread() {
+            _ if self.is_atomic() => "an atomic operation".into(),
             MANY => "several threads".into(),
-            ATOMIC => "an atomic operation".into(),
             thread => format!("thread {}", thread - 1),
         };
         let of =
@@ -125,8 +126,11 @@ impl History {
         if !self.read.is_before(now) {
             return Err(self.read.words("a read"));
         }
-        let several = self.write.block() != now.block();
-        self.write = if several { Stamp::of(MANY_BLOCKS, 0, ATOMIC) } else { now };
+        self.write = match self.write.block() == now.block() {
+            _ if self.write.is_before(now) => now,
+            true => Stamp::of(now.block(), now.epoch(), MANY).atomic(),
+            false => Stamp::of(MANY_BLOCKS, 0, MANY).atomic(),
+        };
         Ok(())
     }
 }
@@ -163,6 +167,22 @@ mod tests {
         history.note_atomic(Stamp::new(1, 1, 7)).unwrap();
         history.note_atomic(Stamp::new(0, 1, 1)).unwrap();
         assert!(history.note_read(Stamp::new(0, 5, 0)).unwrap_err().contains("an atomic operation of several blocks"));
+    }
+
+    #[test]
+    fn a_thread_may_mix_atomic_operations_and_its_own_accesses() {
+        let (mut history, now) = (History::default(), Stamp::new(0, 1, 3));
+        history.note_write(now).unwrap();
+        history.note_atomic(now).unwrap();
+        history.note_read(now).unwrap();
+        history.note_atomic(now).unwrap();
+        history.note_write(now).unwrap();
+        history.note_atomic(now).unwrap();
+        // Another thread joins: neither may look before a barrier.
+        assert!(history.clone().note_read(Stamp::new(0, 1, 4)).is_err());
+        history.note_atomic(Stamp::new(0, 1, 4)).unwrap();
+        assert!(history.clone().note_read(now).is_err() && history.clone().note_read(Stamp::new(0, 1, 4)).is_err());
+        history.note_read(Stamp::new(0, 2, 4)).unwrap();
     }
 
     #[test]

@@ -143,7 +143,7 @@ impl Warp {
             }
             WarpAction::Exit => return self.exit(active),
             WarpAction::Barrier => {
-                self.whole("bar.sync", active)?;
+                self.needs("bar.sync", self.all, active)?;
                 self.current.at += 1;
                 return Ok(Some(Pause::Barrier));
             }
@@ -152,11 +152,11 @@ impl Warp {
             WarpAction::Atomic(atomic) => self.atomic(launch, atomic, active)?,
             WarpAction::Shuffle(shuffle) => self.shuffle(shuffle, active)?,
             WarpAction::LoadMatrices(load) => {
-                self.whole("ldmatrix", active)?;
+                self.needs("ldmatrix", u32::MAX, active)?;
                 self.load_matrices(launch, load)?;
             }
             WarpAction::MultiplyMatrices(product) => {
-                self.whole("mma", active)?;
+                self.needs("mma", u32::MAX, active)?;
                 self.multiply_matrices(product);
             }
             WarpAction::StartCopy { to, from, bytes } => self.start_copy(launch, to, from, *bytes, active)?,
@@ -167,16 +167,16 @@ impl Warp {
         Ok(None)
     }
 
-    /// A finding unless all lanes of the warp are active.
-    fn whole(&self, instruction: &'static str, active: u32) -> Trapped<()> {
-        if active == self.all {
+    /// A finding unless these lanes are active.
+    fn needs(&self, instruction: &'static str, needed: u32, active: u32) -> Trapped<()> {
+        if active == needed {
             return Ok(());
         }
-        let missing = (self.all & !active).trailing_zeros() as usize;
+        let missing = (needed & !active).trailing_zeros() as usize;
         if instruction == "bar.sync" && self.ended != 0 {
             return trap(missing, FaultKind::EndedBeforeBarrier { ended: self.ended.count_ones() });
         }
-        trap(missing, FaultKind::InactiveLanes { instruction, needed: self.all, active })
+        trap(missing, FaultKind::InactiveLanes { instruction, needed, active })
     }
 
     /// Moves the lanes of `taken` to another place, and the other active ones on.

@@ -96,3 +96,19 @@ fn arguments_fit_the_parameters() {
     assert!(refused(grid(1, 65), &[&[0; 4], &b, &at]).contains("at most 64"));
     assert!(refused(grid(0, 1), &[&[0; 4], &b, &at]).contains("without threads"));
 }
+
+#[test]
+fn a_partial_copy_reads_its_bytes_alone() {
+    // The input ends behind them.
+    let body = ".shared .align 16 .b8 all[16]; setp.eq.s32 %p1, %t, 0;
+                @%p1 cp.async.cg.shared.global [all], [%from], 16, 8; cp.async.wait_all; bar.sync 0;
+                mov.u32 %r1, all; mad.lo.s32 %r1, %t, 4, %r1; ld.shared.u32 %r2, [%r1]; st.global.u32 [%at], %r2;";
+    assert_eq!(run(&kernel(body), grid(1, 4), 4, &[7, 9]).unwrap(), [7, 9, 0, 0]);
+}
+
+#[test]
+fn matrices_need_a_whole_warp() {
+    let body = ".shared .align 16 .b8 all[512]; mov.u32 %r1, all;
+                ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r2, %r3, %r4, %r5}, [%r1];";
+    assert!(matches!(fault(body, grid(1, 16)), FaultKind::InactiveLanes { instruction: "ldmatrix", .. }));
+}

@@ -33,7 +33,8 @@ pub struct Mlflow {
     experiment: String,
     name: String,
     begun: u128,
-    metrics: BTreeMap<String, File>,
+    /// The file of each metric, and its path below the folder of metrics.
+    metrics: BTreeMap<String, (PathBuf, File)>,
 }
 
 /// States of a run, by MLflow's numbers.
@@ -92,8 +93,11 @@ impl Mlflow {
         self,
         options: impl IntoIterator<Item = (K, V)>,
     ) -> Result<Self> {
+        let mut places: Vec<PathBuf> = Vec::new();
         for (name, value) in options {
-            put(&self.folder.join("params").join(plain(name.as_ref())), value.as_ref()).at_caller()?;
+            let place = free_place(name.as_ref(), places.iter());
+            put(&self.folder.join("params").join(&place), value.as_ref()).at_caller()?;
+            places.push(place);
         }
         Ok(self)
     }
@@ -130,15 +134,17 @@ impl Mlflow {
 impl Sink for Mlflow {
     fn write(&mut self, record: &Record) -> Result<()> {
         for (name, x) in record.scalars() {
-            let path = self.folder.join("metrics").join(plain(name));
             let number = if x.is_nan() { "nan".into() } else { x.to_string() };
             let line = format!("{} {number} {}\n", millis(record.time), record.step);
+            let folder = self.folder.join("metrics");
             if !self.metrics.contains_key(name) {
+                let place = free_place(name, self.metrics.values().map(|(place, _)| place));
+                let path = folder.join(&place);
                 let opened = make_parent(&path).and_then(|()| OpenOptions::new().append(true).create(true).open(&path));
-                self.metrics.insert(name.into(), opened.map_err(|e| Error::io(&path, e))?);
+                self.metrics.insert(name.into(), (place, opened.map_err(|e| Error::io(&path, e))?));
             }
-            if let Some(file) = self.metrics.get_mut(name) {
-                file.write_all(line.as_bytes()).map_err(|e| Error::io(&path, e))?;
+            if let Some((place, file)) = self.metrics.get_mut(name) {
+                file.write_all(line.as_bytes()).map_err(|e| Error::io(folder.join(place), e))?;
             }
         }
         Ok(())
@@ -171,12 +177,24 @@ fn known(folder: &Path, experiment: &str) -> Result<Option<String>> {
 
 /// The path of a name in the folder: parts between slashes, of characters that MLflow allows.
 fn plain(name: &str) -> PathBuf {
-    let allowed = |c: char| if c.is_alphanumeric() || "_-. :".contains(c) { c } else { '_' };
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || "_-. :".contains(c) { c } else { '_' };
     let part = |part: &str| match part {
         "" | "." | ".." => "_".into(),
         part => part.chars().map(allowed).collect::<String>(),
     };
     name.split('/').map(part).collect()
+}
+
+/// The path of a name, changed where a file or a folder of another name is in its way: `loss/validation` beside `loss`.
+fn free_place<'a>(name: &str, taken: impl Iterator<Item = &'a PathBuf> + Clone) -> PathBuf {
+    let mut place = plain(name);
+    if taken.clone().any(|other| place.starts_with(other) && place != *other) {
+        place = place.to_string_lossy().replace(['/', '\\'], "_").into();
+    }
+    while taken.clone().any(|other| other.starts_with(&place)) {
+        place.as_mut_os_string().push("_");
+    }
+    place
 }
 
 fn yaml(fields: &[(&str, String)]) -> String {
@@ -185,11 +203,12 @@ fn yaml(fields: &[(&str, String)]) -> String {
 
 /// A text in YAML, on one line.
 fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''").replace(['\n', '\r'], " "))
+    format!("'{}'", text.replace('\'', "''").replace(char::is_control, " "))
 }
 
 fn uri(path: &Path) -> String {
-    quoted(&format!("file://{}", path.display()))
+    let escaped = path.display().to_string().replace('%', "%25").replace('#', "%23").replace('?', "%3F");
+    quoted(&format!("file://{escaped}"))
 }
 
 fn millis(time: SystemTime) -> u128 {

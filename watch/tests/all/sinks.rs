@@ -358,6 +358,20 @@ fn a_run_of_mlflow_has_its_metrics_its_parameters_and_its_end() {
     assert_eq!((read("metrics/bad"), read("metrics/a_b")), ("2500 nan 3\n".into(), "3000 inf 4\n".into()));
     assert_eq!((read("params/lr"), read("params/_/up")), ("0.5".into(), "x".into()));
     assert_eq!(read("../meta.yaml").lines().last(), Some("name: 'it''s one'"));
+    // Names that get in each other's way have files of their own.
+    let mut crowded = begin("crowded");
+    for names in [["loss", "loss/validation", "a#b"], ["loss_validation", "a%b", "x/y"], ["x", "कि", "loss"]] {
+        let at = |record: Record, (name, value): (&str, f64)| record.scalar(name, value);
+        crowded.write(&names.into_iter().zip([1.0, 2.0, 3.0]).fold(record(1, 1.0), at)).unwrap();
+    }
+    let file = |name: &str| fs::read_to_string(crowded.folder().join("metrics").join(name)).unwrap();
+    assert_eq!(file("loss"), "1000 1 1\n1000 3 1\n");
+    for (name, value) in
+        [("loss_validation", 2), ("loss_validation_", 1), ("a_b", 3), ("a_b_", 2), ("x_", 1), ("x/y", 3)]
+    {
+        assert_eq!(file(name), format!("1000 {value} 1\n"), "{name}");
+    }
+    drop(crowded);
     // A second run is in the same experiment, and one that panics has failed.
     let second = begin("second");
     assert_eq!(second.folder().parent(), run.parent());

@@ -89,8 +89,8 @@ impl Image {
     }
 }
 
-/// Random changes of colours: torchvision's `ColorJitter`. A factor is drawn from `1 − x` to `1 + x`, at least 0, and a
-/// turn of hues from `−hue` to `hue`. The four are applied in a random order.
+/// Random changes of colours: torchvision's `ColorJitter`. A factor is drawn from `1 − x` to `1 + x`, or from 0 on for
+/// `x` above 1, and a turn of hues from `−hue` to `hue`. The four are applied in a random order.
 ///
 /// ```
 /// use data::{random::keyed, sources::image::{ColorJitter, Image}};
@@ -126,12 +126,16 @@ impl ColorJitter {
         if self.hue > 0.5 {
             return Err(Error::range("ColorJitter", "hue", self.hue, "at most 0.5, half the circle")).at_caller();
         }
-        let drawn = ranges.map(|range| range * (2.0 * rng.uniform_f32() - 1.0));
-        let change = |image: Image, op: usize| match (op, drawn[op], (1.0 + drawn[op]).max(0.0)) {
-            (0, _, factor) => image.brightness(factor),
-            (1, _, factor) => image.contrast(factor),
-            (2, _, factor) => image.saturation(factor),
-            (_, turn, _) => image.hue(turn),
+        let drawn = ranges.map(|_| rng.uniform_f32());
+        let factor = |op: usize| {
+            let (least, most) = ((1.0 - ranges[op]).max(0.0), 1.0 + ranges[op]);
+            least + (most - least) * drawn[op]
+        };
+        let change = |image: Image, op: usize| match op {
+            0 => image.brightness(factor(op)),
+            1 => image.contrast(factor(op)),
+            2 => image.saturation(factor(op)),
+            _ => image.hue(ranges[op] * (2.0 * drawn[op] - 1.0)),
         };
         let order = rng.permutation(ranges.len()).into_iter().filter(|&op| ranges[op] > 0.0);
         Ok(order.fold(image.clone(), change))

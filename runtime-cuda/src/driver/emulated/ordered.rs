@@ -2,7 +2,7 @@
 //!
 //! Every stream, every mark and the host have a vector clock (Fidge and Mattern, 1988): the last operation of each
 //! stream that happens before. An access is ordered if the last write to the memory, and for a write all reads since,
-//! happen before it. The emulator executes work at once, in queue order, so values would never show a race.
+//! happen before it. The emulator works off a stream when the host waits for it, so most races show in no value.
 //!
 //! A kernel may write to memory that its non-`const` pointer parameters point to. A pointer stands for the whole block
 //! of its pool; pointers inside of structures (attention's mask) are not seen. A copy to the host ends when the host

@@ -41,12 +41,15 @@ enum Held {
 #[derive(Default)]
 struct StreamQueue {
     held: VecDeque<Held>,
+    /// The number of pieces queued so far, and of those done; one may be under way, neither held nor done.
+    queued: u64,
     done: u64,
 }
 
 impl StreamQueue {
-    fn end(&self) -> u64 {
-        self.done + self.held.len() as u64
+    fn push(&mut self, held: Held) {
+        self.held.push_back(held);
+        self.queued += 1;
     }
 }
 
@@ -97,7 +100,7 @@ impl Streams {
             let mut state = self.state.lock();
             state.check()?;
             let queue = state.queues.entry(stream.0).or_default();
-            queue.held.push_back(Held::Work(work, blocks));
+            queue.push(Held::Work(work, blocks));
             queue.held.len() > MOST_HELD
         };
         if is_full { self.finish(stream, perform) } else { Ok(()) }
@@ -106,7 +109,7 @@ impl Streams {
     /// Notes that a mark is the end of what the stream holds now.
     pub(super) fn record(&self, mark: Mark, stream: Stream) {
         let mut state = self.state.lock();
-        let work = state.queues.get(&stream.0).map_or(0, StreamQueue::end);
+        let work = state.queues.get(&stream.0).map_or(0, |queue| queue.queued);
         state.marks.insert(mark.0, StreamPoint { stream: stream.0, work });
     }
 
@@ -120,7 +123,7 @@ impl Streams {
         state.check()?;
         let point = state.marks.get(&mark.0).copied().filter(|point| !state.is_done(*point));
         if let Some(point) = point {
-            state.queues.entry(stream.0).or_default().held.push_back(Held::Wait(point));
+            state.queues.entry(stream.0).or_default().push(Held::Wait(point));
         }
         Ok(())
     }
@@ -148,7 +151,7 @@ impl Streams {
 
     /// Does all work that a stream holds.
     pub(super) fn finish(&self, stream: Stream, perform: Perform<'_>) -> Fallible<()> {
-        let work = self.state.lock().queues.get(&stream.0).map_or(0, StreamQueue::end);
+        let work = self.state.lock().queues.get(&stream.0).map_or(0, |queue| queue.queued);
         self.run(StreamPoint { stream: stream.0, work }, perform)
     }
 
@@ -170,11 +173,9 @@ impl Streams {
             let held = {
                 let mut state = self.state.lock();
                 state.check()?;
-                let queue = state.queues.entry(point.stream).or_default();
-                if queue.done >= point.work {
-                    return Ok(());
-                }
-                queue.held.pop_front()
+                // A stream that was destroyed had done its work.
+                let queue = state.queues.get_mut(&point.stream).filter(|queue| queue.done < point.work);
+                queue.and_then(|queue| queue.held.pop_front())
             };
             let done = match held {
                 None => return Ok(()),
@@ -188,7 +189,9 @@ impl Streams {
                 state.lost.get_or_insert_with(|| failure.clone());
             }
             done?;
-            state.queues.entry(point.stream).or_default().done += 1;
+            if let Some(queue) = state.queues.get_mut(&point.stream) {
+                queue.done += 1;
+            }
         }
     }
 
@@ -235,6 +238,44 @@ mod tests {
         // A full queue is worked off.
         (0..=MOST_HELD).for_each(|number| push(second, number));
         assert_eq!(seen.lock().len(), 3 + MOST_HELD + 1);
+    }
+
+    /// Work that is queued, and a mark that is recorded, while a piece of the stream is under way.
+    #[test]
+    fn a_piece_under_way_counts_as_queued() {
+        let (streams, seen) = (Streams::default(), Mutex::new(Vec::new()));
+        let count = |work: &StreamWork| {
+            if let StreamWork::Copy { bytes, .. } = work {
+                seen.lock().push(*bytes);
+            }
+        };
+        let later = |work: &StreamWork, _: &Blocks| {
+            count(work);
+            Ok(())
+        };
+        let first = |work: &StreamWork, _: &Blocks| {
+            count(work);
+            streams.push(Stream(1), copy(11), Arc::default(), &later)?;
+            streams.record(Mark(7), Stream(1));
+            Ok(())
+        };
+        streams.push(Stream(1), copy(10), Arc::default(), &first).unwrap();
+        streams.finish(Stream(1), &first).unwrap();
+        assert_eq!(*seen.lock(), [10]);
+        streams.await_mark(Mark(7), &later).unwrap();
+        assert_eq!(*seen.lock(), [10, 11]);
+    }
+
+    #[test]
+    fn marks_of_a_destroyed_stream_are_reached() {
+        let streams = Streams::default();
+        let perform = |_: &StreamWork, _: &Blocks| Ok(());
+        streams.push(Stream(1), copy(1), Arc::default(), &perform).unwrap();
+        streams.record(Mark(7), Stream(1));
+        streams.finish(Stream(1), &perform).unwrap();
+        streams.destroy(Stream(1));
+        streams.await_mark(Mark(7), &perform).unwrap();
+        assert!(streams.is_reached(Mark(7), &perform).unwrap());
     }
 
     #[test]
