@@ -1,6 +1,6 @@
 //! Opcodes on matrices: loads of 8 × 8 tiles and products by tensor cores.
 
-use super::{KernelDecoder, NameScope, Operand};
+use super::{KernelDecoder, NameScope, Operand, opcodes::Statement};
 use crate::{
     error::PtxError,
     half::{from_bf16, from_f16},
@@ -21,10 +21,7 @@ impl<'a> KernelDecoder<'a, '_, '_> {
     /// `ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {a, b, c, d}, [address]`.
     pub(super) fn load_matrices(
         &mut self,
-        opcode: &str,
-        modifiers: &str,
-        operands: &[Operand<'a>],
-        scope: &NameScope<'a>,
+        Statement { opcode, modifiers, operands, scope }: Statement<'_, 'a>,
     ) -> Result<(), PtxError> {
         let transposed = match modifiers {
             "sync.aligned.m8n8.x4.shared.b16" => false,
@@ -41,10 +38,7 @@ impl<'a> KernelDecoder<'a, '_, '_> {
     /// `mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {d}, {a}, {b}, {c}`.
     pub(super) fn multiply_matrices(
         &mut self,
-        opcode: &str,
-        modifiers: &str,
-        operands: &[Operand<'a>],
-        scope: &NameScope<'a>,
+        Statement { opcode, modifiers, operands, scope }: Statement<'_, 'a>,
     ) -> Result<(), PtxError> {
         let Some((_, widen)) = PRODUCTS.iter().find(|(known, _)| *known == modifiers) else {
             return Err(self.unknown(opcode));

@@ -1,6 +1,6 @@
 //! Opcodes that reach memory: loads, stores, atomic operations, asynchronous copies.
 
-use super::{KernelDecoder, NameScope, Operand, Symbol};
+use super::{KernelDecoder, NameScope, Operand, Symbol, opcodes::Statement};
 use crate::{
     error::{PtxError, Space},
     instruction::{Atomic, MemoryAccess, OperandAddress, WarpAction},
@@ -29,12 +29,9 @@ impl<'a> KernelDecoder<'a, '_, '_> {
     /// `ld.space.v2.type {a, b}, [address]`, or `st` with its operands the other way round.
     pub(super) fn access(
         &mut self,
-        opcode: &str,
-        stores: bool,
-        modifiers: &str,
-        operands: &[Operand<'a>],
-        scope: &NameScope<'a>,
+        Statement { opcode, modifiers, operands, scope }: Statement<'_, 'a>,
     ) -> Result<(), PtxError> {
+        let stores = opcode.starts_with("st");
         let words: Vec<&str> = modifiers.split('.').filter(|word| *word != "nc").collect();
         let (space, count, kind) = match words[..] {
             [space, kind] => (space, 1, kind),
@@ -132,12 +129,9 @@ impl<'a> KernelDecoder<'a, '_, '_> {
     /// `atom.global.or.b32 old, [address], operand`, or `red` without `old`.
     pub(super) fn atomic(
         &mut self,
-        opcode: &str,
-        reduces: bool,
-        modifiers: &str,
-        operands: &[Operand<'a>],
-        scope: &NameScope<'a>,
+        Statement { opcode, modifiers, operands, scope }: Statement<'_, 'a>,
     ) -> Result<(), PtxError> {
+        let reduces = opcode.starts_with("red");
         let name = modifiers.strip_prefix("global.").or_else(|| modifiers.strip_prefix("relaxed.gpu.global."));
         let Some((_, operation)) = ATOMICS.iter().find(|(known, _)| Some(*known) == name) else {
             return Err(self.unknown(opcode));
@@ -158,10 +152,7 @@ impl<'a> KernelDecoder<'a, '_, '_> {
     /// `cp.async.cg.shared.global [to], [from], 16, bytes`, and the end of, and the wait for, groups of copies.
     pub(super) fn copy(
         &mut self,
-        opcode: &str,
-        modifiers: &str,
-        operands: &[Operand<'a>],
-        scope: &NameScope<'a>,
+        Statement { opcode, modifiers, operands, scope }: Statement<'_, 'a>,
     ) -> Result<(), PtxError> {
         let action = match (modifiers, operands) {
             ("async.cg.shared.global" | "async.ca.shared.global", [to, from, Operand::Literal(size), rest @ ..])

@@ -8,6 +8,15 @@ use crate::{
     registers::{Class, RegisterSlot},
 };
 
+/// The text of an instruction: its opcode, the part of that behind the first point, its operands, and known names.
+#[derive(Clone, Copy)]
+pub(super) struct Statement<'t, 'a> {
+    pub opcode: &'t str,
+    pub modifiers: &'t str,
+    pub operands: &'t [Operand<'a>],
+    pub scope: &'t NameScope<'a>,
+}
+
 impl<'a> KernelDecoder<'a, '_, '_> {
     /// Decodes an instruction by its opcode and its operands.
     pub(super) fn opcode(
@@ -18,6 +27,7 @@ impl<'a> KernelDecoder<'a, '_, '_> {
     ) -> Result<(), PtxError> {
         let scope = &body.scope;
         let (base, modifiers) = opcode.split_once('.').unwrap_or((opcode, ""));
+        let statement = Statement { opcode, modifiers, operands, scope };
         match (base, operands) {
             ("mov", [Operand::Vector(parts), from]) => self.unpack(modifiers, parts, from, scope),
             ("mov", [to, Operand::Vector(parts)]) => {
@@ -56,12 +66,12 @@ impl<'a> KernelDecoder<'a, '_, '_> {
                 self.push(WarpAction::Barrier);
                 Ok(())
             }
-            ("shfl", _) => self.shuffle(opcode, modifiers, operands, scope),
-            ("ld" | "st", _) => self.access(opcode, base == "st", modifiers, operands, scope),
-            ("atom" | "red", _) => self.atomic(opcode, base == "red", modifiers, operands, scope),
-            ("cp", _) => self.copy(opcode, modifiers, operands, scope),
-            ("ldmatrix", _) => self.load_matrices(opcode, modifiers, operands, scope),
-            ("mma", _) => self.multiply_matrices(opcode, modifiers, operands, scope),
+            ("shfl", _) => self.shuffle(statement),
+            ("ld" | "st", _) => self.access(statement),
+            ("atom" | "red", _) => self.atomic(statement),
+            ("cp", _) => self.copy(statement),
+            ("ldmatrix", _) => self.load_matrices(statement),
+            ("mma", _) => self.multiply_matrices(statement),
             _ => match carried(opcode) {
                 Some(row) => self.carried(&row, opcode, operands, scope),
                 None => self.compute(opcode, operands, scope),
@@ -173,13 +183,7 @@ impl<'a> KernelDecoder<'a, '_, '_> {
     }
 
     /// `shfl.sync.mode.b32 result|found, value, distance, clamp, members`.
-    fn shuffle(
-        &mut self,
-        opcode: &str,
-        modifiers: &str,
-        operands: &[Operand<'a>],
-        scope: &NameScope<'a>,
-    ) -> Result<(), PtxError> {
+    fn shuffle(&mut self, Statement { opcode, modifiers, operands, scope }: Statement<'_, 'a>) -> Result<(), PtxError> {
         let mode = match modifiers {
             "sync.up.b32" => ShuffleMode::Up,
             "sync.down.b32" => ShuffleMode::Down,
