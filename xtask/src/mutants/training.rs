@@ -83,7 +83,7 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "data/src/sources/image/color.rs", from: "if step > 0 && x == 0 { 0 }", to: "if step > 255 { 0 }", test: AUGMENTED },
     Mutant { file: "data/src/sources/image/random.rs", from: "self.affine([cos, -sin, 0.0, sin, cos, 0.0], color)", to: "self.affine([cos, sin, 0.0, -sin, cos, 0.0], color)", test: AUGMENTED },
     Mutant { file: "data/src/sources/image/random.rs", from: "if w < width && h < height {", to: "if w < width {", test: AUGMENTED },
-    Mutant { file: "data/src/sources/image/random.rs", from: "(2.0 * rng.uniform_f32() - 1.0)", to: "rng.uniform_f32()", test: AUGMENTED },
+    Mutant { file: "data/src/sources/image/random.rs", from: "(2.0 * drawn[op] - 1.0)", to: "drawn[op]", test: AUGMENTED },
     Mutant { file: "data/src/mix.rs", from: "(top..bottom).contains(&(row % height))", to: "(top..bottom).contains(&row)", test: DATA },
     Mutant { file: "data/src/mix.rs", from: "(1.0 - cut) as f32", to: "weight as f32", test: DATA },
     Mutant { file: "data/src/random.rs", from: "log + small;", to: "log;", test: DATA },
