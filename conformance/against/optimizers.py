@@ -1,11 +1,11 @@
 """Optimizers by their authors' code: python3 optimizers.py > optim/tests/data/authors.json. Needs torch,
-schedulefree, bitsandbytes.
+schedulefree, bitsandbytes, pytorch_optimizer.
 
 Parameter i starts from values(n, i), and its gradient at step t is values(n, 1000 t + i) of optim/tests/common. All
 numbers are f64. `after` has the parameters after 12 steps; `average` the weights to evaluate with.
 """
 
-import json, torch, schedulefree, bitsandbytes
+import json, torch, schedulefree, bitsandbytes, pytorch_optimizer
 from bitsandbytes.backends.cpu import ops as cpu_ops
 from bitsandbytes.functional import create_dynamic_map
 
@@ -47,6 +47,17 @@ for op, rule, attrs in [
     ("schedule_free_sgd", free_sgd, {"lr": 0.3}),
 ]:
     cases.append(case(op, attrs, lambda p: rule(p, **attrs, foreach=False), evaluates=True))
+
+# SOAP's bases are unique only where Gram matrices have full rank from the first gradient on: matrices are square.
+single, torch.float32 = torch.float32, torch.float64  # its factorizations would be rounded to float32
+for attrs in [{"lr": 0.03, "betas": [0.8, 0.9], "weight_decay": 0.1, "precondition_frequency": 3},
+              {"lr": 0.03, "eps": 0.01, "precondition_frequency": 1}]:
+    cases.append(case("soap", attrs, lambda p: pytorch_optimizer.SOAP(p, **attrs), shapes=[[4, 4], [2, 2], [3]]))
+torch.float32 = single
+for attrs in [{"lr": 0.1}, {"lr": 0.05, "eps": 0.01, "weight_decay": 0.1}]:
+    named = {"matrix_eps": attrs.get("eps", 1e-4), "weight_decouple": True}
+    given = {k: v for k, v in attrs.items() if k != "eps"} | named
+    cases.append(case("shampoo", attrs, lambda p: pytorch_optimizer.Shampoo(p, **given), shapes=SHAPES[:3]))
 
 
 def nearest(x, code, absmax_out, codes_out, blocksize):

@@ -48,6 +48,8 @@ cases = {
     "triplet": (lambda x, z, w: F.triplet_margin_loss(x, z, w, eps=0.0), [a, b, c]),
     "triplet_swapped": (lambda x, z, w: F.triplet_margin_loss(x, z, w, margin=0.5, p=1.0, swap=True, eps=0.0, reduction="sum"), [a, b, c]),
     "info_nce": (lambda x, z: nce(x, z, 0.1), [a, b]),
+    "soft_cross_entropy": (lambda x, z: F.cross_entropy(x, z.softmax(1)), [a, b]),
+    "soft_cross_entropy_smoothed": (lambda x: F.cross_entropy(x, p, label_smoothing=0.2, reduction="sum"), [a]),
     "cosine_similarity": (lambda x, z: F.cosine_similarity(x, z, dim=0).sum(), [a, b]),
     "normalize": (lambda x: (F.normalize(x, dim=1) * b.detach()).sum(), [a]),
 }

@@ -80,7 +80,6 @@ static MAPS: LazyLock<[[Vec<f32>; 2]; 2]> = LazyLock::new(|| {
         [map, middles]
     })
 });
-static REPLACE: LazyLock<Program> = LazyLock::new(|| Program::new("replace", |[_, new], []| [new]));
 static FIRST: LazyLock<Program> = LazyLock::new(|| {
     Program::new("adamw_8bit_first", |[value, most, g], [keep, take]| [value * most * keep + g * take])
 });
@@ -133,8 +132,8 @@ impl<R: Runtime> QuantizedMoment<R> {
         let most = moment.abs()?.amax_keepdim(&[1])?;
         let relative = moment.apply_program(&RELATIVE, &[&most], &[])?;
         let codes = relative.bucketize(&self.middles, false)?.to_dtype(DType::U8)?;
-        memory.update_states(k..k + 1, None, &REPLACE, &[&codes], &[])?;
-        memory.update_states(k + 1..k + 2, None, &REPLACE, &[&most], &[])?;
+        memory.set_state(k, &codes)?;
+        memory.set_state(k + 1, &most)?;
         Ok(moment)
     }
 }

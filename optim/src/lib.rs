@@ -61,7 +61,13 @@ mod scaler;
 mod schedule;
 mod schedule_free;
 mod sgd;
+#[cfg(feature = "linalg")]
+mod shampoo;
 mod shard;
+#[cfg(feature = "linalg")]
+mod sides;
+#[cfg(feature = "linalg")]
+mod soap;
 mod state;
 
 pub use adadelta::{Adadelta, AdadeltaConfig};
@@ -106,5 +112,9 @@ pub use schedule::{
 };
 pub use schedule_free::{ScheduleFreeAdamW, ScheduleFreeAdamWConfig, ScheduleFreeSgd, ScheduleFreeSgdConfig};
 pub use sgd::{Sgd, SgdConfig};
+#[cfg(feature = "linalg")]
+pub use shampoo::{Shampoo, ShampooConfig};
 pub use shard::{Fragment, ShardOptimizer, Shards};
+#[cfg(feature = "linalg")]
+pub use soap::{Soap, SoapConfig};
 pub use state::{AVERAGE, MASTER};

@@ -204,6 +204,11 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         }
     }
 
+    /// Replaces state `k` of the parameter by a value of its shape and dtype.
+    pub fn set_state(&mut self, k: usize, value: &Tensor<R>) -> Result<()> {
+        self.update_states(k..k + 1, None, &REPLACE, &[value], &[])
+    }
+
     /// Updates states of the parameter in place. Inputs of `program` are the `states`, then `fresh`, then `ins`; its
     /// outputs are the new `states`, then `fresh`, whose old contents are undefined. All must have one shape.
     pub fn update_states(
@@ -231,6 +236,8 @@ impl<R: Runtime> UpdateMemory<'_, R> {
 /// Multiplies `x` by a factor of any floating dtype.
 pub(crate) static SCALE: LazyLock<Program> =
     LazyLock::new(|| Program::new("scale", |[x, factor], []| [x * factor.cast_like(x)]));
+
+static REPLACE: LazyLock<Program> = LazyLock::new(|| Program::new("replace", |[_, new], []| [new]));
 
 /// Copies the row of a parameter into its sizes.
 pub(crate) fn read_row<R: Runtime>(row: &mut TensorMut<R>, shape: Shape) -> Result<Tensor<R>> {

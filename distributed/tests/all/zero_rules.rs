@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 use numcore::pointwise::Program;
 use optim::{
     AdadeltaConfig, AdamConfig, AdamW8bitConfig, AdamaxConfig, NAdamConfig, Programs, RAdamConfig, RmsPropConfig,
-    ScheduleFreeAdamWConfig, ScheduleFreeSgdConfig, StateSpec, StepContext, UpdateMemory, norms::sum_of_squares,
+    ScheduleFreeAdamWConfig, ScheduleFreeSgdConfig, ShampooConfig, SoapConfig, StateSpec, StepContext, UpdateMemory,
+    norms::sum_of_squares,
 };
 
 use crate::{prelude::*, zero_stages::options};
@@ -32,6 +33,26 @@ impl Task for Broad<Cpu> {
         let (x, y) = Mlp::new(&Init::new(rt, 0).dtype(self.a.weight.dtype()))?.batch(rt, step, examples)?;
         let out = self.b.forward(&self.a.forward(&x)?.tanh()?)?;
         Loss::sum(nn::loss::mse(&out, &y, Reduction::Sum)?, (3 * examples.len()) as f64)
+    }
+}
+
+/// A model of square matrices: their gradients have full rank, so that SOAP's bases are unique from the first one on.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Squares<R: Runtime> {
+    a: Linear<R>,
+    b: Linear<R>,
+}
+
+impl Task for Squares<Cpu> {
+    fn new(init: &Init<Cpu>) -> Result<Self> {
+        Ok(Squares { a: Linear::new(init, 5, 5)?, b: Linear::new(init, 5, 5)? })
+    }
+
+    fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
+        let (x, _) = Mlp::new(&Init::new(rt, 0).dtype(self.a.weight.dtype()))?.batch(rt, step, examples)?;
+        let out = self.b.forward(&self.a.forward(&x)?.tanh()?)?;
+        Loss::sum(nn::loss::mse(&out, &x.square()?, Reduction::Sum)?, (5 * examples.len()) as f64)
     }
 }
 
@@ -139,6 +160,19 @@ fn blocks_of_eight_bits_do_not_depend_on_ranks() -> Result<()> {
 }
 
 #[test]
+fn bases_of_soap_do_not_depend_on_ranks() -> Result<()> {
+    let rule = SoapConfig { lr: 1e-2, weight_decay: 0.1, precondition_frequency: 2, ..Default::default() };
+    let one = alone_with::<Squares<Cpu>, _>(DType::F64, &rule);
+    for stage in ZeroStage::ALL {
+        for n in 1..=4 {
+            let off = difference(&sharded_with::<Squares<Cpu>, _>(n, stage, DType::F64, &rule), &one);
+            assert!(off <= 1e-9, "stage {} on {n}: {off:e}", stage.number());
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn every_rule_trains_as_on_one_rank() -> Result<()> {
     parity(&SgdConfig { lr: 0.01, momentum: 0.9, nesterov: true, weight_decay: 0.1, ..Default::default() })?;
     parity(&AdamConfig { amsgrad: true, ..Default::default() })?;
@@ -154,6 +188,7 @@ fn every_rule_trains_as_on_one_rank() -> Result<()> {
     parity(&ScheduleFreeAdamWConfig { warmup_steps: 3, ..Default::default() })?;
     parity(&ScheduleFreeSgdConfig { lr: 0.01, weight_decay: 0.1, ..Default::default() })?;
     parity(&StepsDecayed::default())?;
+    parity(&ShampooConfig { momentum: 0.9, precondition_frequency: 2, ..Default::default() })?;
     parity(&LambConfig { maximize: true, ..Default::default() })?;
     parity(&AdafactorConfig { eps1: Some(1e-4), weight_decay: 0.1, ..Default::default() })
 }

@@ -202,6 +202,35 @@ pub fn weighted_cross_entropy<T: Apply>(logits: &T, target: &T, weight: &T, opti
     logits.weighted_cross_entropy(target, weight, options)
 }
 
+/// The cross-entropy of logits `[.., C]` with the probabilities of their classes, `target: [.., C]`, which mixed images
+/// have, and distillation: `−Σ y ln softmax(x)` of each row.
+///
+/// `smoothing` of the target is spread evenly over the classes. Classes that weigh more have a target multiplied by
+/// their weights. The mean is over rows, as in PyTorch, and the loss of half-precision logits is `f32`.
+///
+/// # Errors
+/// An error if the shapes differ, or `smoothing` is not in [0, 1].
+#[track_caller]
+pub fn soft_cross_entropy<T: Apply>(logits: &T, target: &T, smoothing: f64, reduction: Reduction) -> Result<T> {
+    let shape = same_shape("soft_cross_entropy", logits, target)?;
+    if !(0.0..=1.0).contains(&smoothing) {
+        return Err(Error::range("soft_cross_entropy", "smoothing", smoothing, "from 0 to 1")).at_caller();
+    }
+    if shape.rank() == 0 || shape[shape.rank() - 1] == 0 {
+        return Err(Error::shape("soft_cross_entropy", &[shape], "the last axis has the classes")).at_caller();
+    }
+    let [logits, target] = [logits, target].map(|x| x.to_dtype(x.spec().dtype.compute()));
+    let (logits, target) = (logits?, target?);
+    let even = smoothing / shape[shape.rank() - 1] as f64;
+    let target = if smoothing > 0.0 { target.mul(1.0 - smoothing)?.add(even)? } else { target };
+    let rows = logits.log_softmax(-1)?.mul(&target)?.sum(&[-1])?.neg()?;
+    match reduction {
+        Reduction::None => Ok(rows),
+        Reduction::Sum => rows.sum_all(),
+        Reduction::Mean => rows.mean_all(),
+    }
+}
+
 /// Options of [`nll`], with PyTorch's defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct NllOptions {

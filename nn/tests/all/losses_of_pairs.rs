@@ -4,6 +4,7 @@ use autograd::{Var, grad, hvp};
 use nn::loss::{self, BinaryOptions, Reduction, TripletOptions};
 use numcore::{
     DType, Result, Tensor,
+    fused::NnOps,
     ops::{DistanceOps, PointwiseOps, ReduceOps},
 };
 
@@ -70,6 +71,16 @@ fn values_and_gradients_are_pytorchs() {
             }),
         ),
         ("info_nce", vec![&a, &b], Box::new(|x| loss::info_nce(&x[0], &x[1], 0.1))),
+        (
+            "soft_cross_entropy",
+            vec![&a, &b],
+            Box::new(|x| loss::soft_cross_entropy(&x[0], &x[1].softmax(1)?, 0.0, Reduction::Mean)),
+        ),
+        (
+            "soft_cross_entropy_smoothed",
+            vec![&a],
+            Box::new(|x| loss::soft_cross_entropy(&x[0], &positive, 0.2, Reduction::Sum)),
+        ),
         ("cosine_similarity", vec![&a, &b], Box::new(|x| x[0].cosine_similarity(&x[1], 0)?.sum_all())),
         ("normalize", vec![&a], Box::new(|x| x[0].normalize(1)?.mul(&other)?.sum_all())),
     ];
@@ -114,6 +125,8 @@ fn extremes_are_finite_and_misuse_is_told() {
     };
     let (rows, others) = (made(0, &[4, 3]), made(1, &[4, 2]));
     says(loss::info_nce(&rows, &others, 0.1), &["info_nce", "[4, 3]", "[4, 2]"]);
+    says(loss::soft_cross_entropy(&rows, &others, 0.0, Reduction::Mean), &["soft_cross_entropy", "[4, 3]", "[4, 2]"]);
+    says(loss::soft_cross_entropy(&rows, &rows, 1.5, Reduction::Mean), &["smoothing", "from 0 to 1"]);
     says(loss::info_nce(&rows, &rows, 0.0), &["temperature", "positive"]);
     says(loss::focal(&x, &y, -1.0, None, Reduction::Mean), &["gamma", "at least 0"]);
     says(loss::focal(&x, &y, 1.0, 1.5, Reduction::Mean), &["alpha", "in 0..=1"]);

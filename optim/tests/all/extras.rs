@@ -151,6 +151,10 @@ fn every_rule_takes_the_factor() {
         same(LambConfig::default(), dtype);
         same(AdafactorConfig::default(), dtype);
         same(MuonConfig::default(), dtype);
+        #[cfg(feature = "linalg")]
+        same(SoapConfig::default(), dtype);
+        #[cfg(feature = "linalg")]
+        same(ShampooConfig::default(), dtype);
     }
 }
 
@@ -349,6 +353,25 @@ fn adan_is_its_formula() {
         }
     }
     numbers(&params).iter().zip(&want).for_each(|(got, want)| close(got, want, 1e-12, "adan"));
+}
+
+#[cfg(feature = "linalg")]
+#[test]
+fn shampoo_of_a_vector_with_momentum_is_its_formula() {
+    let params = leaves(&Cpu::new(), &[&[7]], DType::F64);
+    let mut want = numbers(&params).remove(0);
+    let config = ShampooConfig { lr: 0.1, momentum: 0.8, eps: 1e-2, weight_decay: 0.2, ..Default::default() };
+    train(&mut Shampoo::over(config, &params).unwrap(), &params, 0..6);
+    let (mut sums, mut u) = (vec![0.0; 7], vec![0.0; 7]);
+    for k in 0..6 {
+        let g = values(7, 1000 * k);
+        for j in 0..7 {
+            sums[j] += g[j] * g[j];
+            u[j] = 0.8 * u[j] + g[j] / (sums[j] + 1e-2).sqrt();
+            want[j] = (1.0 - 0.1 * 0.2) * want[j] - 0.1 * u[j];
+        }
+    }
+    close(&numbers(&params)[0], &want, 1e-12, "shampoo");
 }
 
 #[test]

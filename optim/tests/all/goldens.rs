@@ -24,6 +24,10 @@ macro_rules! by_name {
             "muon" => $check::<MuonConfig>($arg),
             "schedule_free_adamw" => $check::<ScheduleFreeAdamWConfig>($arg),
             "schedule_free_sgd" => $check::<ScheduleFreeSgdConfig>($arg),
+            #[cfg(feature = "linalg")]
+            "soap" => $check::<SoapConfig>($arg),
+            #[cfg(feature = "linalg")]
+            "shampoo" => $check::<ShampooConfig>($arg),
             other => panic!("no optimizer is called {other}"),
         }
     };

@@ -67,6 +67,10 @@ fn every_optimizer_resumes_bit_for_bit() {
             resumes(LambConfig::default(), dtype, first);
             resumes(AdafactorConfig::default(), dtype, first);
             resumes(MuonConfig::default(), dtype, first);
+            #[cfg(feature = "linalg")]
+            resumes(SoapConfig { precondition_frequency: 2, ..Default::default() }, dtype, first);
+            #[cfg(feature = "linalg")]
+            resumes(ShampooConfig { momentum: 0.9, precondition_frequency: 2, ..Default::default() }, dtype, first);
         }
     }
 }

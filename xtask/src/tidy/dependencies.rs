@@ -21,7 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("engine-*", &["numcore", "comm"]),
     ("nn", &["numcore", "autograd", "nn-derive"]),
     ("linalg", &["numcore", "autograd"]),
-    ("optim", &["numcore", "autograd", "nn"]),
+    ("optim", &["numcore", "autograd", "nn", "linalg"]),
     ("pipeline-schedule", &["numcore"]),
     ("distributed", &["numcore", "autograd", "comm", "nn", "optim", "pipeline-schedule"]),
     ("adaptive", &["numcore", "autograd", "nn", "optim", "distributed"]),
