@@ -294,5 +294,8 @@ pub(super) fn check_reduction(name: &'static str, op: ReduceOp, dtype: DType) ->
     if op == ReduceOp::Avg && !dtype.is_float() {
         return Err(Error::dtype(name, &[dtype], "only floating types have an average here; use `Sum`"));
     }
+    if dtype.is_storage() {
+        return Err(Error::dtype(name, &[dtype], "it is stored, not computed in; cast it first, with `to_dtype`"));
+    }
     Ok(())
 }

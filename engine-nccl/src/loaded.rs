@@ -172,7 +172,7 @@ fn raw(comm: RawComm) -> Comm {
 /// The library's number of a dtype. `bool` is stored as bytes of 0 and 1.
 fn type_number(dtype: DType) -> c_int {
     match dtype {
-        DType::Bool | DType::U8 => BYTES,
+        DType::Bool | DType::U8 | DType::F8E4M3 | DType::F8E5M2 => BYTES,
         DType::I32 => 2,
         DType::U32 => 3,
         DType::I64 => 4,

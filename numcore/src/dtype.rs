@@ -26,12 +26,30 @@ pub enum DType {
     U8,
     /// Booleans, one byte each, 0 or 1.
     Bool,
+    /// 8-bit floating point with 4 bits of exponent, PyTorch's `float8_e4m3fn`: up to ±448, NaN, no infinity. Casts to
+    /// it saturate, as PyTorch's do since 2.15. It is [stored](DType::is_storage), not computed in.
+    F8E4M3,
+    /// 8-bit floating point with 5 bits of exponent, PyTorch's `float8_e5m2`: up to ±57344, NaN, infinities. Casts of
+    /// larger values give infinity; `clamp` to ±[`largest`](DType::largest) first if they should saturate. It is
+    /// [stored](DType::is_storage), not computed in.
+    F8E5M2,
 }
 
 impl DType {
     /// Every element type, in declaration order.
-    pub const ALL: [DType; 9] =
-        [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::U32, DType::U8, DType::Bool];
+    pub const ALL: [DType; 11] = [
+        DType::F32,
+        DType::F64,
+        DType::F16,
+        DType::BF16,
+        DType::I32,
+        DType::I64,
+        DType::U32,
+        DType::U8,
+        DType::Bool,
+        DType::F8E4M3,
+        DType::F8E5M2,
+    ];
 
     /// The size of one element, in bytes.
     pub const fn size(self) -> usize {
@@ -39,7 +57,7 @@ impl DType {
             DType::F64 | DType::I64 => 8,
             DType::F32 | DType::I32 | DType::U32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::U8 | DType::Bool => 1,
+            DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => 1,
         }
     }
 
@@ -53,14 +71,34 @@ impl DType {
         matches!(self, DType::F16 | DType::BF16)
     }
 
+    /// Tells whether this is an 8-bit float. Such values are moved, and cast from and to other dtypes with `to_dtype`; any
+    /// other operation on them is an error. They carry no gradient.
+    pub const fn is_storage(self) -> bool {
+        matches!(self, DType::F8E4M3 | DType::F8E5M2)
+    }
+
+    /// The largest finite value of a floating dtype, or of an 8-bit float; 0 for others.
+    pub const fn largest(self) -> f64 {
+        match self {
+            DType::F64 => f64::MAX,
+            DType::F32 => f32::MAX as f64,
+            DType::BF16 => 3.389_531_389_251_535_5e38,
+            DType::F16 => 65_504.0,
+            DType::F8E5M2 => 57_344.0,
+            DType::F8E4M3 => 448.0,
+            _ => 0.0,
+        }
+    }
+
     /// Tells whether this is `i32`, `i64`, `u32` or `u8`.
     pub const fn is_int(self) -> bool {
         matches!(self, DType::I32 | DType::I64 | DType::U32 | DType::U8)
     }
 
-    /// The dtype of arithmetic: `f32` for f16 and bf16, the dtype itself otherwise.
+    /// The dtype of arithmetic: `f32` for f16, bf16 and the 8-bit floats, which are cast to it, the dtype itself
+    /// otherwise.
     pub const fn compute(self) -> DType {
-        if self.is_half() { DType::F32 } else { self }
+        if self.is_half() || self.is_storage() { DType::F32 } else { self }
     }
 
     /// The name used in messages and files: `f32`, `bf16`, `bool` …
@@ -75,6 +113,8 @@ impl DType {
             DType::U32 => "u32",
             DType::U8 => "u8",
             DType::Bool => "bool",
+            DType::F8E4M3 => "f8e4m3",
+            DType::F8E5M2 => "f8e5m2",
         }
     }
 

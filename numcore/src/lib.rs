@@ -13,6 +13,7 @@ mod dtype;
 mod either;
 mod error;
 mod flat;
+pub mod float8;
 pub mod fused;
 mod hash;
 mod layout;

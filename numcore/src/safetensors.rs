@@ -43,6 +43,8 @@ const DTYPES: [(DType, Dtype); DType::ALL.len()] = [
     (DType::U32, Dtype::U32),
     (DType::U8, Dtype::U8),
     (DType::Bool, Dtype::BOOL),
+    (DType::F8E4M3, Dtype::F8_E4M3),
+    (DType::F8E5M2, Dtype::F8_E5M2),
 ];
 
 const _: () = {

@@ -160,10 +160,11 @@ macro_rules! narrow {
 }
 narrow! { f16, f16_to_f32, f32_to_f16; bf16, bf16_to_f32, f32_to_bf16; }
 
-/// Evaluates an expression with a type alias for the stored form of an element type; `bool` is stored as `u8`.
+/// Evaluates an expression with a type alias for the stored form of an element type; `bool` and 8-bit floats
+/// are stored as `u8`.
 macro_rules! by_dtype {
     ($dtype:expr, $T:ident => $e:expr) => {
-        by_dtype!(@ $dtype, $T => $e; F32 f32, F64 f64, F16 half::f16, BF16 half::bf16, I32 i32, I64 i64, U32 u32, U8 u8, Bool u8)
+        by_dtype!(@ $dtype, $T => $e; F32 f32, F64 f64, F16 half::f16, BF16 half::bf16, I32 i32, I64 i64, U32 u32, U8 u8, Bool u8, F8E4M3 u8, F8E5M2 u8)
     };
     (@ $dtype:expr, $T:ident => $e:expr; $($d:ident $t:ty),*) => {
         match $dtype { $(numcore::DType::$d => { type $T = $t; $e })* }
@@ -174,7 +175,7 @@ pub(crate) use by_dtype;
 /// Calls a generic function for a dtype, like [`by_dtype`], with the type that an element is computed in.
 macro_rules! by_lane {
     ($dtype:expr, $T:ident => $e:expr) => {
-        by_lane!(@ $dtype, $T => $e; F32|F16|BF16 f32, F64 f64, I32 i32, I64 i64, U32 u32, U8|Bool u8)
+        by_lane!(@ $dtype, $T => $e; F32|F16|BF16|F8E4M3|F8E5M2 f32, F64 f64, I32 i32, I64 i64, U32 u32, U8|Bool u8)
     };
     (@ $dtype:expr, $T:ident => $e:expr; $($($d:ident)|+ $t:ty),*) => {
         match $dtype { $($(numcore::DType::$d)|+ => { type $T = $t; $e })* }

@@ -147,7 +147,7 @@ impl Builder {
         let capabilities = Capabilities {
             name: format!("{} ({})", model(), self.simd.name()),
             storage: DType::ALL.to_vec(),
-            compute: DType::ALL.iter().copied().filter(|d| !d.is_half()).collect(),
+            compute: DType::ALL.iter().copied().filter(|d| d.compute() == *d).collect(),
             parallelism: threads.count(),
             max_binding: isize::MAX as usize,
             // Half of it costs time where matrices are multiplied fastest.

@@ -66,13 +66,13 @@ impl Args {
     pub(crate) fn number(&mut self, value: Number, dtype: DType) {
         let value = value.computed_as(dtype);
         match dtype {
-            DType::F32 | DType::F16 | DType::BF16 => self.push(value.to_f64() as f32),
+            _ if dtype.compute() == DType::F32 => self.push(value.to_f64() as f32),
             DType::F64 => self.push(value.to_f64()),
             DType::I32 => self.push(value.to_i64() as i32),
             DType::I64 => self.push(value.to_i64()),
             DType::U32 => self.push(value.to_i64() as u32),
             DType::U8 => self.push(value.to_i64() as u8),
-            DType::Bool => self.push(u8::from(value.to_bool())),
+            _ => self.push(u8::from(value.to_bool())),
         }
     }
 

@@ -87,8 +87,8 @@ impl Engine {
         let about = driver.about();
         let capabilities = Capabilities {
             name: about.name.clone(),
-            storage: DType::ALL.to_vec(),
-            compute: DType::ALL.iter().copied().filter(|d| !d.is_half()).collect(),
+            storage: DType::ALL.into_iter().filter(|d| !d.is_storage()).collect(),
+            compute: DType::ALL.iter().copied().filter(|d| d.compute() == *d).collect(),
             parallelism: about.processors,
             max_binding: about.memory,
             // The weight's gradient is read and written once for each chunk of logits.

@@ -26,7 +26,8 @@ impl StorageForm {
     /// The form for arithmetic. `f64` has the form of two words, which are only moved.
     pub(crate) fn of(dtype: DType) -> StorageForm {
         match dtype {
-            DType::F32 => StorageForm::F32,
+            // No memory of this device has an 8-bit float, and the printer refuses them in programs.
+            DType::F32 | DType::F8E4M3 | DType::F8E5M2 => StorageForm::F32,
             DType::I32 => StorageForm::I32,
             DType::U32 => StorageForm::U32,
             DType::U8 => StorageForm::U8,

@@ -88,8 +88,8 @@ impl WgpuDevice {
         });
         let capabilities = Capabilities {
             name: describe(adapter).to_string(),
-            storage: DType::ALL.to_vec(),
-            compute: DType::ALL.iter().copied().filter(|d| !d.is_half() && *d != DType::F64).collect(),
+            storage: DType::ALL.into_iter().filter(|d| !d.is_storage()).collect(),
+            compute: DType::ALL.iter().copied().filter(|d| d.compute() == *d && *d != DType::F64).collect(),
             parallelism: 1,
             max_binding: limits.max_storage_buffer_binding_size as usize,
             // The binding size that every WebGPU implementation supports.

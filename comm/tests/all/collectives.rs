@@ -91,7 +91,7 @@ fn all_reduce_in_every_type_by_every_reduction() {
                 let x = memory(&tensor(&comm, 77, dtype)?)?;
                 match comm.all_reduce(x, op) {
                     Ok(work) => results.push((dtype, op, host(work.wait()?)?)),
-                    Err(e) => assert!(op == ReduceOp::Avg && !dtype.is_float(), "{e}"),
+                    Err(e) => assert!(op == ReduceOp::Avg && !dtype.is_float() || dtype.is_storage(), "{e}"),
                 }
             }
         }

@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
-use numcore::{DType, Element, Error, Result, Runtime, Shape, Tensor, safetensors};
+use numcore::{
+    DType, Element, Error, Result, Runtime, Shape, Tensor,
+    float8::{E4M3, E5M2},
+    safetensors,
+};
 use serde_json::Value;
 
 use super::Attrs;
@@ -35,6 +39,8 @@ impl HostValue {
             DType::U32 => self.decoded::<u32>(),
             DType::U8 => self.decoded::<u8>(),
             DType::Bool => self.decoded::<bool>(),
+            DType::F8E4M3 => self.bytes.iter().map(|&code| E4M3::decode(code).into()).collect(),
+            DType::F8E5M2 => self.bytes.iter().map(|&code| E5M2::decode(code).into()).collect(),
         }
     }
 

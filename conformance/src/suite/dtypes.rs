@@ -16,6 +16,11 @@ const SPACINGS: f64 = 6.0;
 
 /// Tells whether a runtime computes in a dtype: half-precision types are computed in `f32`.
 pub(crate) fn computes<R: Runtime>(rt: &R, dtype: DType) -> bool {
+    !dtype.is_storage() && casts(rt, dtype)
+}
+
+/// Tells whether a runtime casts from and to a dtype that it stores.
+pub(crate) fn casts<R: Runtime>(rt: &R, dtype: DType) -> bool {
     rt.capabilities().compute.contains(&dtype.compute())
 }
 
@@ -24,7 +29,8 @@ pub(crate) fn lacks(dtype: DType) -> String {
     format!("{dtype} is not in capabilities.compute")
 }
 
-/// The types among `dtypes` in which a runtime stores and computes. For the others, `what` is skipped.
+/// The types among `dtypes` in which a runtime stores and computes. For the others, `what` is skipped; 8-bit floats, in
+/// which none computes, are left out.
 pub(crate) fn computed<R: Runtime>(
     rt: &R,
     section: &mut Section,
@@ -32,7 +38,7 @@ pub(crate) fn computed<R: Runtime>(
     dtypes: impl IntoIterator<Item = DType>,
 ) -> Vec<DType> {
     let mut usable = Vec::new();
-    for dtype in stored(rt, section, what, dtypes) {
+    for dtype in stored(rt, section, what, dtypes.into_iter().filter(|dtype| !dtype.is_storage())) {
         match computes(rt, dtype) {
             true => usable.push(dtype),
             false => section.skip(format!("{what}: {}", lacks(dtype))),

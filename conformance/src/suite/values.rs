@@ -8,7 +8,7 @@ use numcore::{
 };
 
 use super::{
-    dtypes::{computes, lacks},
+    dtypes::{casts, computes, lacks},
     loops::upload,
     report::{Section, Verdict},
 };
@@ -19,14 +19,17 @@ pub(crate) fn values<R: Runtime>(rt: &R) -> Section {
     for &from in &stored {
         section.check(format!("{from} to the host and back"), || round_trip(rt, from));
         for &to in &stored {
-            if from != to && !(computes(rt, from) && computes(rt, to)) {
-                let lacking = if computes(rt, from) { to } else { from };
+            if from != to && !(casts(rt, from) && casts(rt, to)) {
+                let lacking = if casts(rt, from) { to } else { from };
                 section.skip(format!("{from} as {to}: {}", lacks(lacking)));
                 continue;
             }
             section.check(format!("{from} as {to}"), || cast(rt, from, to));
         }
         section.check(format!("numbers of {from}"), || numbers(rt, from));
+    }
+    for dtype in DType::ALL.into_iter().filter(|d| !stored.contains(d)) {
+        section.check(format!("{dtype} is refused"), || refused(rt, dtype));
     }
     section.check("uniform is Philox", || uniform(rt));
     section.check("bernoulli is Philox", || bernoulli(rt));
@@ -117,6 +120,15 @@ fn round_trip<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     let all = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| same(*a, *b));
     Ok(Verdict::when(all(&whole, &stored) && all(&seen, &turned) && all(&copied, &stored), || {
         format!("{whole:?}, expected {stored:?}; turned {seen:?}, expected {turned:?}")
+    }))
+}
+
+/// Checks that a type that is not stored is refused by name, in creation and in a cast.
+fn refused<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
+    let made = [Tensor::zeros(rt, [2], dtype), Tensor::ones(rt, [2], DType::F32)?.to_dtype(dtype)];
+    Verdict::all(made.into_iter().map(|made| {
+        let message = made.map_or_else(|e| e.to_string(), |_| "no error".into());
+        Ok(Verdict::when(message.contains(dtype.name()) && message.contains("does not store"), || message))
     }))
 }
 

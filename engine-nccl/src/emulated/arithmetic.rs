@@ -123,7 +123,7 @@ unsafe fn load(at: usize, dtype: DType) -> f64 {
             DType::I64 => *(at as *const i64) as f64,
             DType::I32 => f64::from(*(at as *const i32)),
             DType::U32 => f64::from(*(at as *const u32)),
-            DType::U8 | DType::Bool => f64::from(*(at as *const u8)),
+            DType::U8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => f64::from(*(at as *const u8)),
         }
     }
 }
@@ -141,7 +141,7 @@ unsafe fn store(at: usize, dtype: DType, x: f64) {
             DType::I64 => *(at as *mut i64) = x as i64,
             DType::I32 => *(at as *mut i32) = x as i32,
             DType::U32 => *(at as *mut u32) = x as u32,
-            DType::U8 => *(at as *mut u8) = x as u64 as u8,
+            DType::U8 | DType::F8E4M3 | DType::F8E5M2 => *(at as *mut u8) = x as u64 as u8,
             DType::Bool => *(at as *mut u8) = u8::from(x != 0.0),
         }
     }

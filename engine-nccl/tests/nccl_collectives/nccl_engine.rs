@@ -41,7 +41,7 @@ fn native_sums_are_the_librarys_own() {
         let program = |comm: Comm<Cpu>| {
             let (n, rank) = (comm.size(), comm.rank());
             let mut all = Vec::new();
-            for dtype in DType::ALL {
+            for dtype in DType::ALL.into_iter().filter(|d| !d.is_storage()) {
                 let x = tensor(&comm, 6 * n, dtype)?;
                 all.push((dtype, host(comm.all_reduce(memory(&x)?, ReduceOp::Sum)?.wait()?)?));
             }

@@ -179,21 +179,21 @@ fn ranges_must_tile_the_data() {
 fn errors_name_the_file_and_the_tensor() {
     let folder = scratch("named");
     let path = folder.join("model.safetensors");
-    let f8 = file(r#"{"w":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]}}"#, 8);
+    let f8 = file(r#"{"w":{"dtype":"F8_E8M0","shape":[8],"data_offsets":[0,8]}}"#, 8);
     std::fs::write(&path, &f8).unwrap();
     let message = load(&path, &cpu()).unwrap_err().to_string();
     assert!(
-        message.contains("model.safetensors") && message.contains("`w`") && message.contains("F8_E4M3"),
+        message.contains("model.safetensors") && message.contains("`w`") && message.contains("F8_E8M0"),
         "{message}"
     );
     // Others in the file can be read.
-    let both = r#"{"w":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]},"x":{"dtype":"U8","shape":[1],"data_offsets":[8,9]}}"#;
+    let both = r#"{"w":{"dtype":"F8_E8M0","shape":[8],"data_offsets":[0,8]},"x":{"dtype":"U8","shape":[1],"data_offsets":[8,9]}}"#;
     std::fs::write(&path, file(both, 9)).unwrap();
     let reader = numcore::safetensors::Reader::open(&path).unwrap();
     assert_eq!(reader.names().collect::<Vec<_>>(), ["w", "x"]);
     assert_eq!(reader.tensors().map(|(name, ..)| name).collect::<Vec<_>>(), ["x"]);
     assert_eq!(reader.bytes("x").unwrap().len(), 1);
-    assert!(reader.tensor("w").unwrap_err().to_string().contains("F8_E4M3") && reader.bytes("w").is_err());
+    assert!(reader.tensor("w").unwrap_err().to_string().contains("F8_E8M0") && reader.bytes("w").is_err());
     let bools = file(r#"{"flag":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}}"#, 3);
     assert!(refused(&bools).contains("`flag` is bool"));
     std::fs::write(&path, &bools).unwrap();

@@ -66,7 +66,9 @@ macro_rules! op {
             fn arity(&self) -> std::ops::RangeInclusive<usize> { match self { $(Op::$variant(r) => r.arity(),)* } }
             fn infer(&self, ins: &[Spec]) -> Result<Specs> {
                 self.check_count(ins.len())?;
+                self.check_storage(ins)?;
                 let outs = match self { $(Op::$variant(r) => r.infer(ins),)* }?;
+                self.check_storage(&outs)?;
                 outs.iter().try_for_each(|out| out.shape.checked(self.name()).map(drop))?;
                 Ok(outs)
             }
@@ -136,6 +138,15 @@ impl Op {
             format!("{} to {}", takes.start(), many(*takes.end()))
         };
         Err(crate::Error::range(self.name(), "number of operands", given, count))
+    }
+
+    /// Checks that 8-bit floats are only moved. A program checks its own operands, since it may cast them.
+    fn check_storage(&self, operands: &[Spec]) -> Result<()> {
+        let moves = matches!(self, Op::Pointwise(_) | Op::View(_) | Op::Cat(_) | Op::Split(_) | Op::Gather(_));
+        match operands.iter().find(|x| x.dtype.is_storage()) {
+            Some(x) if !moves => Err(crate::pointwise::stored_only(self.name(), x.dtype)),
+            _ => Ok(()),
+        }
     }
 
     /// Tells whether the op returns its one input unchanged.

@@ -37,6 +37,7 @@ pub use expr::{Expr, IntoExpr};
 pub use reference::Number;
 pub use table::{Binary, Dialect, OpClass, Unary};
 pub use types::Typed;
+pub(crate) use types::stored_only;
 pub use widened::{Widened, Widening};
 
 use crate::{DType, Error, Fnv1a, Result};

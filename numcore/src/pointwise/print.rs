@@ -205,6 +205,9 @@ impl Printer<'_> {
         let (t, rounded) = (self.type_name(to), to.is_half() && from != to);
         let plain = from.compute() == to.compute();
         let value = match self.dialect {
+            _ if from.is_storage() || to.is_storage() => {
+                return Err(self.lacks(if from.is_storage() { from } else { to }));
+            }
             _ if plain => value.to_owned(),
             Dialect::Wgsl if from == DType::F64 || to == DType::F64 => return Err(self.lacks(DType::F64)),
             Dialect::Wgsl if from == DType::I64 => format!("wg_{}_from_i64({value})", to.compute().name()),
@@ -267,13 +270,13 @@ impl Printer<'_> {
 
     fn type_name(&self, dtype: DType) -> &'static str {
         let columns = match dtype {
-            DType::F32 | DType::F16 | DType::BF16 => ["f32", "float", "f32"],
+            _ if dtype.compute() == DType::F32 => ["f32", "float", "f32"],
             DType::F64 => ["f64", "double", "vec2<u32>"],
             DType::I32 => ["i32", "int", "i32"],
             DType::I64 => ["i64", "long long", "vec2<u32>"],
             DType::U32 => ["u32", "unsigned int", "u32"],
             DType::U8 => ["u8", "unsigned char", "u32"],
-            DType::Bool => ["bool", "bool", "bool"],
+            _ => ["bool", "bool", "bool"],
         };
         columns[self.dialect as usize]
     }

@@ -9,7 +9,10 @@ use std::cmp::Ordering;
 
 use half::{bf16, f16};
 
-use crate::{DType, Scalar};
+use crate::{
+    DType, Scalar,
+    float8::{E4M3, E5M2},
+};
 
 /// A scalar value on the host.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,6 +59,8 @@ impl Number {
         match to {
             DType::F16 => Number::Float(f16::from_f32(self.to_f32()).to_f64()),
             DType::BF16 => Number::Float(bf16::from_f32(self.to_f32()).to_f64()),
+            DType::F8E4M3 => Number::Float(E4M3::decode(E4M3::encode(self.to_f32())).into()),
+            DType::F8E5M2 => Number::Float(E5M2::decode(E5M2::encode(self.to_f32())).into()),
             to => self.computed_as(to),
         }
     }
@@ -64,13 +69,13 @@ impl Number {
     /// they are computed.
     pub fn computed_as(self, dtype: DType) -> Number {
         match dtype {
-            DType::F32 | DType::F16 | DType::BF16 => Number::Float(f64::from(self.to_f32())),
+            _ if dtype.compute() == DType::F32 => Number::Float(f64::from(self.to_f32())),
             DType::F64 => Number::Float(self.to_f64()),
             DType::I64 => Number::Int(self.to_i64()),
             DType::I32 => self.narrow(|x| x as i32, |x| x as i32),
             DType::U32 => self.narrow(|x| x as u32, |x| x as u32),
             DType::U8 => self.narrow(|x| x as u8, |x| x as u8),
-            DType::Bool => Number::Bool(self.to_bool()),
+            _ => Number::Bool(self.to_bool()),
         }
     }
 

@@ -21,7 +21,7 @@ pub enum OpClass {
     Bits,
     /// `bool` only.
     Bool,
-    /// Any dtype, `bool` included.
+    /// Any dtype that is computed in, `bool` included.
     Any,
 }
 
@@ -34,7 +34,7 @@ impl OpClass {
             OpClass::Int => dtype.is_int(),
             OpClass::Bits => dtype.is_int() || matches!(dtype, DType::Bool),
             OpClass::Bool => matches!(dtype, DType::Bool),
-            OpClass::Any => true,
+            OpClass::Any => !dtype.is_storage(),
         }
     }
 }

@@ -173,6 +173,7 @@ impl TypeGroups {
             }
             Inst::Select(c, a, b) => {
                 self.limit(c, Set::one(DType::Bool))?;
+                self.limit(a, Set::of(OpClass::Any))?;
                 self.unite(a, b)?;
                 self.unite(a, i)
             }
@@ -294,6 +295,9 @@ fn check_counts(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) 
 
 fn refused(program: &Program, inst: Inst, conflict: Conflict) -> Error {
     let (op, [had, to]) = (inst.name(), conflict);
+    if let Some(stored) = had.only().filter(|d| d.is_storage()) {
+        return stored_only(program.name(), stored);
+    }
     let why = match (had.only(), to.only()) {
         (Some(a), Some(b)) => {
             format!("`{op}` meets {a} and {b}, and nothing is promoted silently; cast one with `to_dtype`")
@@ -301,6 +305,11 @@ fn refused(program: &Program, inst: Inst, conflict: Conflict) -> Error {
         _ => format!("`{op}` meets {} where it needs {}; cast with `to_dtype`", had.words(), to.words()),
     };
     Error::dtype(program.name(), &conflict.into_iter().filter_map(Set::only).collect::<Vec<_>>(), why)
+}
+
+/// The error for arithmetic on an 8-bit float.
+pub(crate) fn stored_only(op: &'static str, dtype: DType) -> Error {
+    Error::dtype(op, &[dtype], format!("{dtype} is stored and moved, not computed in: cast it first, with `to_dtype`"))
 }
 
 fn misfit(program: &Program, output: usize, [had, to]: Conflict) -> Error {

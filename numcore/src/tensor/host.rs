@@ -56,6 +56,12 @@ impl<R: Runtime> Tensor<R> {
             Ok(out)
         }
         use crate::DType::*;
+        let decoded = |decode: fn(u8) -> f32| {
+            let codes = self.to_bytes()?;
+            let mut out = zeros(codes.len(), self.live())?;
+            out.iter_mut().zip(codes).for_each(|(to, code)| *to = f64::from(decode(code)));
+            Ok(out)
+        };
         match self.dtype() {
             F32 => convert::<R, f32>(self),
             F64 => convert::<R, f64>(self),
@@ -66,6 +72,8 @@ impl<R: Runtime> Tensor<R> {
             U32 => convert::<R, u32>(self),
             U8 => convert::<R, u8>(self),
             Bool => convert::<R, bool>(self),
+            F8E4M3 => decoded(crate::float8::E4M3::decode),
+            F8E5M2 => decoded(crate::float8::E5M2::decode),
         }
     }
 

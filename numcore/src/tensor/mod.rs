@@ -19,6 +19,7 @@ pub use mutable::TensorMut;
 use crate::{
     DType, DeviceId, Error, ErrorKind, Layout, MemoryCategory, Result, Runtime, Shape, Support, View,
     ops::{Apply, Op, Outs, Rule, Spec, ViewOp, one_device},
+    pointwise::stored_only,
     trace::{self, SpanKind},
 };
 
@@ -305,6 +306,9 @@ fn check_memory<R: Runtime>(op: &Op, due: Spec, seen: Spec, memory: &TensorMut<R
     let name = op.name();
     if seen.dtype != due.dtype {
         return Err(Error::dtype(name, &[due.dtype, seen.dtype], "the result is the first, its memory the second"));
+    }
+    if due.dtype.is_storage() && memory.is_written() {
+        return Err(stored_only(name, due.dtype));
     }
     if seen.shape != due.shape {
         return Err(Error::shape(name, &[due.shape, seen.shape], "the result is the first, its memory the second"));

@@ -44,6 +44,7 @@ impl<R: Runtime> TensorMut<R> {
     /// of `rt`.
     #[track_caller]
     pub fn alloc_for(rt: &R, use_: MemoryCategory, shape: Shape, dtype: DType) -> Result<Self> {
+        check_stores(rt, dtype)?;
         let buffer = rt.with_category(use_).alloc(shape.checked("alloc")?.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt.clone(), buffer, Layout::contiguous(shape), dtype)))
     }
@@ -57,6 +58,7 @@ impl<R: Runtime> TensorMut<R> {
     #[track_caller]
     pub(crate) fn alloc_at(rt: R, layout: Layout, dtype: DType) -> Result<Self> {
         layout.shape().checked("alloc")?;
+        check_stores(&rt, dtype)?;
         let buffer = rt.alloc(layout.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt, buffer, layout, dtype)))
     }
@@ -226,4 +228,12 @@ impl<R: Runtime> TensorMut<R> {
         let first = !std::mem::replace(&mut self.written, true);
         Out { view: self.view_mut(), how: if first { Accumulate::Overwrite } else { Accumulate::Add } }
     }
+}
+/// Checks that a device has an 8-bit float; every device stores the other dtypes.
+fn check_stores<R: Runtime>(rt: &R, dtype: DType) -> Result<()> {
+    if !dtype.is_storage() || rt.capabilities().storage.contains(&dtype) {
+        return Ok(());
+    }
+    let why = format!("{} does not store {dtype}: cast it on the CPU, to bf16 or f32", rt.capabilities().name);
+    Err(Error::dtype("alloc", &[dtype], why))
 }

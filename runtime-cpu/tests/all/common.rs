@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use half::{bf16, f16};
-use numcore::{DType, Element, Tensor, rng::Philox};
+use numcore::{DType, Element, Tensor, ops::PointwiseOps, rng::Philox};
 use runtime_cpu::{Cpu, Simd};
 
 pub type T = Tensor<Cpu>;
@@ -25,6 +25,7 @@ pub fn store(cpu: &Cpu, dtype: DType, shape: &[usize], values: &[f64]) -> T {
         DType::U32 => of::<u32>(cpu, shape, values),
         DType::U8 => of::<u8>(cpu, shape, values),
         DType::Bool => of::<bool>(cpu, shape, values),
+        DType::F8E4M3 | DType::F8E5M2 => of::<f32>(cpu, shape, values).to_dtype(dtype).unwrap(),
     }
 }
 

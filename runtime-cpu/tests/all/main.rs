@@ -4,6 +4,7 @@
 mod attention;
 mod bits;
 mod common;
+mod float8;
 mod gemv;
 mod hot;
 mod index;

@@ -40,7 +40,8 @@ pub(crate) fn stored(dtype: DType) -> &'static str {
 /// The C type in which an element is computed, as the printer of programs names it.
 pub(crate) fn computed(dtype: DType) -> &'static str {
     match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => "float",
+        // No memory of this device has an 8-bit float, and the printer refuses them in programs.
+        DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => "float",
         DType::F64 => "double",
         DType::I32 => "int",
         DType::I64 => "i64",

@@ -79,9 +79,14 @@ fn every_op_of_one_operand() {
     }
 }
 
+/// The types that kernels compute in.
+fn computed() -> impl Iterator<Item = DType> {
+    DType::ALL.into_iter().filter(|dtype| !dtype.is_storage())
+}
+
 #[test]
 fn every_op_of_two_operands() {
-    for dtype in DType::ALL {
+    for dtype in computed() {
         let ops: Vec<Binary> = Binary::ALL.iter().copied().filter(|op| op.class().takes(dtype)).collect();
         let program = Program::build("binary", 2, 0, |_, x, _| ops.iter().map(|op| x[0].binary(*op, x[1])).collect());
         let results: Vec<DType> = ops.iter().map(|op| if op.is_comparison() { DType::Bool } else { dtype }).collect();
@@ -91,9 +96,9 @@ fn every_op_of_two_operands() {
 
 #[test]
 fn every_cast() {
-    for dtype in DType::ALL {
-        let program = Program::build("casts", 1, 0, |_, x, _| DType::ALL.iter().map(|d| x[0].cast(*d)).collect());
-        check(&program, dtype, &DType::ALL);
+    for dtype in computed() {
+        let program = Program::build("casts", 1, 0, |_, x, _| computed().map(|d| x[0].cast(d)).collect());
+        check(&program, dtype, &computed().collect::<Vec<_>>());
     }
 }
 
@@ -184,7 +189,7 @@ fn every_kind_of_reduction() {
         all(&product, DType::F32, ReduceKind::Sum, false);
         all(&placed, DType::F32, ReduceKind::Sum, false);
     }
-    for d in DType::ALL {
+    for d in computed() {
         for op in ops {
             let to = Target { to: dense(&[32, 1], d), add: true };
             let sources = sources_of(&same, &[dense(&[32, 64], d)], op, to, &[32, 64], &[1]).unwrap();

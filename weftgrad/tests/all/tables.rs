@@ -58,7 +58,7 @@ fn tables_name_what_there_is() {
     page! { "coming-from.md":
         use weftgrad::{adaptive::{balance::*, elastic::*, local_updates::*}, fused, linalg, prelude::*, process};
         AdamW, AdamWConfig, BackwardHook, BalancePolicy::FollowSpeeds, BalancePolicy::Sync, Balanced, Checkpoint, ConvOptions,
-        DType::BF16, DType::F32, DType::I64, DiLoCo, Elastic, ElasticWorld, Ellipsis, Forward, Launcher, LocalSgd,
+        DType::BF16, DType::F32, DType::F8E4M3, DType::I64, DiLoCo, Elastic, ElasticWorld, Ellipsis, Forward, Launcher, LocalSgd,
         LocalSteps, Mesh, Module, NewAxis, ParallelPlan, ReduceOp::Sum, Runtime, SlowMo, Tensor, TensorMut, TrainStep,
         Var, ZeroStage::Gradients, ZeroStage::Optimizer, ZeroStage::Parameters, autograd::Function,
         autograd::apply_function, autograd::detect_anomaly, autograd::differentiable_grad, autograd::jvp, autograd::per_example_gradients, data::Dataset, data::Loader,

@@ -1,7 +1,13 @@
 //! Operands in every memory layout, whose values are known without any kernel.
 
 use half::{bf16, f16};
-use numcore::{DType, Element, Layout, Result, Runtime, Tensor, ops::ViewOps, rng::Philox};
+use numcore::{
+    DType, Element, Layout, Result, Runtime, Shape, Tensor,
+    float8::{E4M3, E5M2},
+    ops::ViewOps,
+    pointwise::Number,
+    rng::Philox,
+};
 
 use crate::suite::{close::near_each, report::Verdict};
 
@@ -159,7 +165,22 @@ pub(crate) fn upload<R: Runtime>(
         DType::U32 => of::<R, u32>(rt, shape, values),
         DType::U8 => of::<R, u8>(rt, shape, values),
         DType::Bool => of::<R, bool>(rt, shape, values),
+        DType::F8E4M3 => coded(rt, dtype, shape, values, E4M3::encode),
+        DType::F8E5M2 => coded(rt, dtype, shape, values, E5M2::encode),
     }
+}
+
+/// Uploads values as codes of an 8-bit float.
+fn coded<R: Runtime>(
+    rt: &R,
+    dtype: DType,
+    shape: &[usize],
+    values: &[f64],
+    encode: fn(f32) -> u8,
+) -> Result<(Tensor<R>, Vec<f64>)> {
+    let codes: Vec<u8> = values.iter().map(|&x| encode(x as f32)).collect();
+    let stored = values.iter().map(|&x| Number::Float(x).cast(dtype).to_f64()).collect();
+    Ok((Tensor::from_bytes(rt, Shape::new(shape)?, dtype, &codes)?, stored))
 }
 
 /// The offsets of the elements of a layout, in row-major order.
@@ -193,6 +214,7 @@ pub(super) fn round_to(dtype: DType, x: f64) -> f64 {
         DType::F32 => f64::from(x as f32),
         DType::F16 => f16::from_f64(x).to_f64(),
         DType::BF16 => bf16::from_f64(x).to_f64(),
+        d if d.is_storage() => Number::Float(x).cast(d).to_f64(),
         _ => x,
     }
 }

@@ -162,7 +162,7 @@ fn encode(x: Number, dtype: DType) -> ImmediateBits {
         DType::U32 => int!(u32),
         DType::U8 => int!(u8),
         DType::Bool => pad([u8::from(x.to_f64() != 0.0)]),
-        DType::F32 | DType::F16 | DType::BF16 => pad((x.to_f64() as f32).to_ne_bytes()),
+        _ => pad((x.to_f64() as f32).to_ne_bytes()),
     }
 }
 

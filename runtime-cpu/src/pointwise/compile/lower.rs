@@ -298,7 +298,7 @@ impl<'a> ProgramLowering<'a> {
 
     /// Lets the step that computes `from` write output `o` itself, if it may.
     fn redirected(&mut self, o: u16, from: Location) -> bool {
-        let plain = matches!(self.form.outputs[o as usize], Output::Overwrite(t) if !t.is_half());
+        let plain = matches!(self.form.outputs[o as usize], Output::Overwrite(t) if t.compute() == t);
         let Some(at) = self.steps.iter().position(|s| s.to == from) else { return false };
         let own = |p: &Location| matches!(p, Location::Slot(Slot::Input(k)) if self.form.own[*k as usize] == Some(o));
         if !plain || !matches!(from, Location::Result(_)) || self.steps[at..].iter().any(|s| s.args.iter().any(own)) {

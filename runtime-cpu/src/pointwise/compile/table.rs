@@ -3,6 +3,7 @@
 
 use numcore::{
     DType,
+    float8::{E4M3, E5M2},
     pointwise::{Binary, Unary},
 };
 
@@ -220,6 +221,8 @@ pub(in crate::pointwise) fn widen(t: DType, simd: Simd) -> Option<StepFn> {
     match t {
         DType::F16 => Some(map1::<u16, f32, narrow::Of<narrow::F16>>(simd)),
         DType::BF16 => Some(map1::<u16, f32, narrow::Of<narrow::Bf16>>(simd)),
+        DType::F8E4M3 => Some(map1::<u8, f32, narrow::Of<E4M3>>(simd)),
+        DType::F8E5M2 => Some(map1::<u8, f32, narrow::Of<E5M2>>(simd)),
         _ => None,
     }
 }
@@ -227,8 +230,10 @@ pub(in crate::pointwise) fn widen(t: DType, simd: Simd) -> Option<StepFn> {
 /// The step from compute form to stored form.
 pub(in crate::pointwise) fn store(t: DType, simd: Simd) -> StepFn {
     match t {
-        DType::F16 => map1::<f32, u16, narrow::Of<narrow::F16>>(simd),
-        DType::BF16 => map1::<f32, u16, narrow::Of<narrow::Bf16>>(simd),
+        DType::F16 => map1::<f32, u16, narrow::Rounded<narrow::F16>>(simd),
+        DType::BF16 => map1::<f32, u16, narrow::Rounded<narrow::Bf16>>(simd),
+        DType::F8E4M3 => map1::<f32, u8, narrow::Rounded<E4M3>>(simd),
+        DType::F8E5M2 => map1::<f32, u8, narrow::Rounded<E5M2>>(simd),
         _ => raw_copy(t.size(), simd),
     }
 }
@@ -248,6 +253,8 @@ pub(in crate::pointwise) fn add_into(t: DType, simd: Simd) -> StepFn {
     match t {
         DType::F16 => fold::<f32, u16, narrow::Of<narrow::F16>>(simd),
         DType::BF16 => fold::<f32, u16, narrow::Of<narrow::Bf16>>(simd),
+        DType::F8E4M3 => fold::<f32, u8, narrow::Of<E4M3>>(simd),
+        DType::F8E5M2 => fold::<f32, u8, narrow::Of<E5M2>>(simd),
         DType::Bool => fold::<u8, u8, OrBool>(simd),
         DType::F32 => sum::<f32>(simd),
         DType::F64 => sum::<f64>(simd),
@@ -263,19 +270,19 @@ pub(in crate::pointwise) fn random_bits(simd: Simd) -> StepFn {
     random(simd)
 }
 
-/// The cast from one dtype to another, in compute form: values cast to f16 or bf16 are rounded. `None` when nothing
+/// The cast from one dtype to another, in compute form: values cast to a narrower float are rounded. `None` when nothing
 /// changes.
 ///
 /// Floats to integers truncate and saturate, integers wrap, `bool` is whether the value is not 0.
 pub(in crate::pointwise) fn cast(from: DType, to: DType, simd: Simd) -> Option<StepFn> {
-    if from == to || (from.is_half() && to == DType::F32) {
+    if from == to || (from.compute() == DType::F32 && to == DType::F32) {
         return None;
     }
     match to {
-        DType::F16 if from.compute() == DType::F32 => Some(map1::<f32, f32, narrow::Of<narrow::F16>>(simd)),
-        DType::BF16 if from.compute() == DType::F32 => Some(map1::<f32, f32, narrow::Of<narrow::Bf16>>(simd)),
-        DType::F16 => Some(by_lane!(from, T => to_half::<T, narrow::F16>(simd))),
-        DType::BF16 => Some(by_lane!(from, T => to_half::<T, narrow::Bf16>(simd))),
+        DType::F16 => Some(by_lane!(from, T => to_narrow::<T, narrow::F16>(simd))),
+        DType::BF16 => Some(by_lane!(from, T => to_narrow::<T, narrow::Bf16>(simd))),
+        DType::F8E4M3 => Some(by_lane!(from, T => to_narrow::<T, E4M3>(simd))),
+        DType::F8E5M2 => Some(by_lane!(from, T => to_narrow::<T, E5M2>(simd))),
         DType::Bool => Some(by_lane!(from, T => to_bool::<T>(simd))),
         _ => Some(by_lane!(from, T => from_type::<T>(to, simd))),
     }
@@ -314,9 +321,9 @@ where
     }
 }
 
-fn to_half<T: Copy + As<f32>, H: narrow::Half>(simd: Simd) -> StepFn {
+fn to_narrow<T: Copy + As<f32>, H: narrow::Narrow>(simd: Simd) -> StepFn {
     struct Row<H>(H);
-    impl<T: As<f32>, H: narrow::Half> Map1<T, f32> for Row<H> {
+    impl<T: As<f32>, H: narrow::Narrow> Map1<T, f32> for Row<H> {
         #[inline(always)]
         fn f(x: T) -> f32 {
             H::widen(H::round(x.to()))

@@ -219,58 +219,62 @@ pub(in crate::pointwise) mod trig {
     trig! { Sin sin; Cos cos; Tan tan; }
 }
 
-/// Loads and stores of f16 and bf16, and accumulation into them.
+/// Loads and stores of floats narrower than `f32`, and accumulation into them.
 pub(in crate::pointwise) mod narrow {
+    use numcore::float8::{E4M3, E5M2};
+
     use super::*;
 
-    /// A half-precision format.
-    pub(in crate::pointwise) trait Half {
-        fn widen(x: u16) -> f32;
-        fn round(x: f32) -> u16;
+    /// A format narrower than `f32`.
+    pub(in crate::pointwise) trait Narrow {
+        /// The bits of an element.
+        type Bits: Copy;
+        fn widen(x: Self::Bits) -> f32;
+        fn round(x: f32) -> Self::Bits;
     }
 
-    macro_rules! half {
-        ($name:ident $widen:ident $round:ident) => {
-            pub(in crate::pointwise) struct $name;
-            impl Half for $name {
+    macro_rules! narrow {
+        ($name:ident $bits:ident $widen:path, $round:path) => {
+            impl Narrow for $name {
+                type Bits = $bits;
                 #[inline(always)]
-                fn widen(x: u16) -> f32 {
-                    math::$widen(x)
+                fn widen(x: $bits) -> f32 {
+                    $widen(x)
                 }
                 #[inline(always)]
-                fn round(x: f32) -> u16 {
-                    math::$round(x)
+                fn round(x: f32) -> $bits {
+                    $round(x)
                 }
             }
         };
     }
-    half!(F16 f16_to_f32 f32_to_f16);
-    half!(Bf16 bf16_to_f32 f32_to_bf16);
+    pub(in crate::pointwise) struct F16;
+    pub(in crate::pointwise) struct Bf16;
+    narrow!(F16 u16 math::f16_to_f32, math::f32_to_f16);
+    narrow!(Bf16 u16 math::bf16_to_f32, math::f32_to_bf16);
+    narrow!(E4M3 u8 E4M3::decode, E4M3::encode);
+    narrow!(E5M2 u8 E5M2::decode, E5M2::encode);
 
     /// Loads, stores, rounding in place, accumulation: selected by the trait.
     pub(in crate::pointwise) struct Of<H>(H);
-    impl<H: Half> Map1<u16, f32> for Of<H> {
+    impl<H: Narrow> Map1<H::Bits, f32> for Of<H> {
         #[inline(always)]
-        fn f(a: u16) -> f32 {
+        fn f(a: H::Bits) -> f32 {
             H::widen(a)
         }
     }
-    impl<H: Half> Map1<f32, u16> for Of<H> {
+    impl<H: Narrow> Map2<H::Bits, f32, H::Bits> for Of<H> {
         #[inline(always)]
-        fn f(a: f32) -> u16 {
-            H::round(a)
-        }
-    }
-    impl<H: Half> Map1<f32, f32> for Of<H> {
-        #[inline(always)]
-        fn f(a: f32) -> f32 {
-            H::widen(H::round(a))
-        }
-    }
-    impl<H: Half> Map2<u16, f32, u16> for Of<H> {
-        #[inline(always)]
-        fn f(d: u16, a: f32) -> u16 {
+        fn f(d: H::Bits, a: f32) -> H::Bits {
             H::round(H::widen(d) + a)
+        }
+    }
+    /// Stores: `f32` to the bits of an element.
+    pub(in crate::pointwise) struct Rounded<H>(H);
+    impl<H: Narrow> Map1<f32, H::Bits> for Rounded<H> {
+        #[inline(always)]
+        fn f(a: f32) -> H::Bits {
+            H::round(a)
         }
     }
 }
