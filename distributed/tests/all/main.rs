@@ -5,6 +5,7 @@ mod accumulated_runs;
 mod agreements;
 mod balance;
 mod between;
+mod block_scaled;
 mod buckets_rebuilt;
 mod buffer_sync;
 mod buffers;

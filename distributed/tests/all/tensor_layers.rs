@@ -12,16 +12,28 @@ fn same<M: Module<Cpu>>(
     make: impl Fn(&Init<Cpu>) -> Result<M> + Sync,
     forward: impl Fn(&M, &Cpu) -> Result<Var<Cpu>> + Sync,
 ) {
+    same_in(DType::F64, 1e-12, t, plan, make, forward);
+}
+
+/// What [`same`] does, with parameters of `dtype`, within `tolerance` of the largest element.
+pub fn same_in<M: Module<Cpu>>(
+    dtype: DType,
+    tolerance: f64,
+    t: usize,
+    plan: &TensorPlan,
+    make: impl Fn(&Init<Cpu>) -> Result<M> + Sync,
+    forward: impl Fn(&M, &Cpu) -> Result<Var<Cpu>> + Sync,
+) {
     let run = |mesh: &Mesh<Cpu>| {
         let rt = mesh.world().runtime();
-        let model = make(&Init::new(rt, 5).dtype(DType::F64))?;
+        let model = make(&Init::new(rt, 5).dtype(dtype))?;
         mesh.parallelize(&model, plan)?;
         let y = forward(&model, rt)?;
-        let weights = Var::new(Tensor::normal(rt, y.dims(), DType::F64, 0.0, 1.0, 8)?);
+        let weights = Var::new(Tensor::normal(rt, y.dims(), dtype, 0.0, 1.0, 8)?);
         let gradients = backward(&y.mul(&weights)?.sum_all()?)?;
-        let mut all = vec![("output".to_string(), None, false, y.value()?.to_vec::<f64>()?)];
+        let mut all = vec![("output".to_string(), None, false, y.value()?.to_f64s()?)];
         for (name, p) in model.named_parameters() {
-            let gradient = gradients.get(&p.leaf()).unwrap().contiguous()?.to_vec::<f64>()?;
+            let gradient = gradients.get(&p.leaf()).unwrap().to_f64s()?;
             let partial = p.placed().is_some_and(|placed| placed.has_partial_gradient());
             all.push((name, p.placed().map(|placed| placed.placement().clone()), partial, gradient));
         }
@@ -50,7 +62,7 @@ fn same<M: Module<Cpu>>(
     for (name, _, _, values) in one {
         let scale = values.iter().fold(1e-3, |m: f64, v| m.max(v.abs()));
         for (a, b) in found[&name].iter().zip(&values) {
-            assert!((a - b).abs() <= 1e-12 * scale, "{name} on {t} ranks: {a} and {b}");
+            assert!((a - b).abs() <= tolerance * scale, "{name} on {t} ranks: {a} and {b}");
         }
     }
 }

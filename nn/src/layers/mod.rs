@@ -5,6 +5,7 @@ mod adapter;
 mod attention;
 mod batch_norm;
 mod bilinear;
+mod block_scaled;
 mod conv;
 mod dropout;
 mod embedding;
@@ -33,6 +34,7 @@ pub use adapter::{Adapter, AdapterSlot};
 pub use attention::{AttentionOptions, MultiHeadAttention};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, ConditionalBatchNorm};
 pub use bilinear::Bilinear;
+pub use block_scaled::block_scaled;
 pub use conv::{Conv, Conv1d, Conv2d, Conv3d, ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
 pub use dropout::{DropUnit, Dropout};
 pub use embedding::Embedding;
@@ -66,7 +68,7 @@ pub use transposed_linear::TransposedLinear;
 pub use weight_norm::{SpectralNorm, WeightNorm};
 
 pub use numcore::{
-    fused::{Conv1dOptions, ConvOptions},
+    fused::{BlockScaling, Conv1dOptions, ConvOptions},
     ops::{ConvNd, ConvPadding, Interpolate, Interpolation, PadMode, PoolOptions},
 };
 

@@ -5,6 +5,7 @@
 mod attention;
 mod attention_pieces;
 mod attention_program;
+mod block_scaled;
 mod conv;
 mod cross_entropy;
 mod linear;
@@ -21,6 +22,7 @@ mod vocabulary;
 
 pub use attention::{Attention, AttentionGrad, SdpaOptions};
 pub use attention_program::{AttentionProgram, ScorePosition};
+pub use block_scaled::{BlockScaledLinear, BlockScaling};
 pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
 pub use linear::Linear;
@@ -170,6 +172,8 @@ fused! {
     Linear,
     /// A product with a matrix of four bits an element.
     Linear4bit,
+    /// A product of operands that are rounded to 8-bit floats, with a scale per block.
+    BlockScaledLinear,
     /// The cross-entropy of a linear layer's outputs.
     LinearCrossEntropy,
     /// The gradients of the cross-entropy of a linear layer's outputs.

@@ -31,7 +31,7 @@ impl FusedOp {
             scores * (of_keys * size(q, 1) + of_values * size(v, 1))
         };
         match self {
-            FusedOp::Linear(_) | FusedOp::Linear4bit(_) => product(inputs, outputs),
+            FusedOp::Linear(_) | FusedOp::Linear4bit(_) | FusedOp::BlockScaledLinear(_) => product(inputs, outputs),
             FusedOp::LinearCrossEntropy(op) => {
                 let matrices = (0..2).filter(|&i| op.gradients.has(i)).count() as u64;
                 2 * numel(inputs.first()) * size(inputs.get(1), 2) * (1 + matrices)

@@ -55,6 +55,7 @@ const DOORS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", 
 const CHOICES: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "choices::where_devices"];
 const WAYS: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "ways", "stream"];
 const FLOAT8: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--test", "all", "--", "float8"];
+const SCALED: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "block_scaled"];
 const GEMM: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "widen"];
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
 const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "buffers"];
@@ -192,6 +193,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "comm/src/difference.rs", from: "line.chars().skip(from).take(SHOWN)", to: "line.chars().take(SHOWN)", test: COMM },
     Mutant { file: "numcore/src/float8.rs", from: " - 1 + ((a >> (23 - FRACTION)) & 1)", to: "", test: FLOAT8 },
     Mutant { file: "numcore/src/float8.rs", from: "normal.min(Self::OVERFLOW)", to: "normal.min(0x7f)", test: FLOAT8 },
+    Mutant { file: "numcore/src/fused/block_scaled.rs", from: "x.flatten(0, -2)?, [SIDE, 1]", to: "x.flatten(0, -2)?, [1, SIDE]", test: SCALED },
     Mutant { file: "nn/src/layers/batch_norm.rs", from: "let count = counted_rows(rows);", to: "let count = rows;", test: BATCH_NORM },
     Mutant { file: "nn/src/counted_rows.rs", from: "n / rows * count,", to: "n,", test: BATCH_NORM },
     Mutant { file: "train/src/trainer/start.rs", from: "state.is_elastic || state.fast_dev_run", to: "!state.is_elastic", test: POLICIES },

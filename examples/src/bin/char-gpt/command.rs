@@ -56,6 +56,9 @@ pub(crate) struct Options {
     /// Type of the parameters: f32, f64, bf16 or f16 (halves keep f32 master weights).
     #[arg(long, default_value = "f32", value_parser = float)]
     dtype: DType,
+    /// Compute the linear layers of blocks with 8-bit operands (f8e4m3), a scale for each block; CPU only.
+    #[arg(long)]
+    fp8: bool,
     /// Ranks, each with its part of every batch.
     #[arg(long, default_value = "1", value_parser = positive)]
     pub ranks: usize,
@@ -103,6 +106,9 @@ pub(crate) struct Settings {
     pub lr: f64,
     /// Type of the parameters.
     pub dtype: String,
+    /// Whether linear layers of blocks compute with 8-bit operands.
+    #[serde(default)]
+    pub fp8: bool,
     /// Seed of weights and batches.
     pub seed: u64,
     /// The training time in seconds, if `steps` is 0.
@@ -116,7 +122,20 @@ impl Default for Settings {
     fn default() -> Self {
         let (layers, heads, width, context, batch) = (2, 4, 128, 64, 16);
         let (vocabulary, dtype) = (String::new(), DType::F32.to_string());
-        Settings { vocabulary, layers, heads, width, context, batch, lr: 6e-3, dtype, seed: 1, seconds: 40.0, steps: 0 }
+        Settings {
+            vocabulary,
+            layers,
+            heads,
+            width,
+            context,
+            batch,
+            lr: 6e-3,
+            dtype,
+            fp8: false,
+            seed: 1,
+            seconds: 40.0,
+            steps: 0,
+        }
     }
 }
 
@@ -192,6 +211,7 @@ impl Options {
             batch: self.batch.unwrap_or(base.batch),
             lr: self.lr.unwrap_or(base.lr),
             dtype: self.dtype.to_string(),
+            fp8: self.fp8,
             seed: self.seed,
             seconds: self.seconds.unwrap_or(base.seconds),
             steps: self.steps.unwrap_or(0) as u64,

@@ -17,7 +17,7 @@ use weftgrad::{
         comm::{Comm, Communicator},
         train::TrainStep,
     },
-    nn::{Gpt, Init},
+    nn::{BlockScaling, Gpt, Init, block_scaled},
     optim::{AdamWConfig, ParamGroups},
     prelude::*,
     train::{
@@ -84,6 +84,9 @@ fn train(
     let (rt, leads) = (comm.runtime(), comm.rank() == 0);
     let model = Gpt::new(&Init::new(rt, settings.seed), settings.gpt())?;
     model.to_dtype(dtype)?;
+    if settings.fp8 {
+        block_scaled(&model, BlockScaling { powers_of_two: true }, |name| name.starts_with("blocks."))?;
+    }
     if leads {
         println!("{}\n{}", describe(settings, &model, learned.len()), rt.capabilities().name);
     }
@@ -135,8 +138,9 @@ fn train(
 /// The run in a line.
 fn describe(settings: &Settings, model: &Gpt<AnyRuntime>, characters: usize) -> String {
     let Settings { layers, width, heads, batch, context, dtype, .. } = settings;
+    let fp8 = if settings.fp8 { ", linear layers of blocks by 8-bit operands" } else { "" };
     format!(
-        "GPT of {} parameters ({dtype}): {layers} layers × {width}, {heads} heads; batches of {batch} × {context}; vocabulary {}; {characters} characters to train on",
+        "GPT of {} parameters ({dtype}{fp8}): {layers} layers × {width}, {heads} heads; batches of {batch} × {context}; vocabulary {}; {characters} characters to train on",
         model.num_parameters().total,
         settings.gpt().vocab,
     )

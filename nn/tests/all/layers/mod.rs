@@ -1,6 +1,7 @@
 //! Properties of layers apart from values: shapes, modes, statistics, masks, states, and the errors of wrong sizes.
 
 mod attention;
+mod block_scaled;
 mod embedding;
 mod linear;
 mod modes;
