@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use numcore::{
     DType, Error, Result, Runtime,
-    fused::FusedOp,
+    fused::{FusedOp, ScoredAttention},
     ops::{Apply, Op, PointwiseOps},
 };
 use smallvec::SmallVec;
@@ -92,6 +92,7 @@ fn policy(op: &Op) -> CastPolicy {
         Op::Fused(FusedOp::Linear(_) | FusedOp::LinearCrossEntropy(_) | FusedOp::Attention(_) | FusedOp::Conv(_)) => {
             CastPolicy::Half
         }
+        Op::Fused(FusedOp::ScoredAttention(_)) => CastPolicy::Half,
         Op::Reduce(_) | Op::Scan(_) => CastPolicy::Full,
         Op::Fused(FusedOp::Softmax(_) | FusedOp::Norm(_)) => CastPolicy::Full,
         Op::Pointwise(_) | Op::Cat(_) | Op::ScatterAdd(_) | Op::Fused(_) => CastPolicy::Widest,
@@ -105,12 +106,15 @@ pub(crate) fn operands<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Option<Sm
     let Some(half) = AUTOCAST.get() else { return Ok(None) };
     let Some(to) = target(op, half, ins) else { return Ok(None) };
     // The caller chose `f64` deliberately, so such operands keep it.
-    let is_cast = |v: &Var<R>| v.dtype().is_float() && v.dtype() != to && v.dtype() != DType::F64;
-    if !ins.iter().any(|v| is_cast(v)) {
+    // Arguments of scores have the type of scores.
+    let cast_count = if let Op::Fused(FusedOp::ScoredAttention(_)) = op { ScoredAttention::ARGS } else { ins.len() };
+    let is_cast =
+        |i: usize, v: &Var<R>| i < cast_count && v.dtype().is_float() && v.dtype() != to && v.dtype() != DType::F64;
+    if !ins.iter().enumerate().any(|(i, v)| is_cast(i, v)) {
         return Ok(None);
     }
-    let cast = |v: &&Var<R>| if is_cast(v) { v.to_dtype(to) } else { Ok((*v).clone()) };
-    ins.iter().map(cast).collect::<Result<_>>().map(Some)
+    let cast = |(i, v): (usize, &&Var<R>)| if is_cast(i, v) { v.to_dtype(to) } else { Ok((*v).clone()) };
+    ins.iter().enumerate().map(cast).collect::<Result<_>>().map(Some)
 }
 
 /// Casts the operands of `op` as the surrounding [`autocast`] does, for a [`Function`](crate::Function) that computes

@@ -30,15 +30,15 @@ config! {
     }
 }
 
-/// SOAP. For a matrix, with the eigenvectors `Q` and `P` of running means of `gᵀ`'s and `g`'s Gram matrices:
+/// SOAP. For a matrix, with the eigenvectors `Q` and `P` of running means of the Gram matrices `g gᵀ` and `gᵀ g`:
 ///
 /// `m ← β₁m + (1 − β₁)g`, `v ← β₂v + (1 − β₂)(Qᵀ g P)²`, and with Adam's corrections of bias
 /// `θ ← (1 − γλ)(θ − γ Q (Qᵀ m P / (√v + ε)) Pᵀ)`.
 ///
-/// The first gradient only sets the bases, and changes no parameter. Later a basis is changed by one power iteration and
-/// a QR factorization, on the host ([`linalg`]). A side of more than 10 000 has no basis, and parameters that are no
-/// matrices have none: for them, it is Adam. Where Gram matrices have equal eigenvalues, as those of the first gradients,
-/// bases follow from rounding: the weights of two cuts of a model over ranks then differ by more than that.
+/// The first gradient only sets the bases, and changes no parameter. Later a basis is changed by one power iteration
+/// and a QR factorization, on the host ([`linalg`]). A side of more than 10 000 has no basis. Parameters that are no
+/// matrices have none: for them, it is Adam. Where Gram matrices have equal eigenvalues, as those of the first
+/// gradients, bases follow from rounding: the weights of two cuts of a model over ranks then differ by more than that.
 ///
 /// Vyas et al., *SOAP: Improving and Stabilizing Shampoo using Adam*, 2024.
 pub type Soap<R> = FlatOptimizer<R, SoapConfig>;

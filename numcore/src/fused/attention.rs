@@ -125,26 +125,26 @@ pub(super) fn additive<T: Apply>(like: &T, mask: &T) -> Result<T> {
 }
 
 /// The sizes of a call: batch, query heads, key heads, queries, keys.
-struct HeadSizes {
+pub(super) struct HeadSizes {
     b: usize,
     h: usize,
     kv: usize,
-    t: usize,
-    s: usize,
+    pub(super) t: usize,
+    pub(super) s: usize,
 }
 
 impl HeadSizes {
-    fn of(q: Shape, k: Shape) -> HeadSizes {
+    pub(super) fn of(q: Shape, k: Shape) -> HeadSizes {
         HeadSizes { b: q[0], h: q[1], kv: k[1], t: q[2], s: k[2] }
     }
 
     /// Reshapes `[B, H, T, X]` to `[B, K, H/K · T, X]`: the queries of heads that share keys are stacked along the
     /// rows.
-    fn grouped<T: Apply>(&self, x: &T) -> Result<T> {
+    pub(super) fn grouped<T: Apply>(&self, x: &T) -> Result<T> {
         x.reshape([self.b, self.kv, self.h / self.kv.max(1) * self.t, x.spec().shape[3]])
     }
 
-    fn ungrouped<T: Apply>(&self, x: &T) -> Result<T> {
+    pub(super) fn ungrouped<T: Apply>(&self, x: &T) -> Result<T> {
         x.reshape([self.b, self.h, self.t, x.spec().shape[3]])
     }
 }
@@ -166,18 +166,7 @@ pub(super) fn weighted<T: Apply>(p: &T, k: &T, v: &T) -> Result<T> {
 impl Attention {
     /// The scores `[B, H, T, S]`, scaled, capped and masked, and the derivative of the soft cap if there is one.
     fn scores<T: Apply>(&self, q: &T, k: &T, mask: Option<&T>) -> Result<(T, Option<T>)> {
-        // Masks, in every matrix of T rows and S columns, the elements more than `left` before or `right` after the
-        // diagonal, which starts at `offset`.
-        static BAND: LazyLock<Program> = LazyLock::new(|| {
-            Program::build("band", 1, 5, |b, x, s| {
-                let at = b.index().cast(DType::I64);
-                let (row, column) = ((at / s[1]) % s[0], at % s[1]);
-                let ahead = column - row - s[2];
-                vec![(ahead.le(s[4]) & ahead.ge(-s[3])).select(x[0], b.c(f64::NEG_INFINITY))]
-            })
-        });
         static SLOPE: LazyLock<Program> = LazyLock::new(|| Program::new("softcap", |[t], []| [1.0 - t * t]));
-        let sizes = HeadSizes::of(q.spec().shape, k.spec().shape);
         let mut scores = raw_scores(q, k)?.mul(self.scale)?;
         let mut slope = None;
         if let Some(cap) = self.softcap {
@@ -188,15 +177,30 @@ impl Attention {
         if let Some(mask) = mask {
             scores = scores.add(mask)?;
         }
+        Ok((self.hide(&scores)?, slope))
+    }
+
+    /// Scores `[B, H, T, S]`, `−∞` where a query does not see a key by its position.
+    pub(super) fn hide<T: Apply>(&self, scores: &T) -> Result<T> {
+        // Masks, in every matrix of T rows and S columns, the elements more than `left` before or `right` after the
+        // diagonal, which starts at `offset`.
+        static BAND: LazyLock<Program> = LazyLock::new(|| {
+            Program::build("band", 1, 5, |b, x, s| {
+                let at = b.index().cast(DType::I64);
+                let (row, column) = ((at / s[1]) % s[0], at % s[1]);
+                let ahead = column - row - s[2];
+                vec![(ahead.le(s[4]) & ahead.ge(-s[3])).select(x[0], b.c(f64::NEG_INFINITY))]
+            })
+        });
         let reach = [self.window[0], self.right()];
-        if reach != [None, None] {
-            let (t, s) = (sizes.t as i64, sizes.s as i64);
-            let [left, right] = reach.map(|n| n.map_or(t + s, |n| n.min(sizes.t + sizes.s) as i64));
-            let offset = self.offset(sizes.t, sizes.s) as i64;
-            scores =
-                scores.apply_program(&BAND, &[], &[t.into(), s.into(), offset.into(), left.into(), right.into()])?;
+        if reach == [None, None] {
+            return Ok(scores.clone());
         }
-        Ok((scores, slope))
+        let (queries, keys) = (scores.spec().shape[2], scores.spec().shape[3]);
+        let (t, s) = (queries as i64, keys as i64);
+        let [left, right] = reach.map(|n| n.map_or(t + s, |n| n.min(queries + keys) as i64));
+        let offset = self.offset(queries, keys) as i64;
+        scores.apply_program(&BAND, &[], &[t.into(), s.into(), offset.into(), left.into(), right.into()])
     }
 
     fn probabilities<T: Apply>(&self, scores: &T) -> Result<T> {

@@ -4,11 +4,15 @@ use std::{ops::Range, sync::LazyLock};
 
 use smallvec::SmallVec;
 
-use super::{Attention, Fused, NnOps, SdpaOptions, Softmax, attention::raw_scores, attention_pieces::Piece};
+use super::{
+    Attention, Fused, NnOps, ScoredAttention, SdpaOptions,
+    attention_pieces::Piece,
+    score_operands::{along, arg_along, positions, run},
+};
 use crate::{
-    DType, Error, Result, Shape, Tensor, Within,
-    ops::{Apply, PointwiseOps, Spec, ViewOps, cat},
-    pointwise::{Binary, Bounds, Expr, Inst, Program},
+    DType, Error, Result, Shape, Within,
+    ops::{Apply, PointwiseOps, Spec, cat},
+    pointwise::{Bounds, Expr, Inst, Program},
 };
 
 /// Rows of queries, and of keys, whose visibility is decided together.
@@ -28,7 +32,7 @@ pub struct ScorePosition<'b> {
 }
 
 impl<'b> ScorePosition<'b> {
-    const AXES: usize = 4;
+    const AXES: usize = ScoredAttention::AXES;
 
     fn of(inputs: &[Expr<'b>]) -> Self {
         ScorePosition { batch: inputs[0], head: inputs[1], query: inputs[2], key: inputs[3] }
@@ -39,10 +43,9 @@ impl<'b> ScorePosition<'b> {
 /// position, and arguments. Arguments are tensors that broadcast to `[B, H, T, S]`, and may be learned.
 ///
 /// Queries and keys that a mask hides from each other by its positions alone are not computed: the mask is evaluated
-/// over ranges of positions, without reading data. A query that sees no key gives zeros. A mask, and a constant that is
-/// added to scores, run in the runtime's attention kernel, a piece of a dense mask at a time. Other programs of scores,
-/// those of half-precision operands, and those with learned arguments are computed from primitives, a piece at a time,
-/// and in `f32` at least.
+/// over ranges of positions, without reading data. A query that sees no key gives zeros. The rest is one
+/// [`ScoredAttention`] for each piece. Runtimes evaluate it in their attention kernel, or from a dense mask or
+/// primitives, in `f32` at least.
 ///
 /// ```
 /// use numcore::{DType, NullRuntime, Tensor, fused::AttentionProgram};
@@ -61,6 +64,8 @@ impl<'b> ScorePosition<'b> {
 pub struct AttentionProgram {
     score: Option<Program>,
     mask: Option<Program>,
+    /// The program of scores that are `−∞` where the mask hides a key; `None` without a mask.
+    both: Option<Program>,
     args: usize,
     scale: Option<f64>,
     first: [usize; ScorePosition::AXES],
@@ -71,7 +76,7 @@ impl AttentionProgram {
     /// Attention by programs with this number of arguments. At first, scores are `q·kᵀ/√D`, and every query sees every
     /// key.
     pub fn over(args: usize) -> Self {
-        AttentionProgram { score: None, mask: None, args, scale: None, first: [0; 4], blocks: None }
+        AttentionProgram { score: None, mask: None, both: None, args, scale: None, first: [0; 4], blocks: None }
     }
 
     /// Attention in which a query sees no key after its own position. It runs as
@@ -83,11 +88,11 @@ impl AttentionProgram {
     /// Sets the program of a score: of `q·kᵀ·scale`, its position, and the arguments. It gives a floating value.
     #[doc(alias("score_mod"))]
     pub fn score(mut self, f: impl for<'b> FnOnce(Expr<'b>, ScorePosition<'b>, &[Expr<'b>]) -> Expr<'b>) -> Self {
-        let inputs = 1 + ScorePosition::AXES + self.args;
+        let inputs = ScoredAttention::arg(self.args);
         self.score = Some(Program::build("attention_score", inputs, 0, |_, ins, _| {
-            vec![f(ins[0], ScorePosition::of(&ins[1..]), &ins[1 + ScorePosition::AXES..])]
+            vec![f(ins[0], ScorePosition::of(&ins[1..]), &ins[ScoredAttention::arg(0)..])]
         }));
-        self
+        self.with_both()
     }
 
     /// Sets the program of a mask, a truth value: it holds where a query sees a key.
@@ -97,7 +102,45 @@ impl AttentionProgram {
         self.mask = Some(Program::build("attention_mask", inputs, 0, |_, ins, _| {
             vec![f(ScorePosition::of(ins), &ins[ScorePosition::AXES..])]
         }));
-        self
+        self.with_both()
+    }
+
+    fn with_both(self) -> Self {
+        let both = self.mask.as_ref().map(|mask| {
+            Program::build("attention_score", ScoredAttention::arg(self.args), 0, |b, ins, _| {
+                // Both programs take these inputs, and give one value.
+                let score = self.score.as_ref().and_then(|score| score.inline(b, ins, &[]).ok()?.pop());
+                let seen = mask.inline(b, &ins[1..], &[]).ok().and_then(|mut outs| outs.pop());
+                let score = score.unwrap_or(ins[0]);
+                vec![seen.map_or(score, |seen| seen.select(score, b.c(f64::NEG_INFINITY)))]
+            })
+        });
+        AttentionProgram { both, ..self }
+    }
+
+    /// Checks the types that the programs give.
+    fn check_dtypes<T: Apply>(&self, score: DType, args: &[&T]) -> Result<()> {
+        let args =
+            args.iter().map(|arg| arg.spec().dtype).map(|dtype| if dtype.is_half() { DType::F32 } else { dtype });
+        let dtypes: Vec<DType> = [score].into_iter().chain([DType::I64; ScorePosition::AXES]).chain(args).collect();
+        let gives = |program: &Program, dtypes: &[DType]| {
+            Ok::<_, Error>(program.resolve(dtypes, &[])?.dtypes[program.outputs()[0] as usize])
+        };
+        if let Some(mask) = &self.mask {
+            let dtype = gives(mask, &dtypes[1..])?;
+            if dtype != DType::Bool {
+                let why = "the program of a mask gives truth values: compare";
+                return Err(Error::dtype("AttentionProgram::mask", &[dtype], why));
+            }
+        }
+        if let Some(program) = &self.score {
+            let dtype = gives(program, &dtypes)?;
+            if dtype != score {
+                let why = format!("the program of a score gives a floating value, here {score}");
+                return Err(Error::dtype("AttentionProgram::score", &[dtype], why));
+            }
+        }
+        Ok(())
     }
 
     /// Sets the factor of the products of queries and keys; at first `1/√D`.
@@ -139,6 +182,10 @@ impl AttentionProgram {
             return q.attention(k, v);
         }
         if let Some(lower_right) = self.is_causal(&call) {
+            if let Some(score) = &self.score {
+                let attention = Attention { causal: true, lower_right, ..Attention::new(call.scale) };
+                return self.scored(&call, score, attention, [q, k, v], (&(0..call.queries), &(0..call.keys)));
+            }
             let options = SdpaOptions { causal: true, lower_right, scale: Some(call.scale), ..Default::default() };
             return q.attention_with(k, v, options);
         }
@@ -155,10 +202,12 @@ impl AttentionProgram {
 
     /// Tells whether the call is causal, which kernels have as a whole, and whether its last query is at the last key.
     fn is_causal<T: Apply>(&self, call: &ScoredCall<'_, T>) -> Option<bool> {
-        static CAUSAL: LazyLock<Option<Program>> = LazyLock::new(|| AttentionProgram::causal().mask);
+        static CAUSAL: LazyLock<Vec<Inst>> =
+            LazyLock::new(|| AttentionProgram::causal().mask.map_or_else(Vec::new, |mask| mask.insts().to_vec()));
         let [.., query, key] = self.first;
         let (at_start, at_end) = (query == key, query + call.queries == key + call.keys);
-        let is_causal = self.args == 0 && self.score.is_none() && self.blocks.is_none() && self.mask == *CAUSAL;
+        let is_causal =
+            self.blocks.is_none() && self.mask.as_ref().is_some_and(|mask| mask.insts() == CAUSAL.as_slice());
         (is_causal && (at_start || at_end)).then_some(!at_start)
     }
 
@@ -226,63 +275,47 @@ impl AttentionProgram {
             // Zeros, with gradients of zeros: ranks that see no key take part in backward as others do.
             return q.attention_with(&k, &v, SdpaOptions::default());
         }
-        let inputs = self.inputs(call, piece)?;
-        let allowed = match &self.mask {
-            Some(mask) if *masked => Some(truth(run(mask, &[], &inputs)?)?),
-            _ => None,
+        let mask = self.mask.as_ref().filter(|_| *masked);
+        let plain = SdpaOptions { scale: Some(call.scale), ..Default::default() };
+        let program = match (mask, &self.score) {
+            (None, None) => return q.attention_with(&k, &v, plain),
+            (None, Some(score)) => score,
+            (Some(mask), score) => {
+                let args = call.args.iter().map(|arg| arg_along(*arg, queries, keys)).collect::<Result<Vec<_>>>()?;
+                if score.is_none() && !varies_along_both(mask, &args) {
+                    let [batch, head, query, key] = self.first;
+                    let first = [batch, head, query + queries.start, key + keys.start];
+                    let mut operands = positions(call.q, first, [call.batch, call.heads, queries.len(), keys.len()])?;
+                    operands.extend(args);
+                    let allowed = run(mask, &[], &operands)?.remove(0);
+                    return q.attention_with(&k, &v, SdpaOptions { mask: Some(&allowed), ..plain });
+                }
+                self.both.as_ref().unwrap_or(mask)
+            }
         };
-        let dtype = q.spec().dtype;
-        let Some(score) = &self.score else {
-            let options = SdpaOptions { mask: allowed.as_ref(), scale: Some(call.scale), ..Default::default() };
-            return q.attention_with(&k, &v, options);
-        };
-        if adds_to_score(score) && !dtype.is_half() {
-            // The value that the program adds is its value at a score of 0. Half precision would round it.
-            let zero = T::constant(Tensor::zeros(q.runtime(), [1; 4], dtype.compute())?);
-            let added = run(score, &[&zero], &inputs)?;
-            let added = match &allowed {
-                Some(allowed) => added.where_cond(allowed, f64::NEG_INFINITY)?,
-                None => added,
-            };
-            let added = floating(added)?.to_dtype(dtype)?;
-            let options = SdpaOptions { mask: Some(&added), scale: Some(call.scale), ..Default::default() };
-            return q.attention_with(&k, &v, options);
-        }
-        let [q, k, v] = [q, k, v].map(|x| x.to_dtype(dtype.compute()));
-        let (q, k, v) = (q?, k?, v?);
-        let raw = raw_scores(&q, &k)?.mul(call.scale)?;
-        let scores = floating(run(score, &[&raw], &inputs)?)?.broadcast_to(raw.spec().shape)?;
-        let scores = match &allowed {
-            Some(allowed) => scores.where_cond(allowed, f64::NEG_INFINITY)?,
-            None => scores,
-        };
-        let weights = T::apply1(Softmax { log: false }, &[&scores])?;
-        super::attention::weighted(&weights, &k, &v)?.to_dtype(dtype)
+        self.scored(call, program, Attention::new(call.scale), [&q, &k, &v], (queries, keys))
     }
 
-    /// The positions and arguments of a piece, as operands of its programs.
+    /// Attention of some queries over some keys, by a program of scores.
     #[track_caller]
-    fn inputs<T: Apply>(&self, call: &ScoredCall<'_, T>, piece: &Piece) -> Result<Vec<T>> {
-        let ranges = [0..call.batch, 0..call.heads, piece.queries.clone(), piece.keys.clone()];
-        let rt = call.q.runtime();
-        let mut inputs = Vec::with_capacity(ScorePosition::AXES + self.args);
-        for (axis, range) in ranges.iter().enumerate() {
-            let first = (self.first[axis] + range.start) as i64;
-            let positions = Tensor::arange(rt, first, 1i64, range.len(), DType::I64)?;
-            inputs.push(T::constant(positions.reshape(Shape::new(&[1; 4])?.with(axis, range.len()))?));
-        }
-        for arg in call.args {
-            let rank = arg.spec().shape.rank();
-            let mut arg = (*arg).clone();
-            for (back, range) in [(2, &piece.queries), (1, &piece.keys)] {
-                if rank >= back && arg.spec().shape[rank - back] != 1 {
-                    arg = along(&arg, rank - back, range)?;
-                }
-            }
+    fn scored<T: Apply>(
+        &self,
+        call: &ScoredCall<'_, T>,
+        program: &Program,
+        attention: Attention,
+        qkv: [&T; 3],
+        (queries, keys): (&Range<usize>, &Range<usize>),
+    ) -> Result<T> {
+        let [batch, head, query, key] = self.first;
+        let first = [batch, head, query + queries.start, key + keys.start];
+        let args = call.args.iter().map(|arg| {
             let is_half = arg.spec().dtype.is_half();
-            inputs.push(if is_half { arg.to_dtype(DType::F32)? } else { arg });
-        }
-        Ok(inputs)
+            let arg = arg_along(*arg, queries, keys)?;
+            if is_half { arg.to_dtype(DType::F32) } else { Ok(arg) }
+        });
+        let args = args.collect::<Result<Vec<T>>>()?;
+        let ins: Vec<&T> = qkv.into_iter().chain(&args).collect();
+        Ok(T::apply(ScoredAttention { attention, program: program.clone(), first }.into(), &ins)?.remove(0))
     }
 }
 
@@ -315,71 +348,22 @@ impl<'a, T: Apply> ScoredCall<'a, T> {
             let why = format!("an argument broadcasts to the scores {scores}");
             return Err(T::explained(Error::shape("AttentionProgram", &[arg.spec().shape, scores], why), &[arg]));
         }
+        program.check_dtypes(dtype.compute(), args).at_caller()?;
         let scale = program.scale.unwrap_or(1.0 / (shape[3] as f64).sqrt());
         Ok(ScoredCall { q, k, v, args, scale, batch: shape[0], heads: shape[1], queries: shape[2], keys })
     }
 }
 
-/// Tells whether a program gives the sum of the score and a value that does not depend on it. Its derivative does not
-/// tell: that of `score + score.floor()` is 1 too.
-fn adds_to_score(score: &Program) -> bool {
-    let insts = score.insts();
-    let mut depends: Vec<bool> = Vec::with_capacity(insts.len());
-    for inst in insts {
-        let of_operands = match *inst {
-            Inst::CastLike(a, _) => depends[a as usize], // of the other, only the dtype counts
-            _ => inst.operands().any(|a| depends[a as usize]),
+/// Tells whether a mask varies along queries and along keys. A mask that does not is a small tensor.
+fn varies_along_both<T: Apply>(mask: &Program, args: &[T]) -> bool {
+    let reads = |i: usize| mask.reads() >> i & 1 == 1;
+    let varies = |axis: usize| {
+        let back = ScorePosition::AXES - axis;
+        let is_long = |arg: &T| {
+            let shape = arg.spec().shape;
+            shape.rank().checked_sub(back).is_some_and(|axis| shape[axis] > 1)
         };
-        depends.push(of_operands || *inst == Inst::Input(0));
-    }
-    let mut at = score.outputs()[0] as usize;
-    loop {
-        at = match insts[at] {
-            Inst::Input(0) => return true,
-            Inst::Binary(Binary::Add, a, b) if !depends[b as usize] => a as usize,
-            Inst::Binary(Binary::Add, a, b) if !depends[a as usize] => b as usize,
-            Inst::Binary(Binary::Sub, a, b) if !depends[b as usize] => a as usize,
-            _ => return false,
-        };
-    }
-}
-
-/// Part of an axis; the operand itself if the range is all of it.
-#[track_caller]
-fn along<T: Apply>(x: &T, axis: usize, range: &Range<usize>) -> Result<T> {
-    if range.len() == x.spec().shape[axis] { Ok(x.clone()) } else { x.narrow(axis as isize, range.start, range.len()) }
-}
-
-/// Applies a program to a score, if it takes one, and positions and arguments. Operands that it does not read do not
-/// lengthen the result.
-#[track_caller]
-fn run<T: Apply>(program: &Program, score: &[&T], inputs: &[T]) -> Result<T> {
-    let all: SmallVec<[&T; 8]> = score.iter().copied().chain(inputs).collect();
-    let short = |x: &T| {
-        let long = x.spec().shape.iter().enumerate().filter(|(_, n)| **n > 1).map(|(axis, _)| axis).collect::<Vec<_>>();
-        long.into_iter().try_fold(x.clone(), |x, axis| x.narrow(axis as isize, 0, 1))
+        reads(axis) || args.iter().enumerate().any(|(i, arg)| reads(ScorePosition::AXES + i) && is_long(arg))
     };
-    let given = all.iter().enumerate().map(|(i, x)| {
-        let is_read = program.reads() >> i & 1 == 1;
-        if is_read { Ok((*x).clone()) } else { short(x) }
-    });
-    let given = given.collect::<Result<SmallVec<[T; 8]>>>()?;
-    let rest: SmallVec<[&T; 8]> = given[1..].iter().collect();
-    given[0].apply_program(program, &rest, &[])
-}
-
-fn truth<T: Apply>(mask: T) -> Result<T> {
-    let dtype = mask.spec().dtype;
-    if dtype == DType::Bool {
-        return Ok(mask);
-    }
-    Err(Error::dtype("AttentionProgram::mask", &[dtype], "the program of a mask gives truth values: compare"))
-}
-
-fn floating<T: Apply>(score: T) -> Result<T> {
-    let dtype = score.spec().dtype;
-    if dtype.is_float() {
-        return Ok(score);
-    }
-    Err(Error::dtype("AttentionProgram::score", &[dtype], "the program of a score gives a floating value"))
+    varies(2) && varies(3)
 }

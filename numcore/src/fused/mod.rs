@@ -17,6 +17,8 @@ mod options;
 mod pool;
 mod rope;
 mod scatter;
+mod score_operands;
+mod scored_attention;
 mod softmax;
 mod vocabulary;
 
@@ -33,6 +35,7 @@ pub use options::{Conv1dOptions, ConvOptions, CrossEntropyOptions, Reduction};
 pub use pool::{MaxPool, MaxPoolGrad};
 pub use rope::RopeOptions;
 pub use scatter::ScatterExtreme;
+pub use scored_attention::{ScoredAttention, ScoredAttentionGrad};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use vocabulary::NnOps;
 
@@ -166,6 +169,10 @@ fused! {
     Attention,
     /// The gradients of attention: of queries, keys and values.
     AttentionGrad,
+    /// Attention whose scores pass through a program.
+    ScoredAttention,
+    /// The gradients of attention with a program: of queries, keys, values and arguments.
+    ScoredAttentionGrad,
     /// Two-dimensional convolution and both its adjoints.
     Conv,
     /// A matrix product with an optional bias and residual.

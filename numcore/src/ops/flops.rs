@@ -1,7 +1,7 @@
 //! Floating-point operations of op calls.
 
 use super::{Op, Spec};
-use crate::fused::{ConvKind, FusedOp};
+use crate::fused::{ConvKind, FusedOp, ScoredAttention};
 
 impl Op {
     /// The floating-point operations of a call, a multiplication and an addition counting two. The formulas are those
@@ -10,7 +10,8 @@ impl Op {
     /// - a product of `[.., M, K]` and `[.., K, N]`, with a bias or without, or its cross-entropy: `2·M·N·K` for each
     ///   matrix of the batch, and once more for each gradient that is computed with it;
     /// - attention of `T` queries and `S` keys: `2·T·S·(D + E)` for each head, where scores take `D` and values `E`
-    ///   channels, and `2·T·S·(3D + 2E)` for its gradients. Masked scores count too;
+    ///   channels, and `2·T·S·(3D + 2E)` for its gradients. Masked scores count too, but not those that a causal
+    ///   [`ScoredAttention`](crate::fused::ScoredAttention) leaves out;
     /// - a convolution: `2·C/G·R·S` for each element of the larger side, that is, of `y` in `y = conv(x, w)`.
     pub fn flops(&self, inputs: &[Spec], outputs: &[Spec]) -> u64 {
         match self {
@@ -25,10 +26,18 @@ impl FusedOp {
     /// The floating-point operations of a call, as [`Op::flops`] counts them.
     pub fn flops(&self, inputs: &[Spec], outputs: &[Spec]) -> u64 {
         // Each query of `q`, `k` and `v`, the inputs from `first` on, sees each key of its head.
+        let of_scores = |scores: u64, first: usize, of_keys: u64, of_values: u64| {
+            let (q, v) = (inputs.get(first), inputs.get(first + 2));
+            2 * size(q, 4) * size(q, 3) * scores * (of_keys * size(q, 1) + of_values * size(v, 1))
+        };
+        let queries_and_keys = |first: usize| (size(inputs.get(first), 2), size(inputs.get(first + 1), 2));
         let attention = |first: usize, of_keys: u64, of_values: u64| {
-            let (q, k, v) = (inputs.get(first), inputs.get(first + 1), inputs.get(first + 2));
-            let scores = 2 * (numel(q) / size(q, 1).max(1)) * size(k, 2);
-            scores * (of_keys * size(q, 1) + of_values * size(v, 1))
+            let (queries, keys) = queries_and_keys(first);
+            of_scores(queries * keys, first, of_keys, of_values)
+        };
+        let scored = |op: &ScoredAttention, first: usize, of_keys: u64, of_values: u64| {
+            let (queries, keys) = queries_and_keys(first);
+            of_scores(op.computed(queries as usize, keys as usize), first, of_keys, of_values)
         };
         match self {
             FusedOp::Linear(_) | FusedOp::Linear4bit(_) | FusedOp::BlockScaledLinear(_) => product(inputs, outputs),
@@ -40,6 +49,8 @@ impl FusedOp {
             FusedOp::Attention(_) => attention(0, 1, 1),
             // After the gradient, the output and its statistics.
             FusedOp::AttentionGrad(_) => attention(3, 3, 2),
+            FusedOp::ScoredAttention(op) => scored(op, 0, 1, 1),
+            FusedOp::ScoredAttentionGrad(op) => scored(&op.of, 3, 3, 2),
             FusedOp::Conv(conv) => {
                 // Operands are x and w, y and w, or x and y; a kernel is [O, C/G, R, S].
                 let (y, kernel) = match conv.kind {

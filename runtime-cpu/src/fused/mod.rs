@@ -17,7 +17,10 @@ mod row_reduce;
 mod softmax;
 
 use half::{bf16, f16};
-use numcore::{Accumulate, DType, Layout, Out, Result, Support, View, fused::FusedOp};
+use numcore::{
+    Accumulate, DType, Layout, Out, Result, Support, View,
+    fused::{FusedOp, ScoredAttention, ScoredAttentionGrad},
+};
 use smallvec::SmallVec;
 
 use crate::{
@@ -46,7 +49,8 @@ fn one<T: Float>() -> T {
 
 /// Tells whether the kernel takes operands and outputs of any strides between rows.
 pub(crate) fn is_strided(op: &FusedOp) -> bool {
-    matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_))
+    use FusedOp::*;
+    matches!(op, Attention(_) | AttentionGrad(_) | ScoredAttention(_) | ScoredAttentionGrad(_))
 }
 
 /// Tells whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch.
@@ -77,7 +81,13 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
     };
     // Rows are of this type; losses have the type they are computed in.
     let dtype = if matches!(op, FusedOp::CrossEntropy(_)) { call.ins[0].dtype } else { call.outs[0].dtype };
-    if (0..call.ins.len()).any(|i| call.ins[i].dtype != input_dtype(op, i, dtype)) {
+    // The program of scores types its arguments.
+    let typed = match op {
+        FusedOp::ScoredAttention(_) => ScoredAttention::ARGS,
+        FusedOp::ScoredAttentionGrad(_) => ScoredAttentionGrad::ARGS,
+        _ => call.ins.len(),
+    };
+    if (0..typed).any(|i| call.ins[i].dtype != input_dtype(op, i, dtype)) {
         return Ok(Support::Decompose);
     }
     match dtype {
@@ -95,7 +105,7 @@ fn input_dtype(op: &FusedOp, i: usize, dtype: DType) -> DType {
     let statistic = match op {
         FusedOp::CrossEntropy(_) | FusedOp::CrossEntropyGrad(_) if i == 1 => return DType::I64,
         FusedOp::CrossEntropyGrad(_) => (2..=4).contains(&i),
-        FusedOp::AttentionGrad(_) => i == 2,
+        FusedOp::AttentionGrad(_) | FusedOp::ScoredAttentionGrad(_) => i == 2,
         FusedOp::NormGrad(op) => i == 2 || i == 3 && op.weight_at() != Some(3),
         _ => false,
     };
@@ -116,6 +126,12 @@ impl FusedCall<'_> {
         match op {
             FusedOp::Attention(op) if self.ins.iter().all(is_row_wise) => attention::forward::<S>(self, op),
             FusedOp::AttentionGrad(op) if self.ins.iter().all(is_row_wise) => attention::backward::<S>(self, &op.0),
+            FusedOp::ScoredAttention(op) if self.ins[..ScoredAttention::ARGS].iter().all(is_row_wise) => {
+                attention::scored_forward::<S>(self, op)
+            }
+            FusedOp::ScoredAttentionGrad(op) if self.ins[..ScoredAttentionGrad::ARGS].iter().all(is_row_wise) => {
+                attention::scored_backward::<S>(self, op)
+            }
             FusedOp::Attention(_) | FusedOp::AttentionGrad(_) => Ok(Support::Decompose),
             FusedOp::Softmax(op) => Ok(softmax::forward::<S>(self, op.log)),
             FusedOp::SoftmaxGrad(op) => Ok(softmax::backward::<S>(self, op.log)),

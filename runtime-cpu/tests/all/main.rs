@@ -12,5 +12,6 @@ mod linear;
 mod linear4bit;
 mod memory;
 mod norms;
+mod scored_attention;
 mod streamed;
 mod windows;

@@ -14,10 +14,7 @@ use numcore::{
 
 use smallvec::SmallVec;
 
-use super::{
-    super::{grain, one},
-    *,
-};
+use super::{super::one, shares::Shares, *};
 use crate::{math::Math, simd::multiversion};
 
 /// Queries of one block: the depth `k` of the GEMMs for gradients of keys and values.
@@ -28,6 +25,7 @@ const TASKS: usize = 16;
 /// Matrices of one query head and its key head, and the head's logsumexps.
 pub(super) struct BackwardHead<'a, S: Stored> {
     pub at: (usize, usize),
+    pub task: usize,
     pub g: Matrix<*const S>,
     pub o: Matrix<*const S>,
     pub lse: &'a [S::Lane],
@@ -43,21 +41,12 @@ pub(super) struct BackwardHead<'a, S: Stored> {
     pub dv: Matrix<*mut S>,
 }
 
-/// The memory in which gradients of queries are accumulated. The first chunk of keys uses the output, if the output is
-/// stored in the type of computation. Other chunks use workspace, `[chunks, heads, queries, depth]`.
-struct Shares<S: Stored> {
-    count: usize,
-    /// The number of chunks that have memory of their own.
-    separate: usize,
-    elements: usize,
-    memory: Base<S::Lane>,
-}
-
 /// Partitions a call into key heads and chunks of their keys. `keys` computes one; if it `rounds`, it also stores
 /// gradients of queries whose keys are all in its chunk.
 pub(super) fn tasks<S: StoredFloat>(
     call: &FusedCall<'_>,
     op: &Attention,
+    program: Option<(&ScoredAttentionGrad, ScoreProgram)>,
     rounds: bool,
     keys: impl Fn(&FusedCall<'_>, &AttentionProblem, &[BackwardHead<'_, S>], Range<usize>) -> Result<()> + Sync,
 ) -> Result<Support> {
@@ -66,7 +55,10 @@ pub(super) fn tasks<S: StoredFloat>(
     if !lse.layout.is_contiguous() {
         return Ok(Support::Decompose);
     }
-    let p = AttentionProblem::new(op, [q, k, v], call.ins.get(AttentionGrad::MASK))?;
+    let mask = call.ins.get(AttentionGrad::MASK).filter(|_| op.masked);
+    let mut p = AttentionProblem::new(op, [q, k, v], mask)?;
+    let (grad, program) = program.unzip();
+    p.program = program;
     // Tasks write the contributions of their query heads to keys: without query heads, no task would write zeros.
     if p.group == 0 || lost::loses_weights::<S>(call, &p) {
         return Ok(Support::Decompose);
@@ -75,11 +67,19 @@ pub(super) fn tasks<S: StoredFloat>(
     let owners = q.layout.dims()[0] * key_heads;
     let size = chunk_len(p.keys, (owners, TASKS), 2 * KEYS);
     let count = p.keys.div_ceil(size).max(1);
+    if let Some((grad, mut program)) = grad.zip(p.program.take()) {
+        program.make_sums(call, grad, &p, (owners, count, size))?;
+        p.program = Some(program);
+    }
     let elements = owners * p.group * p.queries * p.depth;
     let separate = count - usize::from(S::IS_LANE || rounds && count == 1);
     let memory = call.cpu.scratch(separate * elements * size_of::<S::Lane>())?;
     let shares = Shares::<S> { count, separate, elements, memory: Base::new(memory.ptr().cast()) };
     run(call, owners * count, |task| {
+        if let Some(program) = &p.program {
+            // SAFETY: the sums of this task.
+            unsafe { program.zero_sums(task) };
+        }
         // The first keys of a head are seen by most queries: they go first.
         let (owner, share) = (task / count, task % count);
         let (b, kv) = (owner / key_heads, owner % key_heads);
@@ -94,52 +94,15 @@ pub(super) fn tasks<S: StoredFloat>(
             let [k, v] = [k, v].map(|x| read(head(x, b, kv)));
             // SAFETY: the logsumexps of this head.
             let lse = unsafe { call.input::<S::Lane>(AttentionGrad::LSE).slice(first as isize, p.queries) };
-            BackwardHead { at: (b, h), g, o, lse, q, k, v, dq, rounded, dk, dv }
+            BackwardHead { at: (b, h), task, g, o, lse, q, k, v, dq, rounded, dk, dv }
         });
         keys(call, &p, &heads.collect::<SmallVec<[_; 4]>>(), mine)
     })?;
     shares.reduce(call, &p);
+    if let Some(program) = &p.program {
+        program.store::<S::Lane>(call, &p);
+    }
     Ok(Support::Done)
-}
-
-impl<S: StoredFloat> Shares<S> {
-    /// The accumulators of a chunk of keys, for a head's queries, whose output is `out` and whose first element has
-    /// index `first`.
-    fn accumulators(&self, share: usize, out: Matrix<*mut S>, first: usize, depth: usize) -> Matrix<*mut S::Lane> {
-        match share.checked_sub(self.count - self.separate) {
-            Some(i) => {
-                Matrix { at: self.memory.at((i * self.elements + first) as isize), row: depth as isize, column: 1 }
-            }
-            None => Matrix { at: out.at.cast(), row: out.row, column: 1 },
-        }
-    }
-
-    /// Adds the partial gradients of all chunks in order, and rounds the result.
-    fn reduce(&self, call: &FusedCall<'_>, p: &AttentionProblem) {
-        if self.separate == 0 {
-            return;
-        }
-        let rows = self.elements / p.depth.max(1);
-        call.engine().ranges(rows, grain(p.depth), |part| {
-            half_rows::each::<S, 1>(part, p.depth, |row, [staging]| {
-                let (i, at) = (row / p.queries, row % p.queries);
-                let out = head::<S>(&call.outs[0], i / p.heads, i % p.heads).offset(at, 0);
-                // SAFETY: a row of the output, which no other task writes, and of the workspace.
-                let (to, from) = unsafe {
-                    let part = |i| self.memory.slice((i * self.elements + row * p.depth) as isize, p.depth);
-                    (std::slice::from_raw_parts_mut(out.at, p.depth), (0..self.separate).map(part))
-                };
-                half_rows::write(call.engine().simd, to, staging, |to| {
-                    for (i, from) in from.enumerate() {
-                        match i {
-                            0 if !S::IS_LANE => to.copy_from_slice(from),
-                            _ => to.iter_mut().zip(from).for_each(|(t, &f)| *t = *t + f),
-                        }
-                    }
-                });
-            });
-        });
-    }
 }
 
 /// The first `len` elements of row `i`.
@@ -210,10 +173,12 @@ pub(super) fn keys<S: StoredFloat>(
             staging::<S>(QUERIES * depth.max(value_depth)),
             staging::<S>(KEYS * depth),
             staging::<S>(KEYS * value_depth),
-            if p.softcap.is_some() { ROWS * SCORE_STRIDE } else { 0 },
+            if p.softcap.is_some() || p.keeps_raw() { ROWS * SCORE_STRIDE } else { 0 },
+            p.program.as_ref().map_or(0, ScoreProgram::learned) * ROWS * SCORE_STRIDE,
         ],
     )?;
-    let [kt, vt, k, gp, qp, s, ds, dots, keys_staging, g_staging, q_staging, dk, dv, slopes] = scratch.buffers();
+    let [kt, vt, k, gp, qp, s, ds, dots, keys_staging, g_staging, q_staging, dk, dv, slopes, others] =
+        scratch.buffers();
     // The first block overwrites, later ones accumulate, and queries that the first does not reach are zeroed. (Zeros
     // everywhere before took 1.4 % of a decoder's training step: gradients are in neither L1 nor L2.)
     let first = |keys: &Range<usize>| chunks(p.queries, QUERIES).find(|rows| p.seen(rows.end - 1, keys) > 0);
@@ -258,7 +223,7 @@ pub(super) fn keys<S: StoredFloat>(
                         packed_q: PackedB::new(simd, q, (rows.len(), depth), qp),
                     }
                 };
-                block_grads(call, p, h, (&rows, &keys), (&right, &left), ([s, ds, slopes], dots), add);
+                block_grads(call, p, h, (&rows, &keys), (&right, &left), ([s, ds, slopes, others], dots), add);
                 add.dk = Old::Added;
             }
         }
@@ -305,7 +270,7 @@ fn block_grads<S: StoredFloat>(
     h: &BackwardHead<'_, S>,
     (rows, keys): (&Range<usize>, &Range<usize>),
     (right, left): (&Right<'_, S::Lane>, &Left<'_, S::Lane>),
-    ([s, ds, slopes], dots): ([&mut [S::Lane]; 3], &[S::Lane]),
+    ([s, ds, slopes, others], dots): ([&mut [S::Lane]; 4], &[S::Lane]),
     add: Adds,
 ) {
     let most = p.seen(rows.end - 1, keys);
@@ -330,6 +295,11 @@ fn block_grads<S: StoredFloat>(
             );
             if p.softcap.is_some() {
                 scale_by_slopes(call.engine().simd, ds, slopes, p.seen_by(&step, keys), step.len());
+            }
+            if let Some(program) = p.program.as_ref().filter(|program| program.keeps_raw()) {
+                let of = ScoreBlock { at: h.at, rows: &step, first_key: keys.start, keys: n };
+                let to = (block(slopes), block(ds));
+                program.slopes(call.engine().simd, (&of, p.seen_by(&step, keys)), to, others, (p.group, h.task));
             }
             let (ds, dq) = (AOperand::Strided(read(block(ds))), h.dq.offset(step.start, 0));
             right.k.gemm((step.len(), 0..n, p.depth), ds, dq, S::Lane::from_f64(p.scale), add.dq);

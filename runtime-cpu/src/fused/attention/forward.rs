@@ -35,10 +35,12 @@ pub(super) struct ForwardHead<S> {
 pub(super) fn tasks<S: StoredFloat>(
     call: &FusedCall<'_>,
     op: &Attention,
+    program: Option<ScoreProgram>,
     queries: impl Fn(&FusedCall<'_>, &AttentionProblem, &ForwardHead<S>, Range<usize>, &mut [S::Lane]) -> Result<()> + Sync,
 ) -> Result<Support> {
     let [q, k, v] = [Attention::QUERIES, Attention::KEYS, Attention::VALUES].map(|i| &call.ins[i]);
-    let p = AttentionProblem::new(op, [q, k, v], call.ins.get(Attention::MASK))?;
+    let mask = call.ins.get(Attention::MASK).filter(|_| op.masked);
+    let p = AttentionProblem { program, ..AttentionProblem::new(op, [q, k, v], mask)? };
     let heads = q.layout.dims()[0] * p.heads;
     let size = chunk_len(p.queries, (heads, TASKS), QUERIES);
     let groups = p.queries.div_ceil(size);

@@ -6,13 +6,18 @@ use numcore::Element as _;
 use super::*;
 
 impl AttentionProblem {
+    /// Tells whether all scores of a query may be shifted by one number.
+    fn shifts(&self) -> bool {
+        self.mask.is_some() || self.program.is_some()
+    }
+
     /// The score magnitude above which a query's logsumexp determines its weights to fewer than three digits, if a mask
     /// shifted the scores there.
     pub(super) fn most<T: Float>(&self) -> T {
-        T::from_f64(match (&self.mask, size_of::<T>()) {
-            (None, _) => f64::INFINITY,
-            (Some(_), 4) => 2f64.powi(13),
-            (Some(_), _) => 2f64.powi(42),
+        T::from_f64(match (self.shifts(), size_of::<T>()) {
+            (false, _) => f64::INFINITY,
+            (true, 4) => 2f64.powi(13),
+            (true, _) => 2f64.powi(42),
         })
     }
 }
@@ -22,7 +27,7 @@ impl AttentionProblem {
 /// rounding.
 pub(super) fn loses_weights<S: StoredFloat>(call: &FusedCall<'_>, p: &AttentionProblem) -> bool {
     let (g, most) = (&call.ins[AttentionGrad::GRAD], p.most::<S::Lane>());
-    if p.mask.is_none() {
+    if !p.shifts() {
         return false;
     }
     let head_loses = |i: usize| {

@@ -16,6 +16,8 @@
 mod backward;
 mod forward;
 mod lost;
+mod program;
+mod shares;
 #[cfg(target_arch = "x86_64")]
 mod tiled;
 
@@ -25,9 +27,10 @@ use std::ops::Range;
 use numcore::DType;
 use numcore::{
     Element as _, Layout, Result, Support,
-    fused::{Attention, AttentionGrad},
+    fused::{Attention, AttentionGrad, ScoredAttention, ScoredAttentionGrad},
 };
 
+use self::program::{ScoreBlock, ScoreProgram};
 use super::{Float, FusedCall, StoredFloat, half_rows, row_reduce};
 use crate::{
     Cpu, CpuBuffer, Simd,
@@ -51,22 +54,38 @@ const ROWS: usize = 24;
 pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
     match tiled::takes(call, op, &call.ins[Attention::KEYS]) {
-        Some(DType::BF16) => return forward::tasks(call, op, tiled::queries::<half::bf16, 1>),
-        Some(DType::F32) => return forward::tasks(call, op, tiled::queries::<f32, 3>),
+        Some(DType::BF16) => return forward::tasks(call, op, None, tiled::queries::<half::bf16, 1>),
+        Some(DType::F32) => return forward::tasks(call, op, None, tiled::queries::<f32, 3>),
         _ => {}
     }
-    forward::tasks::<S>(call, op, forward::queries)
+    forward::tasks::<S>(call, op, None, forward::queries)
+}
+
+/// Outputs and logsumexps of scores by a program.
+pub(super) fn scored_forward<S: StoredFloat>(call: &FusedCall<'_>, op: &ScoredAttention) -> Result<Support> {
+    let program = ScoreProgram::forward::<S::Lane>(call, op)?;
+    forward::tasks::<S>(call, &op.attention, Some(program), forward::queries)
+}
+
+/// Gradients of queries, keys, values and the arguments of a program.
+pub(super) fn scored_backward<S: StoredFloat>(call: &FusedCall<'_>, op: &ScoredAttentionGrad) -> Result<Support> {
+    let is_lane = |&i: &usize| call.ins[ScoredAttentionGrad::ARGS + i].dtype == S::Lane::DTYPE;
+    if !op.learned.iter().all(is_lane) {
+        return Ok(Support::Decompose);
+    }
+    let program = ScoreProgram::backward::<S::Lane>(call, op)?;
+    backward::tasks::<S>(call, &op.of.attention, Some((op, program)), false, backward::keys)
 }
 
 /// Gradients of queries, keys and values.
 pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
     match tiled::takes(call, op, &call.ins[AttentionGrad::KEYS]) {
-        Some(DType::BF16) => return backward::tasks(call, op, true, tiled::keys::<half::bf16, 1>),
-        Some(DType::F32) => return backward::tasks(call, op, true, tiled::keys::<f32, 3>),
+        Some(DType::BF16) => return backward::tasks(call, op, None, true, tiled::keys::<half::bf16, 1>),
+        Some(DType::F32) => return backward::tasks(call, op, None, true, tiled::keys::<f32, 3>),
         _ => {}
     }
-    backward::tasks::<S>(call, op, false, backward::keys)
+    backward::tasks::<S>(call, op, None, false, backward::keys)
 }
 
 /// Sizes and options of a call.
@@ -85,6 +104,7 @@ struct AttentionProblem {
     scale: f64,
     softcap: Option<f64>,
     mask: Option<Operand>,
+    program: Option<ScoreProgram>,
 }
 
 impl AttentionProblem {
@@ -105,6 +125,7 @@ impl AttentionProblem {
             scale: op.scale,
             softcap: op.softcap,
             mask: mask.transpose()?,
+            program: None,
         })
     }
 
@@ -146,8 +167,14 @@ impl AttentionProblem {
         if rows.is_empty() { 0 } else { self.seen(rows.end - 1, &(0..self.keys)) }
     }
 
+    /// Tells whether gradients need the scores before the program.
+    fn keeps_raw(&self) -> bool {
+        self.program.as_ref().is_some_and(ScoreProgram::keeps_raw)
+    }
+
     /// Scores of a few queries and those keys of a block that the last of them sees, in rows that are some elements
-    /// apart; with a soft cap also its slopes, in as many rows of [`SCORE_STRIDE`] elements.
+    /// apart; with a soft cap also its slopes, in as many rows of [`SCORE_STRIDE`] elements; with a program whose
+    /// gradients need them, the scores before it.
     ///
     /// # Safety
     /// `q` is valid for these queries, and `k` has these keys.
@@ -163,8 +190,15 @@ impl AttentionProblem {
         let n = self.seen(rows.end - 1, keys);
         let scale = S::Lane::from_f64(self.softcap.map_or(self.scale, |cap| self.scale / cap));
         let to = Matrix { at: s.as_mut_ptr(), row: stride as isize, column: 1 };
-        // SAFETY: the caller guarantees the queries and keys; `s` is a mutable slice with a row for each query.
-        unsafe { k.gemm((rows.len(), 0..self.depth, n), AOperand::Strided(q), to, scale, Old::Overwritten) };
+        let raw = if self.keeps_raw() && !slopes.is_empty() { block(slopes) } else { to };
+        // SAFETY: the caller guarantees the queries and keys; `s` is a mutable slice with a row for each query, and so
+        // is `slopes`, if it is not empty.
+        unsafe {
+            k.gemm((rows.len(), 0..self.depth, n), AOperand::Strided(q), raw, scale, Old::Overwritten);
+            if let Some(program) = &self.program {
+                program.scores(simd, &ScoreBlock { at: (b, h), rows, first_key: keys.start, keys: n }, raw, to);
+            }
+        }
         if let Some(cap) = self.softcap {
             cap_rows(simd, (s, stride), slopes, (rows.len(), n), S::Lane::from_f64(cap));
         }

@@ -56,7 +56,7 @@ impl Form {
         self.outputs.push(Output::Keep(dtype));
     }
 
-    pub(in crate::pointwise) fn output(&mut self, how: Accumulate, dtype: DType) {
+    pub(crate) fn output(&mut self, how: Accumulate, dtype: DType) {
         self.outputs.push(match how {
             Accumulate::Overwrite => Output::Overwrite(dtype),
             Accumulate::Add => Output::Add(dtype),

@@ -173,6 +173,14 @@ impl<'a> Launch<'a> {
         Launch::in_tiles(common, plan, most)
     }
 
+    /// A launch like [`new`](Launch::new), but with tiles of one row: a row of a block of scores is contiguous, and
+    /// the block is not.
+    pub(crate) fn by_rows(common: Common<'a>, mut plan: LoopPlan) -> Self {
+        let most = block(common.kernel, 0).min(plan.columns());
+        plan.cut_rows(most);
+        Launch::of_tiles(common, plan)
+    }
+
     fn in_tiles(common: Common<'a>, mut plan: LoopPlan, most: usize) -> Self {
         let kernel = common.kernel;
         let cut = if kernel.keeps { LoopPlan::cut_rows } else { LoopPlan::cut };
@@ -181,6 +189,11 @@ impl<'a> Launch<'a> {
         if bytes > 0 {
             cut(&mut plan, block(kernel, bytes));
         }
+        Launch::of_tiles(common, plan)
+    }
+
+    fn of_tiles(common: Common<'a>, plan: LoopPlan) -> Self {
+        let kernel = common.kernel;
         let mut staged = 0;
         let modes = (0..plan.operands.len()).map(|i| mode(kernel, &plan, i, &mut staged)).collect();
         Launch { common, plan, modes, staged: staged as usize }
