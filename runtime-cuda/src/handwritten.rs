@@ -141,7 +141,7 @@ pub(crate) fn element(dtype: DType) -> &'static str {
         DType::I32 => "int",
         DType::I64 => "i64",
         DType::U32 => "u32",
-        // Kernels only move 8-bit floats.
+        // 8-bit floats are refused where memory is allocated.
         DType::U8 | DType::F8E4M3 | DType::F8E5M2 => "u8",
         DType::Bool => "b8",
     }

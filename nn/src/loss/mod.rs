@@ -205,8 +205,8 @@ pub fn weighted_cross_entropy<T: Apply>(logits: &T, target: &T, weight: &T, opti
 /// The cross-entropy of logits `[.., C]` with the probabilities of their classes, `target: [.., C]`, which mixed images
 /// have, and distillation: `−Σ y ln softmax(x)` of each row.
 ///
-/// `smoothing` of the target is spread evenly over the classes. Classes that weigh more have a target multiplied by
-/// their weights. The mean is over rows, as in PyTorch, and the loss of half-precision logits is `f32`.
+/// `smoothing` of the target is spread evenly over the classes. Without it, weights of classes are factors of the
+/// target. The mean is over rows, as in PyTorch, and the loss of half-precision logits is `f32`.
 ///
 /// # Errors
 /// An error if the shapes differ, or `smoothing` is not in [0, 1].

@@ -347,6 +347,18 @@ fn half_precision_is_near_f32() {
     }
 }
 
+/// A mask of one axis is computed once, apart from scores: its arguments meet as those of scores do.
+#[test]
+fn half_precision_arguments_of_a_mask_meet_wider_ones() {
+    let [q, k, v] = &operands(2, 2, 5, 7);
+    let seen = drawn(&[2, 1, 1, 7], 4);
+    let [half, wide] = [DType::F16, DType::F32].map(|dtype| seen.to_dtype(dtype).unwrap());
+    let zero = Var::new(Tensor::zeros(&cpu(), [1], DType::F32).unwrap());
+    let program = AttentionProgram::over(2).mask(|_, args| args[0].gt(args[1]));
+    let [got, want] = [&half, &wide].map(|seen| f64s(&program.attend(q, k, v, &[seen, &zero]).unwrap()));
+    near(&got, &want, 0.0);
+}
+
 #[test]
 fn nothing_is_computed_of_hidden_blocks() {
     let [q, k, v] = &operands(1, 1, 512, 512);

@@ -177,19 +177,19 @@ impl Attention {
         if let Some(mask) = mask {
             scores = scores.add(mask)?;
         }
-        Ok((self.hide(&scores)?, slope))
+        Ok((self.hide(&scores, f64::NEG_INFINITY)?, slope))
     }
 
-    /// Scores `[B, H, T, S]`, `−∞` where a query does not see a key by its position.
-    pub(super) fn hide<T: Apply>(&self, scores: &T) -> Result<T> {
+    /// Values of scores `[B, H, T, S]`, `instead` where a query does not see a key by its position.
+    pub(super) fn hide<T: Apply>(&self, scores: &T, instead: f64) -> Result<T> {
         // Masks, in every matrix of T rows and S columns, the elements more than `left` before or `right` after the
         // diagonal, which starts at `offset`.
         static BAND: LazyLock<Program> = LazyLock::new(|| {
-            Program::build("band", 1, 5, |b, x, s| {
+            Program::build("band", 1, 6, |b, x, s| {
                 let at = b.index().cast(DType::I64);
                 let (row, column) = ((at / s[1]) % s[0], at % s[1]);
                 let ahead = column - row - s[2];
-                vec![(ahead.le(s[4]) & ahead.ge(-s[3])).select(x[0], b.c(f64::NEG_INFINITY))]
+                vec![(ahead.le(s[4]) & ahead.ge(-s[3])).select(x[0], s[5])]
             })
         });
         let reach = [self.window[0], self.right()];
@@ -200,7 +200,8 @@ impl Attention {
         let (t, s) = (queries as i64, keys as i64);
         let [left, right] = reach.map(|n| n.map_or(t + s, |n| n.min(queries + keys) as i64));
         let offset = self.offset(queries, keys) as i64;
-        scores.apply_program(&BAND, &[], &[t.into(), s.into(), offset.into(), left.into(), right.into()])
+        let numbers = [t.into(), s.into(), offset.into(), left.into(), right.into(), instead.into()];
+        scores.apply_program(&BAND, &[], &numbers)
     }
 
     fn probabilities<T: Apply>(&self, scores: &T) -> Result<T> {

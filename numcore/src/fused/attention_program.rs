@@ -281,7 +281,7 @@ impl AttentionProgram {
             (None, None) => return q.attention_with(&k, &v, plain),
             (None, Some(score)) => score,
             (Some(mask), score) => {
-                let args = call.args.iter().map(|arg| arg_along(*arg, queries, keys)).collect::<Result<Vec<_>>>()?;
+                let args = call.args_of(queries, keys)?;
                 if score.is_none() && !varies_along_both(mask, &args) {
                     let [batch, head, query, key] = self.first;
                     let first = [batch, head, query + queries.start, key + keys.start];
@@ -308,12 +308,7 @@ impl AttentionProgram {
     ) -> Result<T> {
         let [batch, head, query, key] = self.first;
         let first = [batch, head, query + queries.start, key + keys.start];
-        let args = call.args.iter().map(|arg| {
-            let is_half = arg.spec().dtype.is_half();
-            let arg = arg_along(*arg, queries, keys)?;
-            if is_half { arg.to_dtype(DType::F32) } else { Ok(arg) }
-        });
-        let args = args.collect::<Result<Vec<T>>>()?;
+        let args = call.args_of(queries, keys)?;
         let ins: Vec<&T> = qkv.into_iter().chain(&args).collect();
         Ok(T::apply(ScoredAttention { attention, program: program.clone(), first }.into(), &ins)?.remove(0))
     }
@@ -333,6 +328,16 @@ struct ScoredCall<'a, T> {
 }
 
 impl<'a, T: Apply> ScoredCall<'a, T> {
+    /// The arguments of some queries and keys; halves are cast to `f32`.
+    #[track_caller]
+    fn args_of(&self, queries: &Range<usize>, keys: &Range<usize>) -> Result<Vec<T>> {
+        let args = self.args.iter().map(|arg| {
+            let arg = arg_along(*arg, queries, keys)?;
+            if arg.spec().dtype.is_half() { arg.to_dtype(DType::F32) } else { Ok(arg) }
+        });
+        args.collect()
+    }
+
     #[track_caller]
     fn of(program: &AttentionProgram, [q, k, v]: [&'a T; 3], args: &'a [&'a T]) -> Result<Self> {
         // Operands of several dtypes are those that `autocast` makes one.

@@ -41,6 +41,9 @@ impl BlockScaling {
     #[track_caller]
     pub fn quantize<T: Apply>(self, weight: &T) -> Result<[T; 2]> {
         let Spec { shape, .. } = checked("quantize", weight.spec())?;
+        if shape.rank() != 2 {
+            return Err(T::explained(Error::shape("quantize", &[shape], "needs a weight [O, I]"), &[weight]));
+        }
         let blocks = blocked(&weight.detach(), [SIDE; 2])?;
         let scales = self.scales(&blocks)?;
         let codes = blocks.div(&scales)?.to_dtype(DType::F8E4M3)?;

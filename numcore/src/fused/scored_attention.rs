@@ -15,7 +15,7 @@ use crate::{
         Apply, Backprop, Bits, JoinOps, Matmul, MatmulOps, Outs, PointwiseOps, Reduce, ReduceOps, Saves, Spec, Specs,
         ViewOps, cat,
     },
-    pointwise::Program,
+    pointwise::{Inst, Program},
 };
 
 /// The largest number of queries of a causal call that is decomposed as a whole.
@@ -52,7 +52,32 @@ impl ScoredAttention {
 
     /// The number of arguments.
     pub fn args(&self) -> usize {
-        self.program.inputs() - Self::arg(0)
+        self.program.inputs().saturating_sub(Self::arg(0))
+    }
+
+    /// Tells whether the program adds a value to a score that does not depend on it, or hides the key. The gradient of
+    /// the score is then that of the sum.
+    pub fn adds(&self) -> bool {
+        adds_to_score(&self.program)
+    }
+
+    /// Checks what a caller can set.
+    fn check(&self) -> Result<()> {
+        let Attention { masked, softcap, partial, .. } = self.attention;
+        let of_position = |inst: &Inst| matches!(inst, Inst::Index | Inst::Random { .. });
+        let why = if masked || softcap.is_some() || partial {
+            "takes a scale and a causal mask; write a mask or a soft cap into the program"
+        } else if self.program.inputs() < Self::arg(0)
+            || self.program.outputs().len() != 1
+            || self.program.scalars() > 0
+        {
+            "needs a program of a score, four positions, and arguments, that gives one value"
+        } else if self.program.insts().iter().any(of_position) {
+            "programs of scores have positions as operands, and no index and no random bits"
+        } else {
+            return Ok(());
+        };
+        Err(Error::argument(self.name(), why))
     }
 
     /// The number of scores of a head that blocks of 64 queries compute.
@@ -98,7 +123,7 @@ impl ScoredAttention {
         let raw = raw_scores(q, k)?.mul(self.attention.scale)?;
         let operands = self.operands(ins)?;
         let scores = run(&self.program, &[&raw], &operands)?.remove(0).broadcast_to(raw.spec().shape)?;
-        let scores = self.attention.hide(&scores)?;
+        let scores = self.attention.hide(&scores, f64::NEG_INFINITY)?;
         Ok((raw, operands, scores))
     }
 
@@ -143,6 +168,7 @@ impl Fused for ScoredAttention {
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        self.check()?;
         let outs = self.attention.infer(&ins[..Self::ARGS])?;
         let (q, keys, args) = (ins[Attention::QUERIES].shape, ins[Attention::KEYS].shape[2], &ins[Self::ARGS..]);
         let scores = Shape::new(&[q[0], q[1], q[2], keys])?;
@@ -171,7 +197,7 @@ impl Fused for ScoredAttention {
             let joined = |k: usize| cat(&parts.iter().map(|outs| &outs[k]).collect::<Vec<_>>(), 2);
             return [Attention::OUTPUT, Attention::LSE].into_iter().map(joined).collect();
         }
-        if adds_to_score(&self.program) {
+        if self.adds() {
             return T::apply(self.masked().into(), &[q, k, v, &self.added(ins)?]);
         }
         let (_, _, scores) = self.scores(ins)?;
@@ -242,6 +268,14 @@ impl ScoredAttentionGrad {
             let mut outs = T::apply(op.into(), &given.iter().collect::<Vec<_>>())?.into_iter();
             of_queries.extend(outs.next());
             for (i, part) in outs.enumerate() {
+                if i >= ScoredAttention::ARGS - 1 && !self.learned.contains(&(i + 1 - ScoredAttention::ARGS)) {
+                    // Zeros of an argument that learns nothing, perhaps of a dtype without sums.
+                    if sums.len() == i {
+                        let Spec { shape, dtype } = operands[1 + i].spec();
+                        sums.push(T::constant(Tensor::zeros(part.runtime(), shape, dtype)?));
+                    }
+                    continue;
+                }
                 // Back to the place in the whole operand.
                 let whole = operands[1 + i].spec().shape;
                 let (here, of_args) = (part.spec().shape, i + 1 >= ScoredAttention::ARGS);
@@ -296,7 +330,7 @@ impl Fused for ScoredAttentionGrad {
         if parts.len() > 1 {
             return self.by_parts(ins, &parts);
         }
-        if self.learned.is_empty() && adds_to_score(&self.of.program) {
+        if self.learned.is_empty() && self.of.adds() {
             let added = self.of.added(operands)?;
             let given: SmallVec<[&T; 7]> = ins[..Self::ARGS].iter().copied().chain([&added]).collect();
             return T::apply(AttentionGrad(self.of.masked()).into(), &given);
@@ -309,16 +343,20 @@ impl Fused for ScoredAttentionGrad {
         let mut all = positions;
         all.push(ds);
         let mut slopes = run(&self.program(), &[&raw], &all)?.into_iter();
-        let ds = slopes.next().map_or_else(|| Ok(raw.clone()), |ds| ds.broadcast_to(raw.spec().shape))?;
+        // A slope of a hidden score may be infinite.
+        let mut slope_of_seen = || {
+            let slope = slopes.next().ok_or_else(|| Error::internal(self.name(), "a gradient has no program"))?;
+            self.of.attention.hide(&slope.broadcast_to(raw.spec().shape)?, 0.0)
+        };
+        let ds = slope_of_seen()?;
         let (p, ds) = (sizes.grouped(&p)?, sizes.grouped(&ds.mul(self.of.attention.scale)?)?);
         let dq = sizes.ungrouped(&T::apply1(Matmul, &[&ds, k])?)?;
         let mut outs: Outs<T> = smallvec![dq, ds.t()?.matmul(&sizes.grouped(q)?)?, p.t()?.matmul(&g)?];
         for i in 0..self.given() {
             let Spec { shape, dtype } = operands[ScoredAttention::ARGS + i].spec();
-            let slope = if self.learned.contains(&i) { slopes.next() } else { None };
-            outs.push(match slope {
-                Some(slope) => T::apply1(Reduce::sum_to(shape), &[&slope.broadcast_to(raw.spec().shape)?])?,
-                None => T::constant(Tensor::zeros(q.runtime(), shape, dtype)?),
+            outs.push(match self.learned.contains(&i) {
+                true => T::apply1(Reduce::sum_to(shape), &[&slope_of_seen()?])?,
+                false => T::constant(Tensor::zeros(q.runtime(), shape, dtype)?),
             });
         }
         Ok(outs)

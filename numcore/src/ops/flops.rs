@@ -11,7 +11,7 @@ impl Op {
     ///   matrix of the batch, and once more for each gradient that is computed with it;
     /// - attention of `T` queries and `S` keys: `2·T·S·(D + E)` for each head, where scores take `D` and values `E`
     ///   channels, and `2·T·S·(3D + 2E)` for its gradients. Masked scores count too, but not those that a causal
-    ///   [`ScoredAttention`](crate::fused::ScoredAttention) leaves out;
+    ///   [`ScoredAttention`] leaves out;
     /// - a convolution: `2·C/G·R·S` for each element of the larger side, that is, of `y` in `y = conv(x, w)`.
     pub fn flops(&self, inputs: &[Spec], outputs: &[Spec]) -> u64 {
         match self {

@@ -68,7 +68,7 @@ pub(super) fn tasks<S: StoredFloat>(
     let size = chunk_len(p.keys, (owners, TASKS), 2 * KEYS);
     let count = p.keys.div_ceil(size).max(1);
     if let Some((grad, mut program)) = grad.zip(p.program.take()) {
-        program.make_sums(call, grad, &p, (owners, count, size))?;
+        program.make_sums(call, grad, &p, (owners, count, size.min(p.keys)))?;
         p.program = Some(program);
     }
     let elements = owners * p.group * p.queries * p.depth;

@@ -95,7 +95,7 @@ impl ScoreProgram {
         };
         let inputs = op.program.inputs();
         let slopes = match grad {
-            Some(grad) if !grad.learned.is_empty() || !is_sum(&op.program) => {
+            Some(grad) if !grad.learned.is_empty() || !op.adds() => {
                 let program = grad.program();
                 Some(compiled(&program, 1 + grad.learned.len(), Some(inputs), inputs + 1)?)
             }
@@ -310,11 +310,6 @@ impl ArgSums {
             total.iter_mut().skip(start).zip(from).for_each(|(to, x)| *to += x);
         }
     }
-}
-
-/// Tells whether the derivative of a program by its first input is 1.
-fn is_sum(program: &Program) -> bool {
-    program.derivative(0).is_some_and(|derivative| derivative.program.is_identity())
 }
 
 multiversion! {
