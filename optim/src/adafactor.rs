@@ -8,7 +8,7 @@ use numcore::{
     pointwise::Program,
 };
 
-use crate::{FlatOptimizer, StateSpec, StepContext, UpdateMemory, UpdateRule, norms::sum_of_squares};
+use crate::{FlatOptimizer, StateSpec, StepContext, UpdateMemory, UpdateRule, memory::LERP, norms::sum_of_squares};
 
 config! {
     /// Hyper-parameters of [`Adafactor`], with PyTorch's names where it has them.
@@ -46,7 +46,6 @@ fn without(shape: &Shape, axis: usize) -> Shape {
     if shape.rank() < 2 { NONE(shape) } else { shape.with(shape.rank() - axis, 1) }
 }
 
-static LERP: LazyLock<Program> = LazyLock::new(|| Program::new("lerp_into", |[v, x], [w]| [v + (x - v) * w]));
 static LERP_SQUARE: LazyLock<Program> =
     LazyLock::new(|| Program::new("lerp_square_into", |[v, g], [w]| [v + (g * g - v) * w]));
 static OF_VECTOR: LazyLock<Program> =

@@ -237,6 +237,10 @@ impl<R: Runtime> UpdateMemory<'_, R> {
 pub(crate) static SCALE: LazyLock<Program> =
     LazyLock::new(|| Program::new("scale", |[x, factor], []| [x * factor.cast_like(x)]));
 
+/// Moves a running mean `v` towards `x` by the weight `w`.
+pub(crate) static LERP: LazyLock<Program> =
+    LazyLock::new(|| Program::new("lerp_into", |[v, x], [w]| [v + (x - v) * w]));
+
 static REPLACE: LazyLock<Program> = LazyLock::new(|| Program::new("replace", |[_, new], []| [new]));
 
 /// Copies the row of a parameter into its sizes.

@@ -10,7 +10,7 @@ use numcore::{
     pointwise::Program,
 };
 
-use crate::{FlatOptimizer, StateSpec, StepContext, UpdateMemory, UpdateRule, sides::Side};
+use crate::{FlatOptimizer, StateSpec, StepContext, UpdateMemory, UpdateRule, memory::LERP, sides::Side};
 
 config! {
     /// Hyper-parameters of [`Soap`], with the names and defaults of its authors' code.
@@ -46,7 +46,6 @@ pub type Soap<R> = FlatOptimizer<R, SoapConfig>;
 /// The number of the state with a side's Gram matrix, and that with its basis.
 const STATES: [[usize; 2]; 2] = [[2, 4], [3, 5]];
 
-static LERP: LazyLock<Program> = LazyLock::new(|| Program::new("lerp_into", |[v, x], [w]| [v + (x - v) * w]));
 /// The program of the direction: inputs `[v, (u), m, g]` in the bases, outputs `[v, u]`.
 static DIRECTION: LazyLock<Program> = LazyLock::new(|| {
     Program::new("soap_direction", |[v, _, m, g], [take, eps]| {

@@ -15,7 +15,7 @@ fn same<M: Module<Cpu>>(
     same_in(DType::F64, 1e-12, t, plan, make, forward);
 }
 
-/// What [`same`] does, with parameters of `dtype`, within `tolerance` of the largest element.
+/// Checks as [`same`] does, with parameters of `dtype`, within `tolerance` of the largest element.
 pub fn same_in<M: Module<Cpu>>(
     dtype: DType,
     tolerance: f64,

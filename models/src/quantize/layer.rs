@@ -3,7 +3,7 @@
 use std::{any::Any, sync::Arc};
 
 use autograd::{Leaf, Residency, Var, no_grad};
-use nn::{Adapter, AdapterSlot, Linear, Module, ModuleEntry, Param, Visitor, parallel::TensorStyle, walk};
+use nn::{Adapter, AdapterSlot, Linear, Module, ModuleEntry, Param, Visitor, walk};
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor, Within,
     fused::{Linear4bit, NestedScales},
@@ -124,12 +124,7 @@ impl<R: Runtime> Module<R> for Base4bit<R> {
 
 impl<R: Runtime> Adapter<R> for Base4bit<R> {
     fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
-        let product = self.own(&layer.weight)?.multiply(x)?;
-        let product = match layer.weight.placed().filter(|placed| placed.style() == TensorStyle::Row) {
-            Some(placed) => placed.leave(&product)?,
-            None => product,
-        };
-        layer.bias.as_ref().map_or(Ok(product.clone()), |bias| product.add(&bias.var()))
+        layer.complete(self.own(&layer.weight)?.multiply(x)?)
     }
 
     fn can_be_cut(&self) -> bool {

@@ -6,11 +6,11 @@ use autograd::Var;
 use numcore::{
     Error, Result, Runtime,
     fused::{BlockScaledLinear, BlockScaling},
-    ops::{Apply, PointwiseOps},
+    ops::Apply,
 };
 
 use super::{Adapter, Linear};
-use crate::{Module, ModuleEntry, Visitor, parallel::TensorStyle, walk};
+use crate::{Module, ModuleEntry, Visitor, walk};
 
 /// Rounds the operands of a linear layer's three products by blocks; the weight itself keeps its dtype.
 struct BlockScaledAdapter(BlockScaling);
@@ -22,12 +22,7 @@ impl<R: Runtime> Module<R> for BlockScaledAdapter {
 impl<R: Runtime> Adapter<R> for BlockScaledAdapter {
     #[track_caller]
     fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
-        let product = Var::apply1(BlockScaledLinear { scaling: self.0 }, &[x, &layer.weight.var()])?;
-        let product = match layer.weight.placed().filter(|placed| placed.style() == TensorStyle::Row) {
-            Some(placed) => placed.leave(&product)?,
-            None => product,
-        };
-        layer.bias.as_ref().map_or(Ok(product.clone()), |bias| product.add(&bias.var()))
+        layer.complete(Var::apply1(BlockScaledLinear { scaling: self.0 }, &[x, &layer.weight.var()])?)
     }
 
     fn can_be_cut(&self) -> bool {

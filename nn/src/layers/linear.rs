@@ -59,6 +59,17 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
+    /// Completes this rank's product `x · Wᵀ`, which an [adapter](Adapter::forward) computed: summed over ranks, if the
+    /// layer is cut along its inputs, with the bias.
+    #[track_caller]
+    pub fn complete(&self, product: Var<R>) -> Result<Var<R>> {
+        let product = match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Row) {
+            Some(placed) => placed.leave(&product)?,
+            None => product,
+        };
+        plus(product, optional(&self.bias).as_ref())
+    }
+
     /// This rank's share of `count` heads or channels of the uncut layer.
     pub(crate) fn share_of(&self, count: usize) -> usize {
         if !self.is_column() {

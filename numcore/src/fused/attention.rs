@@ -312,6 +312,13 @@ impl AttentionGrad {
     pub const MASK: usize = 6;
 }
 
+/// Checks the inputs of a gradient that come from forward, whose outputs are given.
+pub(super) fn check_forward(op: &'static str, ins: &[Spec], outs: &[Spec]) -> Result<()> {
+    let (o, lse) = (&outs[Attention::OUTPUT], &outs[Attention::LSE]);
+    let gradient = ("the gradient", &ins[AttentionGrad::GRAD], o);
+    as_forward(op, [gradient, ("the output", &ins[AttentionGrad::OUTPUT], o), ("lse", &ins[AttentionGrad::LSE], lse)])
+}
+
 impl Fused for AttentionGrad {
     fn name(&self) -> &'static str {
         "attention_grad"
@@ -323,16 +330,7 @@ impl Fused for AttentionGrad {
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        let outs = self.0.infer(&ins[AttentionGrad::QUERIES..])?;
-        let (o, lse) = (&outs[Attention::OUTPUT], &outs[Attention::LSE]);
-        as_forward(
-            self.name(),
-            [
-                ("the gradient", &ins[AttentionGrad::GRAD], o),
-                ("the output", &ins[AttentionGrad::OUTPUT], o),
-                ("lse", &ins[AttentionGrad::LSE], lse),
-            ],
-        )?;
+        check_forward(self.name(), ins, &self.0.infer(&ins[AttentionGrad::QUERIES..])?)?;
         Ok(ins[AttentionGrad::QUERIES..=AttentionGrad::VALUES].iter().copied().collect())
     }
 

@@ -5,8 +5,8 @@ use std::ops::{Range, RangeInclusive};
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Attention, AttentionGrad, Fused, Softmax, as_forward,
-    attention::{HeadSizes, raw_scores, weighted},
+    Attention, AttentionGrad, Fused, Softmax,
+    attention::{HeadSizes, check_forward, raw_scores, weighted},
     score_operands::{adds_to_score, along, arg_along, positions, run},
 };
 use crate::{
@@ -308,16 +308,7 @@ impl Fused for ScoredAttentionGrad {
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        let outs = self.of.infer(&ins[AttentionGrad::QUERIES..])?;
-        let (o, lse) = (&outs[Attention::OUTPUT], &outs[Attention::LSE]);
-        as_forward(
-            self.name(),
-            [
-                ("the gradient", &ins[AttentionGrad::GRAD], o),
-                ("the output", &ins[AttentionGrad::OUTPUT], o),
-                ("lse", &ins[AttentionGrad::LSE], lse),
-            ],
-        )?;
+        check_forward(self.name(), ins, &self.of.infer(&ins[AttentionGrad::QUERIES..])?)?;
         Ok(ins[AttentionGrad::QUERIES..Self::ARGS + self.given()].iter().copied().collect())
     }
 

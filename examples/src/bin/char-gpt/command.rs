@@ -106,7 +106,7 @@ pub(crate) struct Settings {
     pub lr: f64,
     /// Type of the parameters.
     pub dtype: String,
-    /// Whether linear layers of blocks compute with 8-bit operands.
+    /// True if linear layers of blocks compute with 8-bit operands.
     #[serde(default)]
     pub fp8: bool,
     /// Seed of weights and batches.

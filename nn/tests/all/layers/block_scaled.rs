@@ -127,7 +127,7 @@ fn a_weight_is_codes_and_scales() {
         assert_eq!((scales.dims(), scales.dtype()), (&[3, 2][..], DType::F32));
         let back = BlockScaling::dequantize(&codes, &scales).unwrap();
         close(&back, &Matrix::of(&w).rounded([128, 128], scaling), 1e-7);
-        // What was rounded once is not rounded again, if codes times scales are exact.
+        // Rounding is idempotent, if codes times scales are exact.
         if scaling.powers_of_two {
             let [again, _] = scaling.quantize(&back).unwrap();
             let same = BlockScaling::dequantize(&again, &scaling.quantize(&back).unwrap()[1]).unwrap();
