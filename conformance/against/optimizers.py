@@ -51,8 +51,11 @@ for op, rule, attrs in [
 # SOAP's bases are unique only where Gram matrices have full rank from the first gradient on: matrices are square.
 single, torch.float32 = torch.float32, torch.float64  # its factorizations would be rounded to float32
 for attrs in [{"lr": 0.03, "betas": [0.8, 0.9], "weight_decay": 0.1, "precondition_frequency": 3},
-              {"lr": 0.03, "eps": 0.01, "precondition_frequency": 1}]:
-    cases.append(case("soap", attrs, lambda p: pytorch_optimizer.SOAP(p, **attrs), shapes=[[4, 4], [2, 2], [3]]))
+              {"lr": 0.03, "eps": 0.01, "precondition_frequency": 1},
+              {"lr": 0.03, "betas": [0.8, 0.3], "precondition_frequency": 2}]:
+    # The order of eigenvalues changes in the last case.
+    shapes = [[5, 5], [3, 3]] if attrs.get("betas") == [0.8, 0.3] else [[4, 4], [2, 2], [3]]
+    cases.append(case("soap", attrs, lambda p: pytorch_optimizer.SOAP(p, **attrs), shapes=shapes))
 torch.float32 = single
 for attrs in [{"lr": 0.1}, {"lr": 0.05, "eps": 0.01, "weight_decay": 0.1}]:
     named = {"matrix_eps": attrs.get("eps", 1e-4), "weight_decouple": True}
