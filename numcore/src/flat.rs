@@ -7,6 +7,9 @@ use crate::{DType, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor, Ten
 /// The alignment of every range, in bytes: WebGPU's requirement on binding offsets, and enough for any SIMD.
 pub const ALIGN: usize = 256;
 
+/// The bytes of the widest SIMD register.
+const SIMD: usize = 64;
+
 /// The layout of named tensors in one buffer of one dtype. It holds no memory, and is cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlatLayout(Arc<FlatLayoutData>);
@@ -80,11 +83,11 @@ impl FlatLayout {
         start(ranges.start)..start(ranges.end)
     }
 
-    /// This layout for elements of another dtype. A dtype at least as wide keeps every offset, counted in elements. One
-    /// kernel can then run over both buffers (`f32` optimizer state of half-precision parameters). A narrower dtype may
-    /// need other offsets.
+    /// This layout for elements of another dtype. A dtype at least a quarter as wide keeps every offset, counted in
+    /// elements. One kernel can then run over both buffers (`f32` optimizer state of half-precision parameters). A dtype
+    /// of an eighth of the width may need other offsets.
     pub fn with_dtype(&self, dtype: DType) -> FlatLayout {
-        let stays = |at: usize| (at * dtype.size()).is_multiple_of(ALIGN);
+        let stays = |at: usize| (at * dtype.size()).is_multiple_of(SIMD);
         if self.0.ranges.iter().all(|l| stays(l.offset())) && stays(self.0.len) {
             let FlatLayoutData { names, ranges, len, .. } = &*self.0;
             return FlatLayout(Arc::new(FlatLayoutData {
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wider_type_keeps_places() {
+    fn other_types_keep_places() {
         let half = layout(DType::BF16);
         let wide = half.with_dtype(DType::F32);
         assert_eq!(
@@ -323,7 +326,9 @@ mod tests {
         );
         assert_eq!((wide.dtype(), wide.numel(), half.span(1..4)), (DType::F32, half.numel(), 128..384));
         let narrow = layout(DType::F32).with_dtype(DType::BF16);
-        assert_eq!(narrow, half, "places that would not be aligned are laid out anew");
+        assert_eq!((narrow.numel(), narrow.span(1..4)), (256, 64..256));
+        let bytes = layout(DType::F64).with_dtype(DType::U8);
+        assert_eq!(bytes, layout(DType::U8), "places that would not be aligned are laid out anew");
     }
 
     #[test]

@@ -164,12 +164,6 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
     }
 }
 
-/// Formats all hyper-parameters as text, scalar by scalar.
-pub(crate) fn described(config: &impl Config) -> String {
-    let mut copy = config.clone();
-    copy.settings().iter().map(|s| format!(" {} {:?}", s.name, s.value.numbers().as_slice())).collect()
-}
-
 /// Declares the hyper-parameters of an optimizer: a struct, its defaults, and the range of each. One must be called
 /// `lr`.
 ///

@@ -6,7 +6,7 @@ use numcore::{
 };
 use smallvec::SmallVec;
 
-use crate::{Config, StateSpec, StepContext, UpdateMemory, UpdateRule};
+use crate::{Config, StateSpec, StepContext, UpdateMemory, UpdateRule, bf16_state::round_stochastic};
 
 /// The run-time scalars of an update.
 pub type Scalars = SmallVec<[Scalar; 8]>;
@@ -26,13 +26,15 @@ pub struct UpdateForm {
     pub scaled: bool,
     /// True if the gradient is negated, so that the update ascends.
     pub maximize: bool,
+    /// True if states are bfloat16 and rounded stochastically: [`Bf16State`](crate::Bf16State).
+    pub bf16_states: bool,
 }
 
 impl UpdateForm {
-    /// The six forms without `maximize`: `f32` or `f64`, f16 and bf16 parameters, each without and with a factor.
+    /// The six forms of plain rules: `f32` or `f64`, f16 and bf16 parameters, each without and with a factor.
     pub const ALL: [UpdateForm; 6] = {
         const fn of(half: Option<DType>, scaled: bool) -> UpdateForm {
-            UpdateForm { half, scaled, maximize: false }
+            UpdateForm { half, scaled, maximize: false, bf16_states: false }
         }
         let (f16, bf16) = (Some(DType::F16), Some(DType::BF16));
         [of(None, false), of(None, true), of(f16, false), of(f16, true), of(bf16, false), of(bf16, true)]
@@ -54,7 +56,7 @@ impl UpdateForm {
     ) -> Program {
         let master = 1 + S;
         let grad = master + usize::from(self.half.is_some());
-        Program::build(name, grad + 1 + usize::from(self.scaled), N, |_, x, s| {
+        Program::build(name, grad + 1 + usize::from(self.scaled), N + usize::from(self.bf16_states), |_, x, s| {
             let (param, mut g) = match self.half {
                 Some(_) => (x[master], x[grad].cast(DType::F32)),
                 None => (x[0], x[grad]),
@@ -65,10 +67,13 @@ impl UpdateForm {
             if self.maximize {
                 g = -g;
             }
-            let states = std::array::from_fn(|i| x[1 + i]);
+            let states = std::array::from_fn(|i| if self.bf16_states { x[1 + i].cast_like(param) } else { x[1 + i] });
             let (param, states) = formula(param, g, states, std::array::from_fn(|i| s[i]));
             let mut outs = vec![self.half.map_or(param, |d| param.cast(d))];
-            outs.extend(states);
+            match self.bf16_states {
+                true => outs.extend((0..).zip(states).map(|(k, state)| round_stochastic(state, s[N], k))),
+                false => outs.extend(states),
+            }
             outs.extend(self.half.map(|_| param));
             outs
         })
@@ -118,7 +123,7 @@ impl<E: Elementwise> UpdateRule for E {
     }
 
     fn kernel(&self, half: Option<DType>) -> Result<Programs> {
-        let program = |scaled| self.program(UpdateForm { half, scaled, maximize: false });
+        let program = |scaled| self.program(UpdateForm { half, scaled, ..UpdateForm::ALL[0] });
         let programs = Programs { plain: program(false), scaled: program(true) };
         let states = programs.plain.outputs().len() - 1 - usize::from(half.is_some());
         let numbers = self.scalars(StepContext { lr: 0.0, step: 1 }).len();

@@ -368,7 +368,7 @@ impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
             let names: String = self.names(k).map(|name| format!(" {name}")).collect();
             let rates =
                 SAMPLED.map(|s| self.schedule.as_ref().map_or(config.lr(), |all| all.lr(config.lr(), self.steps + s)));
-            format!("{}{}, rates {rates:?}:{names}\n", C::NAME, crate::config::described(config))
+            format!("{}{}, rates {rates:?}:{names}\n", C::NAME, crate::rule::described(config))
         };
         self.groups.iter().enumerate().map(group).collect()
     }

@@ -186,7 +186,7 @@ impl<R: Runtime, C: UpdateRule> Shards<R> for ParamGroups<C> {
 
     fn describe(&self) -> String {
         let rates = SAMPLED.map(|step| <Self as Shards<R>>::lrs(self, step));
-        let groups: Vec<String> = self.configs.iter().map(crate::config::described).collect();
+        let groups: Vec<String> = self.configs.iter().map(crate::rule::described).collect();
         format!("{} {groups:?}, rates {rates:?}", C::NAME)
     }
 

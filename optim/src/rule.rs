@@ -98,3 +98,11 @@ pub trait UpdateRule: Config {
         memory: &mut UpdateMemory<'_, R>,
     ) -> Result<()>;
 }
+
+/// Formats all hyper-parameters as text, scalar by scalar, and the dtypes of states that have one of their own.
+pub(crate) fn described(rule: &impl UpdateRule) -> String {
+    let (mut copy, states) = (rule.clone(), rule.tensors());
+    let numbers = copy.settings().into_iter().map(|s| format!(" {} {:?}", s.name, s.value.numbers().as_slice()));
+    let dtypes = states.iter().filter_map(|state| Some(format!(" {} {}", state.name, state.dtype?)));
+    numbers.chain(dtypes).collect()
+}

@@ -4,9 +4,9 @@ use std::sync::LazyLock;
 
 use numcore::pointwise::Program;
 use optim::{
-    AdadeltaConfig, AdamConfig, AdamW8bitConfig, AdamaxConfig, NAdamConfig, Programs, RAdamConfig, RmsPropConfig,
-    ScheduleFreeAdamWConfig, ScheduleFreeSgdConfig, ShampooConfig, SoapConfig, StateSpec, StepContext, UpdateMemory,
-    norms::sum_of_squares,
+    AdadeltaConfig, AdamConfig, AdamW8bitConfig, AdamaxConfig, Bf16State, NAdamConfig, Programs, RAdamConfig,
+    RmsPropConfig, ScheduleFreeAdamWConfig, ScheduleFreeSgdConfig, ShampooConfig, SoapConfig, StateSpec, StepContext,
+    UpdateMemory, norms::sum_of_squares,
 };
 
 use crate::{prelude::*, zero_stages::options};
@@ -177,6 +177,7 @@ fn every_rule_trains_as_on_one_rank() -> Result<()> {
     parity(&SgdConfig { lr: 0.01, momentum: 0.9, nesterov: true, weight_decay: 0.1, ..Default::default() })?;
     parity(&AdamConfig { amsgrad: true, ..Default::default() })?;
     parity(&AdamWConfig::default())?;
+    parity(&Bf16State(AdamWConfig { lr: 1e-2, ..Default::default() }))?;
     parity(&AdamaxConfig::default())?;
     parity(&RmsPropConfig { momentum: 0.9, centered: true, ..Default::default() })?;
     parity(&AdagradConfig::default())?;

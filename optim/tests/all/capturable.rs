@@ -2,7 +2,7 @@
 
 use numcore::{DType, Result};
 use optim::{
-    AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, AdanConfig, Cosine, Elementwise,
+    AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, AdanConfig, Bf16State, Cosine, Elementwise,
     FlatOptimizer, LionConfig, NAdamConfig, Optimizer, OptimizerCore, RAdamConfig, RmsPropConfig,
     ScheduleFreeAdamWConfig, ScheduleFreeSgdConfig, SgdConfig,
 };
@@ -57,6 +57,7 @@ fn numbers_in_memory_give_the_same_bits() -> Result<()> {
     same_bits(LionConfig::default())?;
     same_bits(ScheduleFreeAdamWConfig { warmup_steps: 3, ..Default::default() })?;
     same_bits(ScheduleFreeSgdConfig::default())?;
+    same_bits(Bf16State(AdamConfig { weight_decay: 0.1, ..Default::default() }))?;
     same_bits(AdanConfig { weight_decay: 0.1, ..Default::default() })
 }
 

@@ -1,6 +1,7 @@
 //! Optimizers: their formulas, states and schedules.
 
 mod adamw_8bit;
+mod bf16_state;
 mod capturable;
 #[path = "../common/mod.rs"]
 mod common;

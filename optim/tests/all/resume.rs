@@ -64,6 +64,7 @@ fn every_optimizer_resumes_bit_for_bit() {
             resumes(ScheduleFreeAdamWConfig { warmup_steps: 4, ..Default::default() }, dtype, first);
             resumes(ScheduleFreeSgdConfig::default(), dtype, first);
             resumes(AdamW8bitConfig::default(), dtype, first);
+            resumes(Bf16State(AdamWConfig { amsgrad: true, ..Default::default() }), dtype, first);
             resumes(LambConfig::default(), dtype, first);
             resumes(AdafactorConfig::default(), dtype, first);
             resumes(MuonConfig::default(), dtype, first);

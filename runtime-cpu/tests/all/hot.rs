@@ -52,7 +52,7 @@ fn list() -> Vec<Row> {
         ("gelu_tanh", activation(|x| x.gelu_tanh())),
         ("swiglu", Program::new("swiglu", |[a, b], []| [a.silu() * b])),
     ];
-    let plain = UpdateForm { half: None, scaled: false, maximize: false };
+    let plain = UpdateForm::ALL[0];
     let forms = [("", plain), ("_scaled", UpdateForm { scaled: true, ..plain })];
     let mut rows: Vec<Row> = Vec::new();
     for (name, program) in functions {
