@@ -24,8 +24,8 @@ mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};
 pub use callbacks::{
-    Checkpoints, DivergenceGuard, EarlyStop, EqualWeights, Evaluate, LrRange, Monitor, NonFinite, ReduceOnPlateau,
-    StopOnSignal, Throughput, WeightAveraging,
+    Checkpoints, DivergenceGuard, EarlyStop, EqualWeights, Evaluate, LrRange, Monitor, NonFinite, QkClip,
+    ReduceOnPlateau, StopOnSignal, Throughput, WeightAveraging,
 };
 pub use control::{Control, StopReason};
 pub use model_in_step::ModelInStep;

@@ -11,7 +11,7 @@ use std::{
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime,
+    Error, Result, Runtime, Tensor,
     fused::{AttentionProgram, NnOps, Reduction, SdpaOptions},
     ops::{Apply, PointwiseOps, ReduceOps},
 };
@@ -19,9 +19,10 @@ use parking_lot::RwLock;
 
 use super::{
     SequencePart, VocabularyLoss,
+    largest_scores::LargestScores,
     segments::{masked, segments_and},
 };
-use crate::{Module, ModuleEntry, Visitor, walk};
+use crate::{Module, Visitor};
 
 /// The ranks that sequences are cut over, as one of them sees the group. All ranks have the same parameters, are given
 /// the same examples, and make the same calls in the same order.
@@ -75,7 +76,7 @@ impl<R: Runtime> Default for ContextAttention<'_, R> {
 
 /// The way that a module handles cut sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ContextRole {
+pub(super) enum ContextRole {
     /// The module is given whole sequences, and takes this rank's part of them.
     Cuts,
     /// The module is given parts, and sees the whole sequence through the group.
@@ -98,6 +99,8 @@ pub struct ContextSlot<R: Runtime>(Arc<SlotState<R>>);
 struct SlotState<R: Runtime> {
     role: ContextRole,
     place: RwLock<Option<Arc<ContextPlace<R>>>>,
+    /// The largest score of each head so far; none if it is not observed.
+    scores: RwLock<Option<LargestScores<R>>>,
 }
 
 /// The group, and the name of the module that holds the slot.
@@ -110,7 +113,7 @@ struct ContextPlace<R: Runtime> {
 
 impl<R: Runtime> ContextSlot<R> {
     fn new(role: ContextRole) -> Self {
-        ContextSlot(Arc::new(SlotState { role, place: RwLock::default() }))
+        ContextSlot(Arc::new(SlotState { role, place: RwLock::default(), scores: RwLock::default() }))
     }
 
     /// Creates the slot of a model that is given whole sequences and takes this rank's part of them. It is a promise
@@ -134,6 +137,45 @@ impl<R: Runtime> ContextSlot<R> {
     /// model with such a layer cannot be cut.
     pub fn refuses() -> Self {
         Self::new(ContextRole::Refuses)
+    }
+
+    pub(super) fn role(&self) -> ContextRole {
+        self.0.role
+    }
+
+    /// Puts the group into the slot of the module `of`.
+    pub(super) fn fill(&self, group: &Arc<dyn ContextGroup<R>>, of: String) {
+        let place = ContextPlace { group: group.clone(), of: of.into(), agreed: AtomicBool::new(false) };
+        *self.0.place.write() = Some(Arc::new(place));
+    }
+
+    /// Tells whether the slot is that of attention.
+    pub fn is_attention(&self) -> bool {
+        self.role() == ContextRole::Attends
+    }
+
+    /// Observes the largest score of each head from now on, in passes that record gradients; see
+    /// [`take_largest_scores`](ContextSlot::take_largest_scores). Attention then multiplies queries and keys twice.
+    pub fn observe_scores(&self) {
+        self.0.scores.write().get_or_insert_default();
+    }
+
+    /// The largest scaled product of a query and a key of each head, `[H]`, since the last call, over all pairs of
+    /// tokens of a sequence: masks, soft caps and programs are left out. `None` without a pass since then.
+    pub fn take_largest_scores(&self) -> Option<Tensor<R>> {
+        self.0.scores.write().as_mut().and_then(LargestScores::take)
+    }
+
+    fn observe(&self, q: &Var<R>, k: &Var<R>, scale: Option<f64>) -> Result<()> {
+        if !q.requires_grad() || self.0.scores.read().is_none() {
+            return Ok(());
+        }
+        if let Some(place) = self.place() {
+            let why = "its largest scores are observed, and its sequences are cut over ranks: no rank has all keys";
+            return Err(Error::state(place.of.to_string(), why));
+        }
+        let mut scores = self.0.scores.write();
+        scores.as_mut().map_or(Ok(()), |scores| scores.add(&q.value()?, &k.value()?, scale))
     }
 
     fn place(&self) -> Option<Arc<ContextPlace<R>>> {
@@ -231,6 +273,7 @@ impl<R: Runtime> ContextSlot<R> {
         options: SdpaOptions<'_, Var<R>>,
         segments: Option<&Var<R>>,
     ) -> Result<Var<R>> {
+        self.observe(q, k, options.scale)?;
         let Some(place) = self.place() else {
             let Some(segments) = segments else { return q.attention_with(k, v, options) };
             let mask = segments_and(options.mask, [q, k], segments)?;
@@ -256,6 +299,7 @@ impl<R: Runtime> ContextSlot<R> {
     #[track_caller]
     pub fn attend(&self, program: &AttentionProgram, qkv: [&Var<R>; 3], args: &[&Var<R>]) -> Result<Var<R>> {
         let [q, k, v] = qkv;
+        self.observe(q, k, None)?;
         let Some(place) = self.place() else { return program.attend(q, k, v, args) };
         let options = ContextAttention { program: Some((program, args)), ..Default::default() };
         place.group.attention(qkv, options, &place.of)
@@ -293,89 +337,6 @@ impl<R: Runtime> ContextSlot<R> {
             }
         }
     }
-}
-
-/// Cuts the sequences of a model over the ranks of a group. Each rank computes on its part, with all parameters of the
-/// model. Inputs of the model are whole sequences; its outputs are this rank's part.
-///
-/// On a group of one rank the model is only checked.
-///
-/// # Errors
-/// An error if the sequences are cut already, a layer needs them whole, or the model has no slot that cuts or none that
-/// attends. The model is then unchanged.
-#[track_caller]
-pub fn cut_sequences<R: Runtime>(model: &(impl Module<R> + ?Sized), group: &Arc<dyn ContextGroup<R>>) -> Result<()> {
-    cut_sequences_of_part(model, group, ContextRoles::of(model))
-}
-
-/// The roles of the slots that a model has; a rank may hold only some of its layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ContextRoles {
-    /// True if a module takes a rank's part of sequences ([`ContextSlot::cuts`]).
-    pub cuts: bool,
-    /// True if a module attends over ranks ([`ContextSlot::attends`]).
-    pub attends: bool,
-}
-
-impl ContextRoles {
-    /// The roles of the slots in a model, or in a part of one.
-    pub fn of<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Self {
-        let slots = context_slots(model);
-        let has = |role| slots.iter().any(|(_, slot)| slot.0.role == role);
-        ContextRoles { cuts: has(ContextRole::Cuts), attends: has(ContextRole::Attends) }
-    }
-}
-
-/// Cuts sequences as [`cut_sequences`] does, for one part of a model that is spread over ranks. `all` are the roles of
-/// the slots in all parts.
-///
-/// # Errors
-/// Errors of [`cut_sequences`].
-pub fn cut_sequences_of_part<R: Runtime>(
-    model: &(impl Module<R> + ?Sized),
-    group: &Arc<dyn ContextGroup<R>>,
-    all: ContextRoles,
-) -> Result<()> {
-    let slots = context_slots(model);
-    if let Some((name, _)) = slots.iter().find(|(_, slot)| slot.0.role == ContextRole::Refuses) {
-        let why = "uses all tokens of a sequence, and does not support sequences that are cut over ranks";
-        return Err(Error::state(name.clone(), why));
-    }
-    if let Some((name, _)) = slots.iter().find(|(_, slot)| slot.ranks() > 1) {
-        return Err(Error::state(name.clone(), "has its sequences cut already: a model is cut once"));
-    }
-    for (has, why) in [
-        (all.cuts, "takes a rank's part of a sequence: a model that can has a `ContextSlot::cuts`"),
-        (all.attends, "attends over ranks: attention that can goes through a `ContextSlot::attends`"),
-    ] {
-        if !has {
-            return Err(Error::config("context parallelism", "model", format!("nothing in the model {why}")));
-        }
-    }
-    if group.size() > 1 {
-        for (name, slot) in slots {
-            let place = ContextPlace { group: group.clone(), of: name.into(), agreed: AtomicBool::new(false) };
-            *slot.0.place.write() = Some(Arc::new(place));
-        }
-    }
-    Ok(())
-}
-
-/// The number of ranks that sequences are cut over, for each slot of a model, with the name of its module. It is 1 if
-/// they are not cut.
-pub fn context_ranks<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<(String, usize)> {
-    context_slots(model).into_iter().map(|(name, slot)| (name, slot.ranks())).collect()
-}
-
-/// All slots of a model, with the names of their modules.
-fn context_slots<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<(String, ContextSlot<R>)> {
-    let mut slots = Vec::new();
-    walk(model, |name, entry| {
-        if let ModuleEntry::Context(slot) = entry {
-            slots.push((if name.is_empty() { "the model" } else { name }.to_string(), slot.clone()));
-        }
-    });
-    slots
 }
 
 impl<R: Runtime> Module<R> for ContextSlot<R> {

@@ -28,9 +28,11 @@
 
 mod apply;
 mod context;
+mod cut_sequences;
 mod cuts;
 mod gathered;
 mod group;
+mod largest_scores;
 mod layer;
 mod loss;
 mod placed;
@@ -39,9 +41,8 @@ mod segments;
 mod sequence;
 
 pub(crate) use apply::PieceOf;
-pub use context::{
-    ContextAttention, ContextGroup, ContextRoles, ContextSlot, context_ranks, cut_sequences, cut_sequences_of_part,
-};
+pub use context::{ContextAttention, ContextGroup, ContextSlot};
+pub use cut_sequences::{ContextRoles, context_ranks, cut_sequences, cut_sequences_of_part};
 pub use cuts::{Cuts, RowCut};
 pub use group::{Exchange, ExpertGroups, TensorGroup};
 pub use layer::{CutLayer, SharedInput};

@@ -25,6 +25,7 @@ mod order;
 mod pipelines;
 mod policies;
 mod prelude;
+mod qk_clip;
 mod remembered;
 mod resuming;
 mod saving;
