@@ -1,8 +1,11 @@
 //! Speed of a run, and its waiting times.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
-use distributed::comm::Communicator;
+use distributed::comm::{Collectives, Communicator};
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime};
 
@@ -18,6 +21,18 @@ use crate::{Callback, Event, Run};
 /// | `throughput/data_wait` | the fraction of the time that this rank waited for batches |
 /// | `throughput/exchange_wait` | the fraction in collectives, if [`exchange`](Throughput::exchange) was given |
 /// | `memory/peak_bytes` | the peak of memory in use on this rank, since the runtime was made |
+/// | `memory/host_bytes` | the resident memory of this rank's process, on Linux |
+///
+/// With [`by_rank`](Throughput::by_rank) also, for rank 3 as for every other:
+///
+/// | recorded as | |
+/// |---|---|
+/// | `rank/3/lag_seconds` | the time of a step by which rank 3 comes later to collectives than the first rank, if `exchange` was given |
+/// | `rank/3/data_wait`, `rank/3/peak_bytes`, `rank/3/host_bytes` | as above, of rank 3 |
+///
+/// The lag of a rank is the longest wait of a rank in collectives less its own wait: the latest rank waits least. It is
+/// 0 for the rank that waits longest. It shows slow devices, slow data and large shares of the work. Waits are those of
+/// the host. Over NCCL the device waits instead, which the host does not see.
 ///
 /// MFU = (tokens per second × FLOPs per token) / (peak FLOP/s of a rank × ranks). FLOPs per token are 6 times the
 /// number of the model's parameters: two for each weight in the forward pass, four in the backward pass.
@@ -27,6 +42,8 @@ pub struct Throughput<'t> {
     peak_flops: Option<f64>,
     flops_per_token: Option<f64>,
     exchange: Option<Box<dyn FnMut() -> Duration + 't>>,
+    by_rank: bool,
+    /// The total time waited in collectives at the beginning of the step.
     waited: Duration,
     /// Sums over the steps since the last record.
     sums: StepSums,
@@ -38,6 +55,7 @@ struct StepSums {
     steps: u64,
     seconds: f64,
     data_wait: f64,
+    exchange_wait: f64,
     /// The token count at the last record.
     tokens: f64,
 }
@@ -55,6 +73,7 @@ impl<'t> Throughput<'t> {
             peak_flops: None,
             flops_per_token: None,
             exchange: None,
+            by_rank: false,
             waited: Duration::ZERO,
             sums: StepSums::default(),
             begun: None,
@@ -81,26 +100,97 @@ impl<'t> Throughput<'t> {
         self
     }
 
-    fn record<R: Runtime, M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) {
-        let StepSums { steps, seconds, data_wait, tokens } = self.sums;
+    /// Records the lag, the waits for data and the memory of every rank too. The ranks exchange 32 bytes for each
+    /// record, so all of them need this callback.
+    #[doc(alias("straggler", "stragglers"))]
+    pub fn by_rank(mut self) -> Self {
+        self.by_rank = true;
+        self
+    }
+
+    /// The total time waited in collectives so far.
+    fn total_waited(&mut self) -> Duration {
+        self.exchange.as_mut().map_or(Duration::ZERO, |waited| waited())
+    }
+
+    fn record<R: Runtime, M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        let StepSums { steps, seconds, data_wait, exchange_wait, tokens } = self.sums;
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
         let tokens_per_second = per_second(run.progress().tokens - tokens);
         run.record("throughput/tokens_per_second", tokens_per_second);
         run.record("throughput/steps_per_second", per_second(steps as f64));
         run.record("throughput/data_wait", per_second(data_wait));
-        if let Some(waited) = &mut self.exchange {
-            let now = waited();
-            run.record("throughput/exchange_wait", per_second(now.saturating_sub(self.waited).as_secs_f64()));
-            self.waited = now;
+        if self.exchange.is_some() {
+            run.record("throughput/exchange_wait", per_second(exchange_wait));
         }
         if let Some(peak) = self.peak_flops {
             let flops = self.flops_per_token.unwrap_or_else(|| 6.0 * run.model().num_parameters().total as f64);
             run.record("throughput/mfu", tokens_per_second * flops / (peak * run.comm().size() as f64));
         }
-        let peak = run.comm().runtime().memory().total.peak;
-        run.record("memory/peak_bytes", peak as f64);
+        let peak = run.comm().runtime().memory().total.peak as f64;
+        run.record("memory/peak_bytes", peak);
+        let host = resident_bytes();
+        if let Some(bytes) = host {
+            run.record("memory/host_bytes", bytes);
+        }
+        if self.by_rank {
+            let wait = self.exchange.as_ref().map_or(f64::NAN, |_| exchange_wait / steps as f64);
+            let own = RankMeasurements { wait, data_wait: per_second(data_wait), peak, host: host.unwrap_or(f64::NAN) };
+            let ranks = run.comm().exchange_equal(own.to_bytes())?;
+            let ranks: Vec<RankMeasurements> = ranks.into_iter().map(RankMeasurements::from_bytes).collect();
+            named(&ranks).for_each(|(name, value)| run.record(&name, value));
+        }
         self.sums = StepSums { tokens: run.progress().tokens, ..StepSums::default() };
+        Ok(())
     }
+}
+
+/// Values of one rank; those that were not measured are NaN.
+#[derive(Clone, Copy, Debug)]
+struct RankMeasurements {
+    /// The time of a step that it waited in collectives, in seconds.
+    wait: f64,
+    data_wait: f64,
+    peak: f64,
+    host: f64,
+}
+
+impl RankMeasurements {
+    fn to_bytes(self) -> [u8; 32] {
+        let numbers = [self.wait, self.data_wait, self.peak, self.host].map(f64::to_le_bytes);
+        std::array::from_fn(|i| numbers[i / 8][i % 8])
+    }
+
+    fn from_bytes(bytes: [u8; 32]) -> Self {
+        let number = |k: usize| f64::from_le_bytes(std::array::from_fn(|i| bytes[8 * k + i]));
+        RankMeasurements { wait: number(0), data_wait: number(1), peak: number(2), host: number(3) }
+    }
+}
+
+/// The measured values of all ranks, with names.
+fn named(ranks: &[RankMeasurements]) -> impl Iterator<Item = (String, f64)> {
+    // `max` ignores NaN.
+    let longest = ranks.iter().map(|rank| rank.wait).fold(f64::NAN, f64::max);
+    let of_rank = move |(k, rank): (usize, &RankMeasurements)| {
+        let values = [
+            ("lag_seconds", longest - rank.wait),
+            ("data_wait", rank.data_wait),
+            ("peak_bytes", rank.peak),
+            ("host_bytes", rank.host),
+        ];
+        values.map(|(name, value)| (format!("rank/{k}/{name}"), value))
+    };
+    ranks.iter().enumerate().flat_map(of_rank).filter(|(_, value)| !value.is_nan())
+}
+
+/// The resident memory of this process, in bytes, where the system tells it.
+fn resident_bytes() -> Option<f64> {
+    resident_in(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn resident_in(status: &str) -> Option<f64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(1024.0 * line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()?)
 }
 
 impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Throughput<'_> {
@@ -108,15 +198,18 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Throughput<'_> {
         match event {
             Event::Begin | Event::WentBack => {
                 self.sums = StepSums { tokens: run.progress().tokens, ..StepSums::default() };
-                self.waited = self.exchange.as_mut().map_or(Duration::ZERO, |waited| waited());
             }
-            Event::StepBegin => self.begun = Some(Instant::now()),
+            Event::StepBegin => {
+                self.begun = Some(Instant::now());
+                self.waited = self.total_waited();
+            }
             Event::StepEnd(_) => {
                 self.sums.steps += 1;
                 self.sums.seconds += self.begun.take().map_or(0.0, |begun| begun.elapsed().as_secs_f64());
                 self.sums.data_wait += run.data_wait();
+                self.sums.exchange_wait += self.total_waited().saturating_sub(self.waited).as_secs_f64();
                 if run.is_record_due() {
-                    self.record(run);
+                    self.record(run)?;
                 }
             }
             _ => {}
@@ -131,5 +224,36 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Throughput<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rank_that_waits_least_lags_most() {
+        let rank = |wait| RankMeasurements { wait, data_wait: 0.25, peak: 3.0, host: f64::NAN };
+        let lags = |waits: &[f64]| {
+            let ranks: Vec<RankMeasurements> =
+                waits.iter().map(|wait| RankMeasurements::from_bytes(rank(*wait).to_bytes())).collect();
+            named(&ranks).filter(|(name, _)| name.ends_with("lag_seconds")).collect::<Vec<_>>()
+        };
+        let lag = |rank: usize, x: f64| (format!("rank/{rank}/lag_seconds"), x);
+        assert_eq!(lags(&[0.5, 0.0, 0.75]), [lag(0, 0.25), lag(1, 0.75), lag(2, 0.0)]);
+        // A rank without a measurement has no lag, and changes no other.
+        assert_eq!(lags(&[f64::NAN, 0.5, 0.25]), [lag(1, 0.0), lag(2, 0.25)]);
+        assert_eq!(lags(&[f64::NAN; 2]), []);
+        let all: Vec<(String, f64)> = named(&[rank(f64::NAN)]).collect();
+        assert_eq!(all, [("rank/0/data_wait".into(), 0.25), ("rank/0/peak_bytes".into(), 3.0)]);
+    }
+
+    #[test]
+    fn resident_memory_is_read_from_the_status_of_a_process() {
+        assert_eq!(
+            resident_in("Name:\ta VmRSS:\nVmHWM:\t  20 kB\nVmRSS:\t   1234 kB\nRssAnon: 1 kB\n"),
+            Some(1_263_616.0)
+        );
+        assert_eq!((resident_in(""), resident_in("VmRSS: 7 MB"), resident_in("VmRSS: x kB")), (None, None, None));
     }
 }
