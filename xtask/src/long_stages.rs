@@ -33,8 +33,9 @@ pub(crate) const WGPU_STAGE: &[Step] = &[
 
 const DATA: &str = "weftgrad-data";
 const MODELS: &str = "weftgrad-models";
+const WATCH: &str = "weftgrad-watch";
 
-/// Formats behind features, which no other stage compiles.
+/// Formats, and the screen of runs, behind features, which no other stage compiles.
 #[rustfmt::skip]
 pub(crate) const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["clippy", "-p", DATA, "--all-features", "--all-targets", "--", "-D", "warnings"]),
@@ -42,6 +43,8 @@ pub(crate) const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
     Step::Cargo(&["clippy", "-p", MODELS, "--features", "text", "--all-targets", "--", "-D", "warnings"]),
     Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
+    Step::Cargo(&["clippy", "-p", WATCH, "--features", "terminal", "--all-targets", "--", "-D", "warnings"]),
+    Step::Cargo(&["test", "-p", WATCH, "--features", "terminal", "--lib", "--test", "program"]),
     Step::Cargo(&["test", "-p", "weftgrad", "--features", "full", "--doc", "book::chat"]),
     Step::Cargo(&["test", "-p", "weftgrad-examples", "--features", "text", "--test", "smoke", "finetune_and_generate"]),
     Step::Cargo(&["run", "-p", "weftgrad-models-export", "--example", "exported", "--", "target/exported"]),

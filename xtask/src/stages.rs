@@ -119,7 +119,7 @@ pub(crate) static STAGES: &[Stage] = &[
     long("mpi-system", "the suites run on the system's Open MPI, 4.1 on Debian", Action::SystemMpi),
     long(
         "formats",
-        "images, Parquet files, tokenizers and chat templates, behind features, are read; others read GGUF and ONNX files",
+        "images, Parquet, tokenizers, chat templates and the screen of runs, by feature; others read GGUF and ONNX files",
         Action::Steps(FORMATS_STAGE),
     ),
     long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),

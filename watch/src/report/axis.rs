@@ -2,7 +2,7 @@
 
 /// A range of values along an axis of `pixels` pixels.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ChartAxis {
+pub(crate) struct ChartAxis {
     pub low: f64,
     pub high: f64,
     pub pixels: f64,
@@ -10,7 +10,7 @@ pub(super) struct ChartAxis {
 
 impl ChartAxis {
     /// The range of finite values, never empty; without values, from 0 to 1.
-    pub(super) fn over(values: impl Iterator<Item = f64>, pixels: f64) -> Self {
+    pub(crate) fn over(values: impl Iterator<Item = f64>, pixels: f64) -> Self {
         let (low, high) = values
             .filter(|x| x.is_finite())
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
@@ -21,12 +21,12 @@ impl ChartAxis {
     }
 
     /// The position of a value, in pixels from the low end.
-    pub(super) fn at(&self, x: f64) -> f64 {
+    pub(crate) fn at(&self, x: f64) -> f64 {
         (x / 2.0 - self.low / 2.0) / (self.high / 2.0 - self.low / 2.0) * self.pixels
     }
 
     /// About `count` round values.
-    pub(super) fn marks(&self, count: f64) -> Vec<f64> {
+    pub(crate) fn marks(&self, count: f64) -> Vec<f64> {
         let step = nice((self.high / count) - (self.low / count));
         let first = (self.low / step).ceil();
         (0..).map(|k| (first + f64::from(k)) * step).take_while(|x| *x <= self.high).take(50).collect()
@@ -40,7 +40,7 @@ pub(super) fn nice(x: f64) -> f64 {
 }
 
 /// A number in few characters.
-pub(super) fn label(x: f64) -> String {
+pub(crate) fn label(x: f64) -> String {
     let size = x.abs();
     if x == 0.0 {
         "0".into()

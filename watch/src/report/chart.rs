@@ -126,7 +126,7 @@ impl ChartLine {
                     let _ = write!(alone, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2\" fill=\"{colour}\"/>");
                 }
                 run => {
-                    for (k, point) in thinned(run, frame).into_iter().enumerate() {
+                    for (k, point) in thinned(run, |x| frame.x.at(x) as i64).into_iter().enumerate() {
                         let (x, y) = frame.at(point);
                         let _ = write!(path, "{}{x:.1} {y:.1}", if k == 0 { 'M' } else { 'L' });
                     }
@@ -140,11 +140,11 @@ impl ChartLine {
     }
 }
 
-/// The first, least, greatest and last point of every pixel column, which cover as much as a line through all points.
-fn thinned(points: &[(f64, f64)], frame: &Frame) -> Vec<(f64, f64)> {
-    let column = |p: &(f64, f64)| frame.x.at(p.0) as i64;
+/// The first, least, greatest and last point of every column of pixels, which cover as much as a line through all
+/// points. `column` gives the column of a position `x`.
+pub(crate) fn thinned(points: &[(f64, f64)], column: impl Fn(f64) -> i64) -> Vec<(f64, f64)> {
     let mut kept = Vec::new();
-    for group in points.chunk_by(|a, b| column(a) == column(b)) {
+    for group in points.chunk_by(|a, b| column(a.0) == column(b.0)) {
         let mut extremes: Vec<usize> = [0, least(group, 1.0), least(group, -1.0), group.len() - 1].into();
         extremes.sort_unstable();
         extremes.dedup();

@@ -9,9 +9,9 @@
 //! assert!(page.starts_with("<!doctype html>"));
 //! ```
 
-mod axis;
-mod chart;
-mod curves;
+pub(crate) mod axis;
+pub(crate) mod chart;
+pub(crate) mod curves;
 mod memory;
 mod page;
 mod samples;

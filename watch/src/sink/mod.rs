@@ -18,7 +18,7 @@
 //! ```
 
 mod histogram;
-mod jsonl;
+pub(crate) mod jsonl;
 mod many;
 mod memory;
 mod mlflow;

@@ -1,7 +1,7 @@
 //! [`Jsonl`]: measurements as lines of JSON, for scripts and for tests.
 
 mod line;
-mod read;
+pub(crate) mod read;
 mod summary;
 
 use std::{

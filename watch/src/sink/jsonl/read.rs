@@ -29,9 +29,7 @@ pub fn read_jsonl(path: impl AsRef<Path>) -> Result<Vec<Record>> {
     for (i, line) in BufReader::new(file).lines().enumerate() {
         let line = line.map_err(|e| Error::io(path, e)).at_caller()?;
         let wrong = |why: String| Error::format(format!("{} line {}", path.display(), i + 1), why);
-        let json: Json = serde_json::from_str(&line).map_err(|e| wrong(e.to_string())).at_caller()?;
-        let record =
-            record(&json).ok_or_else(|| wrong("is no object of step, epoch, time and values".into())).at_caller()?;
+        let record = parsed(line.as_bytes()).map_err(wrong).at_caller()?;
         while records.last().is_some_and(|last| last.step > record.step) {
             records.pop();
         }
@@ -41,6 +39,12 @@ pub fn read_jsonl(path: impl AsRef<Path>) -> Result<Vec<Record>> {
         }
     }
     Ok(records)
+}
+
+/// Reads one line, or says what is wrong with it.
+pub(crate) fn parsed(line: &[u8]) -> std::result::Result<Record, String> {
+    let json: Json = serde_json::from_slice(line).map_err(|e| e.to_string())?;
+    record(&json).ok_or_else(|| "is no object of step, epoch, time and values".into())
 }
 
 /// Merges a later line of a step into the record. A step can have several lines, from evaluations before the first step
