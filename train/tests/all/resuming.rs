@@ -360,6 +360,41 @@ fn all_ranks_find_one_learning_rate() {
     }
 }
 
+/// The curve is that of the steps that were taken: one with gradients that are not finite is left out, at whose rate the
+/// next is taken; a loss that is not finite ends the test.
+#[test]
+fn a_step_that_is_left_out_is_no_point_of_a_test_of_rates() {
+    for ranks in [1, 3] {
+        let found = Ranks::new(ranks).run(cpu, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let step = TrainStep::builder(&comm, &model)
+                .optimizer(optim::SgdConfig { lr: 1e-3, ..Default::default() })
+                .schedule(optim::ExponentialLr { gamma: 2.0 })
+                .skip_non_finite()
+                .build()?;
+            let (range, mut calls, last) = (train::LrRange::default(), 0, comm.rank() + 1 == comm.size());
+            let trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(60));
+            let report = trainer.with(range.clone()).run(|model: &Mlp<Cpu>, batch| {
+                calls += 1;
+                let own = loss(model, batch)?;
+                // Of the root of 0 the gradient is not finite; the value is.
+                let total = match calls {
+                    1 | 3 if last => own.total().add(&own.total().mul(0.0)?.sqrt()?)?,
+                    6 if last => own.total().mul(f64::NAN)?,
+                    _ => own.total().clone(),
+                };
+                distributed::train::Loss::sum(total, own.weight())
+            })?;
+            Ok((report.progress.step, report.reason, calls, range.curve()))
+        });
+        for (steps, reason, calls, curve) in found.unwrap() {
+            let rates: Vec<f64> = curve.iter().map(|point| point.0).collect();
+            assert_eq!((steps, calls, &rates[..]), (3, 6, &[1e-3, 2e-3, 4e-3][..]), "{ranks} ranks: {curve:?}");
+            assert!(matches!(&reason, StopReason::Requested(why) if why.contains("diverged")), "{reason:?}");
+        }
+    }
+}
+
 /// Rates of a run whose value never gets better, and of one that is resumed after each step.
 #[test]
 fn rates_fall_on_a_plateau_on_all_ranks_and_over_a_resumption() {
