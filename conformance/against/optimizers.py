@@ -1,11 +1,12 @@
 """Optimizers by their authors' code: python3 optimizers.py > optim/tests/data/authors.json. Needs torch,
-schedulefree, bitsandbytes, pytorch_optimizer.
+schedulefree, prodigyopt, bitsandbytes, pytorch_optimizer.
 
 Parameter i starts from values(n, i), and its gradient at step t is values(n, 1000 t + i) of optim/tests/common. All
-numbers are f64. `after` has the parameters after 12 steps; `average` the weights to evaluate with.
+numbers are f64. `after` has the parameters after 12 steps; `average` the weights to evaluate with; `adapted` what the
+rule has made of its own hyper-parameters. Parameters from the third on may have a group with other attributes.
 """
 
-import json, torch, schedulefree, bitsandbytes, pytorch_optimizer
+import contextlib, json, sys, torch, schedulefree, prodigyopt, bitsandbytes, pytorch_optimizer
 from bitsandbytes.backends.cpu import ops as cpu_ops
 from bitsandbytes.functional import create_dynamic_map
 
@@ -61,6 +62,23 @@ for attrs in [{"lr": 0.1}, {"lr": 0.05, "eps": 0.01, "weight_decay": 0.1}]:
     named = {"matrix_eps": attrs.get("eps", 1e-4), "weight_decouple": True}
     given = {k: v for k, v in attrs.items() if k != "eps"} | named
     cases.append(case("shampoo", attrs, lambda p: pytorch_optimizer.Shampoo(p, **given), shapes=SHAPES[:3]))
+
+
+for attrs, other in [({"d0": 0.01, "d_coef": 0.1}, {}),
+                     ({"d0": 1e-3, "lr": 0.5, "betas": [0.8, 0.9], "weight_decay": 0.1, "use_bias_correction": True,
+                       "safeguard_warmup": True, "d_coef": 2.0}, {"weight_decay": 0.0}),
+                     ({"d0": 0.02, "betas": [0.0, 0.95], "beta3": 0.7, "eps": 0.1, "weight_decay": 0.2, "decouple": False,
+                       "growth_rate": 1.1}, {"eps": 0.01}),
+                     ({"d0": 0.02, "d_coef": 0.05, "weight_decay": 0.1}, {"lr": 0.0, "weight_decay": 0.0})]:
+    rules = []
+
+    def prodigy(p):
+        with contextlib.redirect_stdout(sys.stderr):
+            rules.append(prodigyopt.Prodigy([{"params": p[:2]}, {"params": p[2:], **other}], **attrs))
+        return rules[0]
+
+    cases.append(case("prodigy", attrs, prodigy) | {"other": other})
+    cases[-1]["adapted"] = {k: short(torch.tensor(rules[0].param_groups[0][k]))[0] for k in ["d", "d_max", "d_numerator"]}
 
 
 def nearest(x, code, absmax_out, codes_out, blocksize):

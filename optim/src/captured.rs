@@ -23,6 +23,7 @@ pub(crate) fn require_replayable<R: Runtime, C: UpdateRule>(
     }
     let why = match scheduled {
         true => "the learning rate follows a schedule",
+        false if groups.iter().any(|rule| rule.sum_count() > 0) => "the update adapts to sums that the host reads",
         false if groups.iter().any(depends_on_step) => "the update depends on the number of steps",
         false => return Ok(()),
     };

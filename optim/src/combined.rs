@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
+use numcore::{Error, Flat, Result, Runtime, Tensor, Within, ops::cat};
 
 use crate::{
     FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, hyper::require_groups,
@@ -36,6 +36,30 @@ impl<R: Runtime> Combined<R> {
     /// The combined optimizers, in order.
     pub fn optimizers(&self) -> &[Box<dyn Optimizer<R>>] {
         &self.all
+    }
+
+    /// Calls `run` with each optimizer and its gradients, once all of them can begin an update.
+    fn each(
+        &mut self,
+        grads: &[Flat<R>],
+        mut run: impl FnMut(&mut dyn Optimizer<R>, &[Flat<R>]) -> Result<()>,
+    ) -> Result<()> {
+        let counts: Vec<usize> = self.all.iter().map(|o| o.params().len()).collect();
+        if counts.iter().sum::<usize>() != grads.len() {
+            return Err(Error::usage(
+                "Combined",
+                "the gradients are not those of its optimizers; make them with `alloc_gradients()`",
+            ));
+        }
+        crate::schedule::require_rates("Combined", &self.lrs())?;
+        self.check_sole()?;
+        let mut rest = grads;
+        for (optimizer, n) in self.all.iter_mut().zip(counts) {
+            let (own, others) = rest.split_at(n);
+            run(&mut **optimizer, own)?;
+            rest = others;
+        }
+        Ok(())
     }
 
     /// The entries of optimizer `k` in a state dict whose names begin with the optimizer's index.
@@ -94,23 +118,38 @@ impl<R: Runtime> OptimizerCore<R> for Combined<R> {
         self.all.iter_mut().flat_map(|o| o.params_mut()).collect()
     }
 
-    fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()> {
-        let counts: Vec<usize> = self.all.iter().map(|o| o.params().len()).collect();
-        if counts.iter().sum::<usize>() != grads.len() {
-            return Err(Error::usage(
-                "Combined",
-                "the gradients are not those of its optimizers; make them with `alloc_gradients()`",
-            ));
+    fn sum_count(&self) -> usize {
+        self.all.iter().map(|o| o.sum_count()).sum()
+    }
+
+    fn sums(
+        &mut self,
+        rt: &R,
+        grads: &[Flat<R>],
+        scale: Option<&Tensor<R>>,
+        counts: &dyn Fn(&Arc<Leaf<R>>) -> bool,
+    ) -> Result<Option<Tensor<R>>> {
+        let mut all = Vec::new();
+        if self.sum_count() > 0 {
+            self.each(grads, |optimizer, own| {
+                all.extend(optimizer.sums(rt, own, scale, counts)?);
+                Ok(())
+            })?;
         }
-        crate::schedule::require_rates("Combined", &self.lrs())?;
-        self.check_sole()?;
-        let mut rest = grads;
-        for (optimizer, n) in self.all.iter_mut().zip(counts) {
-            let (own, others) = rest.split_at(n);
-            optimizer.update(own, scale)?;
+        if all.is_empty() { Ok(None) } else { cat(&all.iter().collect::<Vec<_>>(), 0).map(Some) }
+    }
+
+    fn adapt(&mut self, sums: &[f64], loss: Option<f64>) -> Result<()> {
+        let mut rest = sums;
+        self.all.iter_mut().filter(|o| o.sum_count() > 0).try_for_each(|optimizer| {
+            let (own, others) = rest.split_at(optimizer.sum_count().min(rest.len()));
             rest = others;
-        }
-        Ok(())
+            optimizer.adapt(own, loss)
+        })
+    }
+
+    fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()> {
+        self.each(grads, |optimizer, own| optimizer.update(own, scale))
     }
 
     fn frozen(&self) -> Vec<Arc<Leaf<R>>> {

@@ -18,12 +18,15 @@ pub enum HyperBound {
     AtLeastOne,
     /// A value in `[0, 1)`.
     Unit,
+    /// A value that the rule itself changes while it trains ([`UpdateRule::adapt`](crate::UpdateRule::adapt)), any but
+    /// NaN. Checkpoints have it in any case.
+    Adapted,
 }
 
 impl HyperBound {
     fn holds(self, x: f64) -> bool {
         match self {
-            HyperBound::Any => !x.is_nan(),
+            HyperBound::Any | HyperBound::Adapted => !x.is_nan(),
             HyperBound::NonNegative => x >= 0.0,
             HyperBound::Positive => x > 0.0,
             HyperBound::NonPositive => x <= 0.0,
@@ -34,7 +37,7 @@ impl HyperBound {
 
     fn words(self) -> &'static str {
         match self {
-            HyperBound::Any => "a number",
+            HyperBound::Any | HyperBound::Adapted => "a number",
             HyperBound::NonNegative => "0 or more",
             HyperBound::Positive => "more than 0",
             HyperBound::NonPositive => "0 or less",

@@ -7,13 +7,14 @@ use nn::{Module, ModuleExt};
 use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{
-    Elementwise, FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, StepContext, UpdateRule,
-    captured::require_replayable,
+    Elementwise, FlatParams, HyperParams, LrSchedule, Optimizer, OptimizerCore, OwnGradients, StepContext, UpdatePhase,
+    UpdateRule,
     further_params::GroupsByName,
     hyper::require_groups,
     optimizer::PiecesOf,
     param_part::ParamPart,
     params::{by_dtype, same_places},
+    phase::adapted,
     schedule::SAMPLED,
 };
 
@@ -58,9 +59,9 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
     pub(crate) groups: Vec<C>,
     pub(crate) parts: Vec<ParamPart<R, C>>,
     pub(crate) steps: u64,
-    schedule: Option<Arc<dyn LrSchedule>>,
+    pub(crate) schedule: Option<Arc<dyn LrSchedule>>,
     /// True if updates read their numbers from device memory.
-    capturable: bool,
+    pub(crate) capturable: bool,
     /// The parameters of the model that were frozen when the optimizer was made.
     pub(crate) frozen: Vec<Arc<Leaf<R>>>,
     pub(crate) by_name: Option<GroupsByName<C>>,
@@ -223,7 +224,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Ok(())
     }
 
-    fn require_layouts(&self, grads: &[Flat<R>]) -> Result<()> {
+    pub(crate) fn require_layouts(&self, grads: &[Flat<R>]) -> Result<()> {
         let fits = |(part, grads): (&ParamPart<R, C>, &Flat<R>)| same_places(part.params.layout(), grads.layout());
         if self.parts.len() == grads.len() && self.parts.iter().zip(grads).all(fits) {
             return Ok(());
@@ -233,7 +234,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     }
 
     /// Takes the values out of all leaves, or of none.
-    fn claim(&mut self) -> Result<()> {
+    pub(crate) fn claim(&mut self) -> Result<()> {
         for k in 0..self.parts.len() {
             if let Err(e) = self.parts[k].claim() {
                 self.parts[..k].iter().try_for_each(|p| p.params.release(|_| false))?;
@@ -291,28 +292,27 @@ impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
         self.parts.iter_mut().map(|p| &mut p.params).collect()
     }
 
-    fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()> {
-        self.require_layouts(grads)?;
-        let lrs = self.lrs();
-        crate::schedule::require_rates(C::NAME, &lrs)?;
-        let rt = self.parts.first().map(|part| part.params.runtime().clone());
-        let capturing = rt.as_ref().is_some_and(Runtime::is_capturing);
-        if !self.capturable {
-            require_replayable(rt.as_ref(), self.schedule.is_some(), &self.groups)?;
-        }
-        self.claim()?;
-        let mut done = Ok(());
-        for (part, grads) in self.parts.iter_mut().zip(grads) {
-            part.numbers.begin(capturing);
-            let (config, lr) = (&self.groups[part.group], lrs[part.group]);
-            done = done.and_then(|()| part.update(config, lr, grads, scale, self.capturable));
-        }
-        for (part, grads) in self.parts.iter().zip(grads) {
-            part.params.release(|i| grads.is_written(i))?;
-        }
-        done?;
-        self.steps += u64::from(!(self.capturable && capturing));
+    fn sum_count(&self) -> usize {
+        self.rules().iter().map(C::sum_count).max().unwrap_or(0)
+    }
+
+    fn sums(
+        &mut self,
+        rt: &R,
+        grads: &[Flat<R>],
+        scale: Option<&Tensor<R>>,
+        counts: &dyn Fn(&Arc<Leaf<R>>) -> bool,
+    ) -> Result<Option<Tensor<R>>> {
+        self.sums_of_rules(rt, grads, scale, counts)
+    }
+
+    fn adapt(&mut self, sums: &[f64], loss: Option<f64>) -> Result<()> {
+        self.groups = adapted(&self.groups, &self.lrs(), sums, loss)?;
         Ok(())
+    }
+
+    fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()> {
+        self.run(grads, scale, &mut UpdatePhase::Change)
     }
 
     fn prepare_advance(&mut self) -> Result<()> {
@@ -360,7 +360,7 @@ impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
     }
 
     fn is_elementwise(&self) -> bool {
-        !C::PER_PARAMETER
+        !self.rules().iter().any(C::needs_whole)
     }
 
     fn describe(&self) -> String {

@@ -32,6 +32,8 @@ pub struct FlatGradients<R: Runtime> {
     frozen: HashSet<usize>,
     /// A pending factor of all gradients, which the optimizer's launch applies.
     scale: Option<Tensor<R>>,
+    /// The losses of the backward passes, as far as they are known.
+    pub(crate) losses: Vec<Tensor<R>>,
 }
 
 impl<R: Runtime> FlatGradients<R> {
@@ -61,6 +63,7 @@ impl<R: Runtime> FlatGradients<R> {
             place,
             frozen: HashSet::new(),
             scale: None,
+            losses: Vec::new(),
         })
     }
 
@@ -73,10 +76,18 @@ impl<R: Runtime> FlatGradients<R> {
     /// recovered.
     pub fn zero(&mut self) {
         self.scale = None;
+        self.losses.clear();
         for flat in &mut self.flats {
             flat.reclaim();
             flat.reset();
         }
+    }
+
+    /// The sum of the losses of [`backward`](crate::Optimizer::backward), without a pending factor; `None` if gradients
+    /// were written otherwise. Waits for the device.
+    pub fn loss(&self) -> Result<Option<f64>> {
+        let losses = self.losses.iter().map(Tensor::item).collect::<Result<Vec<f64>>>()?;
+        Ok((!losses.is_empty()).then(|| losses.iter().sum()))
     }
 
     /// The buffers, in the order of the optimizer's parameters.

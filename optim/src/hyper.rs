@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result};
 
-use crate::{Config, HyperNumbers};
+use crate::{Config, HyperBound, HyperNumbers};
 
 /// The hyper-parameters of a group of parameters, as in the `param_groups` of PyTorch's state dict. A learning rate
 /// among them is the base rate, from which a schedule starts.
@@ -13,13 +13,17 @@ pub struct HyperParams {
     pub parameters: Vec<String>,
     /// The name of each hyper-parameter, with the scalars that it is saved as; no scalars for one that is off.
     pub values: Vec<(String, HyperNumbers)>,
+    /// The names of those that the rule itself changes while it trains.
+    pub adapted: Vec<String>,
 }
 
 impl HyperParams {
     pub(crate) fn of(config: &impl Config, parameters: Vec<String>) -> Self {
         let mut copy = config.clone();
-        let values = copy.settings().iter().map(|s| (s.name.to_string(), s.value.numbers())).collect();
-        HyperParams { parameters, values }
+        let settings = copy.settings();
+        let values = settings.iter().map(|s| (s.name.to_string(), s.value.numbers())).collect();
+        let adapted = settings.iter().filter(|s| s.bound == HyperBound::Adapted).map(|s| s.name.to_string()).collect();
+        HyperParams { parameters, values, adapted }
     }
 
     /// Returns a configuration with these hyper-parameters in place of its own, or an error if one is unknown, missing

@@ -53,7 +53,9 @@ mod owners;
 mod param_groups;
 mod param_part;
 mod params;
+mod phase;
 mod place;
+mod prodigy;
 mod radam;
 mod rmsprop;
 mod rule;
@@ -70,6 +72,7 @@ mod sides;
 #[cfg(feature = "linalg")]
 mod soap;
 mod state;
+mod whole_update;
 
 pub use adadelta::{Adadelta, AdadeltaConfig};
 pub use adafactor::{Adafactor, AdafactorConfig};
@@ -103,10 +106,12 @@ pub use optimizer::{Optimizer, OptimizerCore, PiecesOf};
 pub use own::OwnGradients;
 pub use param_groups::ParamGroups;
 pub use params::FlatParams;
+pub use phase::UpdatePhase;
 pub use place::{StatePlace, StateRow};
+pub use prodigy::{Prodigy, ProdigyConfig};
 pub use radam::{RAdam, RAdamConfig};
 pub use rmsprop::{RmsProp, RmsPropConfig};
-pub use rule::{StateSpec, StepContext, UpdateRule};
+pub use rule::{StateSpec, StepContext, Totals, UpdateRule};
 pub use scaler::LossScaler;
 pub use schedule::{
     ConstantLr, Cooldown, Cosine, CosineRestarts, CyclicTriangular, ExponentialLr, InverseSqrt, LinearLr, LrSchedule,

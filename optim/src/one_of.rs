@@ -1,8 +1,11 @@
 //! Two rules in one optimizer, for groups of parameters that need different ones.
 
-use numcore::{DType, Error, Result, Runtime, ops::Spec};
+use numcore::{
+    DType, Error, Result, Runtime, Tensor,
+    ops::{JoinOps, Spec, ViewOps},
+};
 
-use crate::{Config, HyperParam, Scalars, StateSpec, StepContext, UpdateMemory, UpdateRule};
+use crate::{Config, HyperParam, Scalars, StateSpec, StepContext, Totals, UpdateMemory, UpdateRule};
 
 /// One of two rules: that of a group of [`ParamGroups::others`](crate::ParamGroups::others).
 #[derive(Clone)]
@@ -77,6 +80,31 @@ impl<A: UpdateRule, B: UpdateRule> UpdateRule for OneOf<A, B> {
         either!(self, rule => rule.refuses(spec))
     }
 
+    /// Sums of the two rules alternate, so that neither takes those of the other.
+    fn sum_count(&self) -> usize {
+        2 * either!(self, rule => rule.sum_count())
+    }
+
+    fn sums<R: Runtime>(
+        &self,
+        kernel: &Self::Kernel,
+        now: StepContext,
+        memory: &mut UpdateMemory<'_, R>,
+    ) -> Result<Tensor<R>> {
+        let (own, pads) = match (self, kernel) {
+            (OneOf::First(rule), OneOf::First(kernel)) => (rule.sums(kernel, now, memory)?, (0, 1)),
+            (OneOf::Second(rule), OneOf::Second(kernel)) => (rule.sums(kernel, now, memory)?, (1, 0)),
+            _ => return other_rule(),
+        };
+        own.unsqueeze(1)?.pad(&[(0, 0), pads], 0.0)?.reshape([2 * own.shape().numel()])
+    }
+
+    fn adapt(&mut self, totals: &Totals<'_>) -> Result<()> {
+        let skipped = usize::from(matches!(self, OneOf::Second(_)));
+        let sums: Vec<f64> = totals.sums.iter().skip(skipped).step_by(2).copied().collect();
+        either!(self, rule => rule.adapt(&Totals { sums: &sums, ..*totals }))
+    }
+
     fn update<R: Runtime>(
         &self,
         kernel: &Self::Kernel,
@@ -86,7 +114,11 @@ impl<A: UpdateRule, B: UpdateRule> UpdateRule for OneOf<A, B> {
         match (self, kernel) {
             (OneOf::First(rule), OneOf::First(kernel)) => rule.update(kernel, now, memory),
             (OneOf::Second(rule), OneOf::Second(kernel)) => rule.update(kernel, now, memory),
-            _ => Err(Error::internal(Self::NAME, "a group was given the data of the other rule")),
+            _ => other_rule(),
         }
     }
+}
+
+fn other_rule<T>() -> Result<T> {
+    Err(Error::internal("an optimizer of two rules", "a group was given the data of the other rule"))
 }

@@ -18,7 +18,12 @@ pub trait Optimizer<R: Runtime>: OptimizerCore<R> {
     /// [`backward_with_hooks`] and [`step_from`](OptimizerCore::step_from).
     #[track_caller]
     fn backward(&mut self, loss: &Var<R>) -> Result<()> {
-        self.accumulate(&mut |gradients| backward_with_hooks(loss, gradients)).at_caller()
+        let write = &mut |gradients: &mut FlatGradients<R>| {
+            backward_with_hooks(loss, gradients)?;
+            gradients.losses.push(loss.value()?);
+            Ok(())
+        };
+        self.accumulate(write).at_caller()
     }
 
     /// Updates the parameters from the gradients that [`backward`](Optimizer::backward) wrote since the last step. An
@@ -105,8 +110,32 @@ pub trait OptimizerCore<R: Runtime>: Sealed + Send + Sync {
     fn params_mut(&mut self) -> Vec<&mut FlatParams<R>>;
 
     /// Updates the parameters from gradients of the same layout, one buffer each, multiplied by the scalar `scale` if
-    /// given. Parameters without a gradient are unchanged. If the update cannot begin, nothing changes.
+    /// given. Parameters without a gradient are unchanged. If the update cannot begin, nothing changes. Rules with
+    /// [`sums`](OptimizerCore::sums) have adapted before.
     fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()>;
+
+    /// The number of sums over all parameters to which the rules adapt; 0 for rules that have none.
+    fn sum_count(&self) -> usize;
+
+    /// The first phase of an [`update`](OptimizerCore::update) whose rules adapt to sums: `[S]`, on the device, over
+    /// the parameters for which `counts` is true. `None` if the rules have none; nothing is computed then.
+    ///
+    /// # Errors
+    /// Errors of [`update`](OptimizerCore::update).
+    fn sums(
+        &mut self,
+        rt: &R,
+        grads: &[Flat<R>],
+        scale: Option<&Tensor<R>>,
+        counts: &dyn Fn(&Arc<Leaf<R>>) -> bool,
+    ) -> Result<Option<Tensor<R>>>;
+
+    /// Adapts the rules to the totals of the [`sums`](OptimizerCore::sums) over all parameters and ranks, before the
+    /// update. `loss` is that of the gradients, if it is known.
+    ///
+    /// # Errors
+    /// An error if a rule cannot adapt to them.
+    fn adapt(&mut self, sums: &[f64], loss: Option<f64>) -> Result<()>;
 
     /// The gradients that [`backward`](Optimizer::backward) writes.
     fn own_gradients(&mut self) -> &mut OwnGradients<R>;
@@ -180,7 +209,11 @@ pub trait OptimizerCore<R: Runtime>: Sealed + Send + Sync {
     /// Updates the parameters as [`step`](Optimizer::step) does, from gradient buffers that the caller filled.
     #[track_caller]
     fn step_from(&mut self, gradients: &FlatGradients<R>) -> Result<()> {
-        self.update(gradients.flats(), gradients.scale()).at_caller()
+        let (flats, scale) = (gradients.flats(), gradients.scale());
+        let sums = flats.first().map_or(Ok(None), |flat| self.sums(flat.runtime(), flats, scale, &|_| true));
+        let adapt = |sums: Tensor<R>| self.adapt(&sums.to_f64s()?, gradients.loss()?);
+        sums.and_then(|sums| sums.map_or(Ok(()), adapt)).at_caller()?;
+        self.update(flats, scale).at_caller()
     }
 
     /// Runs `write` on the optimizer's own gradients, which hold those accumulated since the last step.

@@ -10,6 +10,7 @@ use crate::{
     UpdateRule,
     further_params::GroupsByName,
     one_of::OneOf,
+    phase::adapted,
     schedule::SAMPLED,
     shard::{Shard, replaced},
 };
@@ -198,6 +199,14 @@ impl<R: Runtime, C: UpdateRule> Shards<R> for ParamGroups<C> {
         Ok(Arc::new(ParamGroups { configs: replaced(&self.configs, groups)?, ..self.clone() }))
     }
 
+    fn sum_count(&self) -> usize {
+        self.configs.iter().map(C::sum_count).max().unwrap_or(0)
+    }
+
+    fn adapted(&self, lrs: &[f64], sums: &[f64], loss: Option<f64>) -> Result<Option<Arc<dyn Shards<R>>>> {
+        Ok(Some(Arc::new(ParamGroups { configs: adapted(&self.configs, lrs, sums, loss)?, ..self.clone() })))
+    }
+
     fn may_cut(&self, name: &str, spec: &Spec) -> Result<bool> {
         match self.configs[self.group_of(name, spec)].refuses(spec) {
             Some(why) => Err(Error::unsupported(C::NAME, format!("`{name}` {why}"))),
@@ -240,6 +249,14 @@ impl<R: Runtime, C: UpdateRule> Shards<R> for C {
 
     fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>> {
         ParamGroups::new(self.clone()).with_hyper_parameters(groups)
+    }
+
+    fn sum_count(&self) -> usize {
+        UpdateRule::sum_count(self)
+    }
+
+    fn adapted(&self, lrs: &[f64], sums: &[f64], loss: Option<f64>) -> Result<Option<Arc<dyn Shards<R>>>> {
+        ParamGroups::new(self.clone()).adapted(lrs, sums, loss)
     }
 
     fn may_cut(&self, name: &str, spec: &Spec) -> Result<bool> {

@@ -6,7 +6,7 @@ use autograd::Leaf;
 use numcore::{ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor, ops::ViewOps};
 
 use crate::{
-    FlatParams, StateSpec, StepContext, UpdateMemory, UpdateRule,
+    FlatParams, StateSpec, StepContext, UpdateMemory, UpdatePhase, UpdateRule,
     captured::DeviceNumbers,
     cut_params::CutParams,
     memory::Values,
@@ -68,9 +68,9 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
     }
 
     /// The next parameters that one call of the rule updates: adjacent ones with a gradient and equal counts of
-    /// updates.
-    fn next_run(&self, from: usize, grads: &Flat<R>) -> Option<std::ops::Range<usize>> {
-        let key = |i: usize| (self.steps[i], if C::PER_PARAMETER { i } else { 0 });
+    /// updates; or one parameter, if each is `alone`.
+    fn next_run(&self, from: usize, grads: &Flat<R>, alone: bool) -> Option<std::ops::Range<usize>> {
+        let key = |i: usize| (self.steps[i], if C::PER_PARAMETER || alone { i } else { 0 });
         next_run(self.params.len(), from, |i| (grads.is_written(i) && self.cut.get(i).is_none()).then(|| key(i)))
     }
 
@@ -81,30 +81,42 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
         grads: &Flat<R>,
         scale: Option<&Tensor<R>>,
         in_memory: bool,
+        phase: &mut UpdatePhase<'_, R>,
     ) -> Result<()> {
         let replayed = in_memory && self.params.runtime().is_capturing();
         let mut at = 0;
-        while let Some(ranges) = self.next_run(at, grads) {
+        while let Some(ranges) = self.next_run(at, grads, !phase.changes()) {
             at = ranges.end;
             let now = StepContext { lr, step: self.steps[ranges.start] + 1 };
             let layout = self.params.layout().clone();
             if !grads.layout().span(ranges.clone()).is_empty() {
                 let mut memory = memory(&mut self.params, &layout, &mut self.states, grads, scale, ranges.clone())?;
                 memory.numbers = in_memory.then_some(&mut self.numbers);
-                config.update(&self.kernel, now, &mut memory)?;
+                phase.run((config, &self.kernel), now, &mut memory)?;
             }
             // A captured update has not happened yet.
-            if !replayed {
+            if !replayed && phase.changes() {
                 self.steps[ranges].fill(now.step);
             }
         }
-        self.update_cut(config, lr, grads, scale)
+        self.update_cut(config, lr, grads, scale, phase)
     }
 
-    fn update_cut(&mut self, config: &C, lr: f64, grads: &Flat<R>, scale: Option<&Tensor<R>>) -> Result<()> {
+    fn update_cut(
+        &mut self,
+        config: &C,
+        lr: f64,
+        grads: &Flat<R>,
+        scale: Option<&Tensor<R>>,
+        phase: &UpdatePhase<'_, R>,
+    ) -> Result<()> {
         let which: Vec<usize> =
             (0..self.steps.len()).filter(|&i| self.cut.get(i).is_some() && grads.is_written(i)).collect();
         if which.is_empty() {
+            return Ok(());
+        }
+        phase.check_whole(config)?;
+        if !phase.changes() {
             return Ok(());
         }
         // The whole is a value in the dtype of updates, without a master copy.

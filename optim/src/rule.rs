@@ -1,6 +1,6 @@
 //! The parts of an optimizer: hyper-parameters, the tensors it keeps for each parameter, and its update.
 
-use numcore::{DType, Result, Runtime, Shape, ops::Spec};
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, ops::Spec};
 
 use crate::{Config, Scalars, UpdateMemory};
 
@@ -12,6 +12,17 @@ pub struct StepContext {
     /// The number of updates of these parameters, this one included, from 1. Parameters without a gradient in some
     /// steps have fewer.
     pub step: u64,
+}
+
+/// The numbers that a rule adapts to, between the phases of an update. They are equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Totals<'a> {
+    /// The learning rate of this update in the group.
+    pub lr: f64,
+    /// The sums over all parameters of the rule, `[S]`.
+    pub sums: &'a [f64],
+    /// The loss whose gradient is applied. `None` if the optimizer was given gradients alone.
+    pub loss: Option<f64>,
 }
 
 /// A tensor kept for each parameter.
@@ -88,6 +99,33 @@ pub trait UpdateRule: Config {
     fn refuses(&self, spec: &Spec) -> Option<String> {
         let _ = spec;
         None
+    }
+
+    /// The number of sums over all parameters that the rule adapts to, `S`; 0 for a rule whose numbers are constant.
+    fn sum_count(&self) -> usize {
+        0
+    }
+
+    /// Returns the part of one parameter, or of a piece of it, in the sums: `[S]`. May write states, not parameters.
+    ///
+    /// The first phase of an update calls it for each parameter with a gradient. The parts of all parameters, groups
+    /// and ranks are added, and [`adapt`](UpdateRule::adapt) takes the totals. The second phase is the updates. A rule
+    /// without sums has the second phase alone.
+    fn sums<R: Runtime>(
+        &self,
+        kernel: &Self::Kernel,
+        now: StepContext,
+        memory: &mut UpdateMemory<'_, R>,
+    ) -> Result<Tensor<R>> {
+        let _ = (kernel, now, memory);
+        Err(Error::internal(Self::NAME, "it declares sums, and computes none"))
+    }
+
+    /// Changes [adapted](crate::HyperBound::Adapted) hyper-parameters by the totals of the [sums](UpdateRule::sums),
+    /// between the phases of an update.
+    fn adapt(&mut self, totals: &Totals<'_>) -> Result<()> {
+        let _ = totals;
+        Ok(())
     }
 
     /// Updates parameters and their state in place.

@@ -10,11 +10,12 @@ use numcore::{
 };
 
 use crate::{
-    CutParam, HyperParams, StatePlace, StateRow, StepContext, UpdateMemory, UpdateRule,
+    CutParam, HyperParams, StatePlace, StateRow, StepContext, UpdateMemory, UpdatePhase, UpdateRule,
     cut_params::CutParams,
     hyper::require_groups,
     memory::{Values, read_row},
     params::{one_of, state_of},
+    phase::adapted,
     place::States,
     runs::next_run,
     schedule::{SAMPLED, require_rates},
@@ -51,6 +52,20 @@ pub trait Shards<R: Runtime>: Send + Sync {
     /// An error for another number of groups, for a hyper-parameter that is unknown, missing or out of range, and if
     /// other state would be needed.
     fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>>;
+    /// The number of sums over all parameters to which the rules adapt, as of an
+    /// [optimizer](crate::OptimizerCore::sum_count).
+    fn sum_count(&self) -> usize {
+        0
+    }
+    /// Returns a builder whose rules have adapted to the totals of the sums over all parameters and ranks. `lrs` are
+    /// the learning rates of the update, `loss` is that of the gradients. `None` if the rules do not adapt.
+    ///
+    /// # Errors
+    /// An error if a rule cannot adapt to them.
+    fn adapted(&self, lrs: &[f64], sums: &[f64], loss: Option<f64>) -> Result<Option<Arc<dyn Shards<R>>>> {
+        let _ = (lrs, sums, loss);
+        Ok(None)
+    }
     /// Tells whether a parameter may be cut into several fragments: not if the update of an element depends on others.
     ///
     /// # Errors
@@ -86,7 +101,8 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     fn check(&mut self, lrs: &[f64]) -> Result<()>;
     /// Returns an error if state could not be written because it has another holder.
     fn check_sole(&mut self) -> Result<()>;
-    /// Updates `values`, a row that begins with the shard's fragments, in place, and returns its memory. Gradients have
+    /// Runs a phase of an update of `values`, a row that begins with the shard's fragments, and returns its memory. The
+    /// first phase changes states alone, and numbers its sums by fragments. Gradients have
     /// the same layout and are multiplied by the scalar `scale`. Fragments for which `used` is false are skipped.
     ///
     /// # Errors
@@ -98,7 +114,11 @@ pub trait ShardOptimizer<R: Runtime>: Send {
         grads: &Tensor<R>,
         scale: &Tensor<R>,
         used: &dyn Fn(usize) -> bool,
+        phase: &mut UpdatePhase<'_, R>,
     ) -> Result<TensorMut<R>>;
+    /// Adapts the rules to the totals of the sums that the first phase of an update gathered, over all parameters and
+    /// ranks, as [`Shards::adapted`] does.
+    fn adapt(&mut self, lrs: &[f64], sums: &[f64], loss: Option<f64>) -> Result<()>;
     /// Replaces the hyper-parameters of each group by some that its builder [accepted](Shards::with_hyper_parameters).
     ///
     /// # Errors
@@ -183,18 +203,19 @@ impl<R: Runtime, C: UpdateRule> Shard<R, C> {
 }
 
 impl<C: UpdateRule> Rules<C> {
-    /// The memory of adjacent fragments of one group, or of one fragment.
+    /// The memory of adjacent fragments of one group, or of one fragment `alone`.
     fn memory<'a, R: Runtime>(
         &'a self,
         run: Range<usize>,
         value: &'a mut TensorMut<R>,
         states: &'a mut [Flat<R>],
         [grads, scale]: [&'a Tensor<R>; 2],
+        alone: bool,
     ) -> Result<UpdateMemory<'a, R>> {
         let at = self.layout.span(run.clone());
         let all = self.kept.iter().map(|own| own.end).max().unwrap_or(0);
         let (states, master) = states.split_at_mut(all);
-        let reads = C::PER_PARAMETER && master.is_empty();
+        let reads = (C::PER_PARAMETER || alone) && master.is_empty();
         let read = reads.then(|| read_row(value, *self.layout.range(run.start).shape())).transpose()?;
         Ok(UpdateMemory {
             values: Values::Row(value, read),
@@ -243,11 +264,12 @@ impl<R: Runtime, C: UpdateRule> ShardOptimizer<R> for Shard<R, C> {
         grads: &Tensor<R>,
         scale: &Tensor<R>,
         used: &dyn Fn(usize) -> bool,
+        phase: &mut UpdatePhase<'_, R>,
     ) -> Result<TensorMut<R>> {
         self.rules.check_rates(lrs)?;
         let Shard { rules, cut, states, steps } = self;
         let mut runs: Vec<Range<usize>> = Vec::new();
-        let key = |i: usize| (rules.groups[i], steps[i], if C::PER_PARAMETER { i } else { 0 });
+        let key = |i: usize| (rules.groups[i], steps[i], if C::PER_PARAMETER || !phase.changes() { i } else { 0 });
         while let Some(run) = next_run(steps.len(), runs.last().map_or(0, |r| r.end), |i| used(i).then(|| key(i))) {
             runs.push(run);
         }
@@ -269,19 +291,26 @@ impl<R: Runtime, C: UpdateRule> ShardOptimizer<R> for Shard<R, C> {
             for (run, part) in runs.into_iter().zip(parts.iter_mut().skip(1).step_by(2)) {
                 let (i, now) = (run.start, now(steps, run.start));
                 if cut.get(i).is_some() {
+                    phase.check_whole(&rules.configs[rules.groups[i]].0)?;
                     whole.push((i, part));
                     continue;
                 }
                 if !rules.layout.span(run.clone()).is_empty() {
                     let (config, kernel) = &rules.configs[rules.groups[i]];
-                    config.update(kernel, now, &mut rules.memory(run.clone(), part, states, [grads, scale])?)?;
+                    let mut memory = rules.memory(run.clone(), part, states, [grads, scale], !phase.changes())?;
+                    phase.run((config, kernel), now, &mut memory)?;
                 }
-                steps[run].fill(now.step);
+                if phase.changes() {
+                    steps[run].fill(now.step);
+                }
+            }
+            if !phase.changes() {
+                return Ok(());
             }
             let which: Vec<usize> = whole.iter().map(|(i, _)| *i).collect();
             let mut with = |i: usize, f: &mut dyn FnMut(&mut UpdateMemory<'_, R>) -> Result<()>| {
                 let part = whole.iter_mut().find(|(own, _)| *own == i);
-                part.map_or(Ok(()), |(_, part)| f(&mut rules.memory(i..i + 1, part, states, [grads, scale])?))
+                part.map_or(Ok(()), |(_, part)| f(&mut rules.memory(i..i + 1, part, states, [grads, scale], false)?))
             };
             // A whole is a value in the dtype of updates, without a master copy.
             let some = rules.configs.iter().filter(|_| !which.is_empty());
@@ -294,6 +323,13 @@ impl<R: Runtime, C: UpdateRule> ShardOptimizer<R> for Shard<R, C> {
             Ok(())
         })?;
         TensorMut::join(parts)
+    }
+
+    fn adapt(&mut self, lrs: &[f64], sums: &[f64], loss: Option<f64>) -> Result<()> {
+        let old: Vec<C> = self.rules.configs.iter().map(|(config, _)| config.clone()).collect();
+        let new = adapted(&old, lrs, sums, loss)?;
+        self.rules.configs.iter_mut().zip(new).for_each(|((config, _), new)| *config = new);
+        Ok(())
     }
 
     fn state(&self, piece: usize) -> Vec<(&'static str, Spec)> {

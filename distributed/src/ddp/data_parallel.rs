@@ -18,8 +18,8 @@ use crate::{
     comm::{Collectives, Comm, Label, abort_on_err},
     mesh::AsMesh,
     strategy::{
-        ActiveRanks, BackwardPass, BufferSync, GradLoan, LeafFilter, PartialSums, StepRanks, Strategy, TensorAxis,
-        not_owned,
+        ActiveRanks, BackwardPass, BufferSync, GradLoan, LeafFilter, PartialSums, StepRanks, Strategy, Summed,
+        TensorAxis, not_owned,
     },
     sums,
 };
@@ -279,8 +279,16 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
 
     // Ranks hold the same sums, so they reach the same norm and decision without communication. Squares are summed for
     // each parameter, then in the model's order: neither the cut of buckets nor their rebuilding changes a bit.
-    fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>> {
-        self.tensor.sum(self.squares(counts)?)
+    fn sums(&mut self, what: &Summed<'_, R>, counts: &LeafFilter<'_, R>) -> Result<Option<Tensor<R>>> {
+        let (rt, tensor) = (self.ranks.losses.runtime(), &self.tensor);
+        let own = match what {
+            Summed::Squares => Some(self.squares(counts)?),
+            Summed::Rule(scale) => {
+                let counts = |leaf: &Arc<Leaf<R>>| counts(leaf) && tensor.counts(leaf);
+                self.optimizer.sums(rt, self.layout.gradients.flats(), Some(scale), &counts)?
+            }
+        };
+        own.map(|own| self.tensor.sum(own)).transpose()
     }
 
     fn is_finite(&self) -> Result<bool> {
@@ -292,9 +300,13 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.optimizer.check_sole()
     }
 
+    fn adapt(&mut self, sums: &[f64], loss: f64) -> Result<()> {
+        self.optimizer.adapt(sums, Some(loss))
+    }
+
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
         self.layout.gradients.multiply_by(scale.clone())?;
-        self.optimizer.step_from(&self.layout.gradients)?;
+        self.optimizer.update(self.layout.gradients.flats(), self.layout.gradients.scale())?;
         self.reducer.step_taken();
         Ok(())
     }
@@ -342,7 +354,7 @@ impl<R: Runtime> DataParallel<R> {
         for leaf in self.leaves.iter().filter(|leaf| counts(leaf) && self.tensor.counts(leaf)) {
             squares.extend(gradients.get(leaf)?.map(|gradient| sums::squares(&gradient)).transpose()?);
         }
-        sums::total(self.comm().runtime(), &squares)
+        sums::total(self.comm().runtime(), &squares, 1)
     }
 }
 

@@ -70,10 +70,13 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     #[doc(alias("wait_and_unflatten"))]
     fn finish(&mut self) -> Result<()>;
 
-    /// The squared L2 norm of the summed gradients of the parameters for which `counts` is true: a scalar on the
-    /// device, equal on every rank. Sharded gradients are summed over ranks. The bits do not depend on buckets or
-    /// units, as far as these do not cut parameters.
-    fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>>;
+    /// Sums over the parameters for which `counts` is true: `[S]` on the device, equal on every rank. `None`, without a
+    /// call of other ranks, if the optimizer's rules have no sums. Parts of sharded parameters are summed over ranks.
+    /// The bits do not depend on buckets or units, as far as these do not cut parameters.
+    ///
+    /// # Errors
+    /// Errors of [`update`](Strategy::update), of [`Summed::Rule`].
+    fn sums(&mut self, what: &Summed<'_, R>, counts: &LeafFilter<'_, R>) -> Result<Option<Tensor<R>>>;
 
     /// Tells whether all gradients are finite, on all ranks. Waits for the device.
     fn is_finite(&self) -> Result<bool>;
@@ -83,6 +86,16 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     /// # Errors
     /// Fails if memory that the update writes has another holder, or if a learning rate is no number.
     fn check_update(&mut self) -> Result<()>;
+
+    /// Adapts the optimizer's rules to the totals of [`Summed::Rule`], equal on all ranks, before the update. `loss` is
+    /// the mean of the step.
+    ///
+    /// # Errors
+    /// Fails if a rule cannot adapt to them.
+    fn adapt(&mut self, sums: &[f64], loss: f64) -> Result<()> {
+        let _ = (sums, loss);
+        Ok(())
+    }
 
     /// Updates the parameters from the gradients times a scalar on the device, after
     /// [`check_update`](Strategy::check_update) has succeeded.
@@ -144,6 +157,15 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     fn gather_full_params(&self) -> Result<FullParameters> {
         Ok(FullParameters::default())
     }
+}
+
+/// The subject of [`Strategy::sums`].
+pub enum Summed<'a, R: Runtime> {
+    /// Squares of the summed gradients: one sum, the squared L2 norm.
+    Squares,
+    /// The sums to which the optimizer's rules adapt, from the gradients times a scalar on the device. This is the
+    /// first phase of an update, after [`check_update`](Strategy::check_update) has succeeded.
+    Rule(&'a Tensor<R>),
 }
 
 /// The ranks that compute something in a step.

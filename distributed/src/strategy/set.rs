@@ -8,8 +8,8 @@ use numcore::{Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 use optim::HyperParams;
 
 use super::{
-    ActiveRanks, BackwardPass, BufferSync, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy, Tied,
-    hyper::share_groups,
+    ActiveRanks, BackwardPass, BufferSync, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy,
+    Summed, Tied, hyper::share_groups,
 };
 use crate::{
     combinations::{Feature, Features},
@@ -68,6 +68,22 @@ pub(crate) enum SetKind<R: Runtime> {
     },
 }
 
+impl<R: Runtime> SetKind<R> {
+    fn ties(&self) -> &[Tied<R>] {
+        match self {
+            SetKind::Whole => &[],
+            SetKind::Stages { ties, .. } => ties,
+        }
+    }
+
+    fn stage(&self, part: usize) -> usize {
+        match self {
+            SetKind::Whole => 0,
+            SetKind::Stages { numbers, .. } => numbers[part],
+        }
+    }
+}
+
 impl<R: Runtime> StrategyPart<R> {
     pub(crate) fn new(strategy: Box<dyn Strategy<R>>) -> Self {
         StrategyPart { strategy, saves: true, weighed_over: None, serves_others: false }
@@ -118,18 +134,12 @@ impl<R: Runtime> StrategySet<R> {
     }
 
     pub(super) fn ties(&self) -> &[Tied<R>] {
-        match &self.kind {
-            SetKind::Whole => &[],
-            SetKind::Stages { ties, .. } => ties,
-        }
+        self.kind.ties()
     }
 
     /// The number of a part's stage; 0 if the model has no stages.
     pub(super) fn stage(&self, part: usize) -> usize {
-        match &self.kind {
-            SetKind::Whole => 0,
-            SetKind::Stages { numbers, .. } => numbers[part],
-        }
+        self.kind.stage(part)
     }
 
     /// Sums the gradients of parameters of which several stages have a copy.
@@ -175,22 +185,22 @@ impl<R: Runtime> Strategy<R> for StrategySet<R> {
         self.sum_copies()
     }
 
-    fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>> {
-        let (rt, mut sum) = (self.ranks.losses.runtime(), None);
+    fn sums(&mut self, what: &Summed<'_, R>, counts: &LeafFilter<'_, R>) -> Result<Option<Tensor<R>>> {
+        let StrategySet { parts, kind, ranks, .. } = self;
+        let (rt, mut sum) = (ranks.losses.runtime(), None::<Tensor<R>>);
         let first =
-            |stage: usize, leaf: &Arc<Leaf<R>>| !self.ties().iter().any(|tied| tied.first != stage && tied.has(leaf));
-        for (k, part) in self.parts().enumerate() {
+            |stage: usize, leaf: &Arc<Leaf<R>>| !kind.ties().iter().any(|tied| tied.first != stage && tied.has(leaf));
+        for (k, part) in parts.iter_mut().enumerate() {
             // A parameter with copies counts once.
-            let own = part.squared_norm(&|leaf| counts(leaf) && first(self.stage(k), leaf))?.to_dtype(wide(rt))?;
-            sum = Some(match sum {
-                Some(sum) => own.add(&sum)?,
-                None => own,
-            });
+            let own = part.strategy.sums(what, &|leaf| counts(leaf) && first(kind.stage(k), leaf))?;
+            let Some(own) = own.map(|own| own.to_dtype(wide(rt))).transpose()? else { continue };
+            sum = Some(sum.map_or(Ok(own.clone()), |sum| own.add(&sum))?);
         }
-        let sum = sum.map_or_else(|| Tensor::zeros(rt, [], wide(rt)), Ok)?;
-        match &self.kind {
-            SetKind::Whole => Ok(sum),
-            SetKind::Stages { pipe, .. } => pipe.all_reduce(memory(&sum)?, ReduceOp::Sum)?.wait()?.freeze(),
+        match (kind, sum) {
+            (SetKind::Stages { pipe, .. }, Some(sum)) => {
+                pipe.all_reduce(memory(&sum)?, ReduceOp::Sum)?.wait()?.freeze().map(Some)
+            }
+            (_, sum) => Ok(sum),
         }
     }
 
@@ -208,6 +218,10 @@ impl<R: Runtime> Strategy<R> for StrategySet<R> {
 
     fn check_update(&mut self) -> Result<()> {
         self.parts_mut().try_for_each(|part| part.check_update())
+    }
+
+    fn adapt(&mut self, sums: &[f64], loss: f64) -> Result<()> {
+        self.parts_mut().try_for_each(|part| part.adapt(sums, loss))
     }
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {

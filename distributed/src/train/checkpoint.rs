@@ -80,13 +80,11 @@ impl Updates {
         self.resumed(numbers).map(|_| ())
     }
 
-    /// The hyper-parameters to save; empty if the configuration does not save them.
+    /// The hyper-parameters to save: all that the configuration saves, and those that rules adapt in any case.
     pub(crate) fn hyper_numbers<R: Runtime>(&self, strategy: &dyn Strategy<R>) -> BTreeMap<String, u64> {
-        match self.config.hyper_parameters {
-            HyperParameters::Configured => BTreeMap::new(),
-            // A strategy that does not report them was refused when the step was made.
-            _ => strategy.hyper_parameters().map_or_else(|_| BTreeMap::new(), |groups| hyper::numbers(&groups)),
-        }
+        // A strategy that does not report them was refused when the step was made, if they are to be saved.
+        let groups = strategy.hyper_parameters().unwrap_or_default();
+        hyper::numbers(&groups, self.config.hyper_parameters != HyperParameters::Configured)
     }
 
     /// An error if hyper-parameters are to be saved, and the strategy does not report them.
@@ -97,14 +95,16 @@ impl Updates {
         }
     }
 
-    /// The groups of a strategy with the hyper-parameters of a checkpoint; none unless these are restored.
+    /// The groups of a strategy with the hyper-parameters of a checkpoint; none unless some of these are restored.
     fn restored_groups<R: Runtime>(
         &self,
         strategy: &dyn Strategy<R>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<Option<Vec<HyperParams>>> {
-        let restores = self.config.hyper_parameters == HyperParameters::Restored;
-        restores.then(|| hyper::restored(numbers, strategy.hyper_parameters()?)).transpose()
+        let all = self.config.hyper_parameters == HyperParameters::Restored;
+        let groups = strategy.hyper_parameters().or_else(|e| if all { Err(e) } else { Ok(Vec::new()) })?;
+        let restores = all || groups.iter().any(|group| !group.adapted.is_empty());
+        restores.then(|| hyper::restored(numbers, groups, all)).transpose()
     }
 
     /// An error if [`restore_hyper`](Updates::restore_hyper) would fail.

@@ -13,7 +13,7 @@ use super::{EmptyStep, Loss, TrainingConfig, TrainingMetrics};
 use crate::{
     combinations::Feature,
     comm::{Collectives, Comm, ReduceOp, all_gather_bool, memory},
-    strategy::{LossWeight, Strategy},
+    strategy::{LossWeight, Strategy, Summed},
     sums::wide,
 };
 
@@ -102,10 +102,13 @@ impl Updates {
                 allowed,
             ));
         }
+        metrics.loss = metrics.loss.div(&weight)?;
         metrics.stepped = !self.may_skip() || decided(everyone, strategy.is_finite()?)?;
         let mut scale = weight.mul(self.loss_scale())?.recip()?;
         if let Some(max) = self.config.max_norm {
-            let norm = strategy.squared_norm(&|_| true)?.sqrt()?.reshape([])?.to_dtype(scale.dtype())?;
+            let none = || Error::internal("a training step", "a strategy did not sum the squares of its gradients");
+            let squares = strategy.sums(&Summed::Squares, &|_| true)?.ok_or_else(none)?;
+            let norm = squares.sqrt()?.reshape([])?.to_dtype(scale.dtype())?;
             metrics.grad_norm = Some(norm.mul(&scale)?);
             scale = norm.apply_program(&CLIPPED, &[&scale], &[max.into()])?;
         }
@@ -115,13 +118,16 @@ impl Updates {
             everyone.poll()?;
             strategy.check_update()?;
             self.torn = Some(Torn::Update);
+            if let Some(sums) = strategy.sums(&Summed::Rule(&scale), &|_| true)? {
+                let sums = equal(everyone, sums)?.to_f64s()?;
+                strategy.adapt(&sums, metrics.loss.item()?)?;
+            }
             strategy.update(&scale)?;
             (self.steps, self.torn) = (self.steps + 1, None);
         }
         if let Some(scaler) = &mut self.scaler {
             scaler.adapt(metrics.stepped);
         }
-        metrics.loss = metrics.loss.div(&weight)?;
         metrics.global_step = self.steps;
         Ok(metrics)
     }

@@ -4,7 +4,7 @@ use numcore::{
     Error, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Op, PointwiseOps, ViewOps},
 };
-use optim::ShardOptimizer;
+use optim::{ShardOptimizer, UpdatePhase};
 
 use super::{UnitLayout, kept::Kept, options::UnitOptions, unit::Unit};
 use crate::{
@@ -254,17 +254,26 @@ impl<R: Runtime> Unit<R> {
         if self.own.is_none() {
             return Ok(());
         }
-        let updated = self.update_shard(lrs, scale);
-        if updated.is_err() {
-            // The borrower of the values is gone.
-            self.values.reclaim();
-        }
+        let updated = self.run(lrs, scale, &mut UpdatePhase::Change);
         self.leaves.iter().for_each(|leaf| leaf.touch());
         updated?;
         if self.is_sharded() { Ok(()) } else { self.prefetch() }
     }
 
-    fn update_shard(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
+    /// Runs a phase of an update of this rank's shard.
+    pub(super) fn run(&mut self, lrs: &[f64], scale: &Tensor<R>, phase: &mut UpdatePhase<'_, R>) -> Result<()> {
+        let run = self.run_shard(lrs, scale, phase);
+        if run.is_err() {
+            // The borrower of the values is gone.
+            self.values.reclaim();
+        }
+        run
+    }
+
+    fn run_shard(&mut self, lrs: &[f64], scale: &Tensor<R>, phase: &mut UpdatePhase<'_, R>) -> Result<()> {
+        if self.own.is_none() {
+            return Ok(());
+        }
         let grads = self.gradient()?;
         let (start, n) = (self.own_start(), self.layout.shards()[self.rank()]);
         let whole = self.values.brought()?.lend_whole()?;
@@ -273,7 +282,7 @@ impl<R: Runtime> Unit<R> {
         if let (Some(own), Some(grads)) = (&mut self.own, grads) {
             let (pieces, used) = (&self.pieces, &self.used);
             let shard = parts.remove(1);
-            let updated = own.optimizer.update(lrs, shard, &grads, scale, &|k| used[pieces[k].parameter])?;
+            let updated = own.optimizer.update(lrs, shard, &grads, scale, &|k| used[pieces[k].parameter], phase)?;
             parts.insert(1, updated);
         }
         self.values.brought()?.restore(TensorMut::join(parts)?)?;

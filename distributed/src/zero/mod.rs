@@ -30,6 +30,7 @@ mod order;
 mod rates;
 mod residency;
 mod sharded;
+mod sums;
 mod unit;
 mod values;
 

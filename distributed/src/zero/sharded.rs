@@ -4,7 +4,7 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::{Module, ModuleExt};
-use numcore::{Result, Runtime, Tensor, TensorMut, ops::ViewOps};
+use numcore::{Result, Runtime, Tensor, TensorMut};
 use optim::{HyperParams, LrSchedule, Shards};
 use parking_lot::Mutex;
 
@@ -15,6 +15,7 @@ use super::{
     options::ShardGroups,
     rates::Rates,
     residency::ZeroResidency,
+    sums::SumOfPiece,
 };
 use crate::{
     checkpoint::names::Buffers,
@@ -24,7 +25,7 @@ use crate::{
     mesh::{AsMesh, Mesh},
     strategy::{
         ActiveRanks, BackwardPass, BufferSync, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy,
-        TensorAxis, described, not_owned,
+        Summed, TensorAxis, described, not_owned,
     },
     sums,
 };
@@ -208,8 +209,16 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         self.engine.lock().finish()
     }
 
-    fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>> {
-        self.tensor.sum(self.squares(counts)?.combine(&self.groups.shard, ReduceOp::Sum)?)
+    fn sums(&mut self, what: &Summed<'_, R>, counts: &LeafFilter<'_, R>) -> Result<Option<Tensor<R>>> {
+        let (count, rows) = match what {
+            Summed::Squares => (1, self.engine.lock().squares()?),
+            Summed::Rule(scale) => match self.rates.optimizer.sum_count() {
+                0 => return Ok(None),
+                count => (count, self.engine.lock().sums(&self.rates(), scale)?),
+            },
+        };
+        let own = self.total(rows, count, counts)?;
+        self.tensor.sum(own.combine(&self.groups.shard, ReduceOp::Sum)?).map(Some)
     }
 
     fn is_finite(&self) -> Result<bool> {
@@ -219,12 +228,21 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
             zeros.extend(unit.gradient()?.map(|row| sums::zero_if_finite(&row)).transpose()?);
         }
         drop(engine);
-        let own = Partial::new(sums::total(self.groups.all.runtime(), &zeros)?);
+        let own = Partial::new(sums::total(self.groups.all.runtime(), &zeros, 1)?);
         self.tensor.all(own.combine(&self.groups.shard, ReduceOp::Sum)?.item()?.is_finite())
     }
 
     fn check_update(&mut self) -> Result<()> {
         self.engine.lock().check_update(&self.rates())
+    }
+
+    fn adapt(&mut self, sums: &[f64], loss: f64) -> Result<()> {
+        let (lrs, mut engine) = (self.rates(), self.engine.lock());
+        let Some(adapted) = self.rates.optimizer.adapted(&lrs, sums, Some(loss))? else { return Ok(()) };
+        let mut own = engine.units.iter_mut().filter_map(|unit| unit.own.as_mut());
+        own.try_for_each(|own| own.optimizer.adapt(&lrs, sums, Some(loss)))?;
+        self.rates.optimizer = adapted;
+        Ok(())
     }
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
@@ -291,26 +309,19 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
 }
 
 impl<R: Runtime> Sharded<R> {
-    /// This rank's part of the sum of squared gradients, over the parameters that count. Squares are added up for each
-    /// piece of a parameter separately, then in the model's order in the widest dtype. On one rank the bits are those
-    /// of data parallelism. On more ranks the last bits depend on the places at which parameters are cut.
-    pub(super) fn squares(&self, counts: &LeafFilter<'_, R>) -> Result<Partial<Tensor<R>>> {
-        let engine = self.engine.lock();
-        let mut pieces: Vec<(Option<&usize>, Tensor<R>)> = Vec::new();
-        for unit in &engine.units {
-            let Some(row) = unit.gradient()? else { continue };
-            let layout = unit.layout.shard_layout(unit.rank())?;
-            for (k, piece) in unit.pieces.iter().enumerate() {
-                let leaf = &unit.leaves[piece.parameter];
-                if unit.used[piece.parameter] && counts(leaf) && self.tensor.counts(leaf) {
-                    let own = row.narrow(0, layout.range(k).offset(), piece.elements.len())?;
-                    pieces.push((self.order.get(&leaf.id()), sums::squares(&own)?));
-                }
-            }
-        }
-        pieces.sort_by_key(|(place, _)| *place);
-        let squares: Vec<Tensor<R>> = pieces.into_iter().map(|(_, square)| square).collect();
-        Ok(Partial::new(sums::total(self.groups.all.runtime(), &squares)?))
+    /// This rank's part of sums, `[S]`, from those of pieces of parameters, as far as these count. They are added up in
+    /// the model's order in the widest dtype. On one rank the bits are those of data parallelism. On more ranks the
+    /// last bits depend on the places at which parameters are cut.
+    fn total(
+        &self,
+        mut rows: Vec<SumOfPiece<R>>,
+        count: usize,
+        counts: &LeafFilter<'_, R>,
+    ) -> Result<Partial<Tensor<R>>> {
+        rows.retain(|(leaf, _)| counts(leaf) && self.tensor.counts(leaf));
+        rows.sort_by_key(|(leaf, _)| self.order.get(&leaf.id()));
+        let rows: Vec<Tensor<R>> = rows.into_iter().map(|(_, row)| row).collect();
+        Ok(Partial::new(sums::total(self.groups.all.runtime(), &rows, count)?))
     }
 }
 

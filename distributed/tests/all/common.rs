@@ -109,6 +109,13 @@ pub fn lamb() -> LambConfig {
     LambConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() }
 }
 
+/// Prodigy in two groups, and AdamW for tables of positions.
+pub fn prodigy() -> ParamGroups<impl UpdateRule> {
+    let config = ProdigyConfig { d0: 1e-3, weight_decay: 0.1, ..Default::default() };
+    let groups = ParamGroups::new(config).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0);
+    groups.others(|name, _| name.contains("wpe"), adamw())
+}
+
 /// Muon for the matrices between the tables, AdamW for all else.
 pub fn muon() -> ParamGroups<impl UpdateRule> {
     let others = |name: &str, spec: &numcore::ops::Spec| {

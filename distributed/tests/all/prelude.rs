@@ -66,7 +66,7 @@ pub use numcore::{
 pub use optim::{
     AdafactorConfig, AdagradConfig, AdamW, AdamWConfig, AdanConfig, Combined, Elementwise, FlatGradients,
     FlatOptimizer, IntoOptimizer, LambConfig, LionConfig, LossScaler, Muon, MuonConfig, Optimizer, OptimizerCore,
-    ParamGroups, Sgd, SgdConfig, UpdateRule,
+    ParamGroups, ProdigyConfig, Sgd, SgdConfig, UpdateRule,
 };
 pub use runtime_cpu::Cpu;
 
@@ -74,8 +74,8 @@ pub use crate::{
     checkpoint_common::{Any, STAGES, Scratch},
     common::{
         EXAMPLES, GradientSums, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, bucketed, close, config, cpu,
-        data_parallel, difference, everywhere, half, lamb, larger, muon, own, pipelined, refused, set, sgd, sharded,
-        sharded_pipeline, shards, simple, single, weights,
+        data_parallel, difference, everywhere, half, lamb, larger, muon, own, pipelined, prodigy, refused, set, sgd,
+        sharded, sharded_pipeline, shards, simple, single, weights,
     },
     outcome::{Pieces, RunOutcome, assembled, contents, distance, pieces},
     training::Training,

@@ -113,6 +113,7 @@ impl<'w> Training<'w> {
                 // By default it divides what is rounding alone, of gradients that are 0, by its size.
                 Rule::Adafactor => builder.optimizer(AdafactorConfig { eps1: Some(1e-4), ..Default::default() }),
                 Rule::Muon => builder.optimizer(muon()),
+                Rule::Prodigy => builder.optimizer(prodigy()),
             };
             let builder = builder.config(config);
             let builder = match way.zero.stage {

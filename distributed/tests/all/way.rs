@@ -37,12 +37,13 @@ pub enum Rule {
     Lamb,
     Adafactor,
     Muon,
+    Prodigy,
 }
 
 impl Rule {
     /// True if the rule needs whole parameters.
     pub fn is_whole(self) -> bool {
-        !matches!(self, Rule::AdamW | Rule::Sgd)
+        !matches!(self, Rule::AdamW | Rule::Sgd | Rule::Prodigy)
     }
 }
 

@@ -188,6 +188,7 @@ fn every_rule_trains_as_on_one_rank() -> Result<()> {
     parity(&AdanConfig::default())?;
     parity(&ScheduleFreeAdamWConfig { warmup_steps: 3, ..Default::default() })?;
     parity(&ScheduleFreeSgdConfig { lr: 0.01, weight_decay: 0.1, ..Default::default() })?;
+    parity(&ProdigyConfig { d0: 1e-3, weight_decay: 0.1, ..Default::default() })?;
     parity(&StepsDecayed::default())?;
     parity(&ShampooConfig { momentum: 0.9, precondition_frequency: 2, ..Default::default() })?;
     parity(&LambConfig { maximize: true, ..Default::default() })?;

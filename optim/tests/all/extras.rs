@@ -147,6 +147,7 @@ fn every_rule_takes_the_factor() {
         same(LionConfig::default(), dtype);
         same(AdanConfig::default(), dtype);
         same(ScheduleFreeAdamWConfig::default(), dtype);
+        same(ProdigyConfig { d0: 0.01, ..Default::default() }, dtype);
         same(AdamW8bitConfig::default(), dtype);
         same(LambConfig::default(), dtype);
         same(AdafactorConfig::default(), dtype);

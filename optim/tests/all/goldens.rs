@@ -24,6 +24,7 @@ macro_rules! by_name {
             "muon" => $check::<MuonConfig>($arg),
             "schedule_free_adamw" => $check::<ScheduleFreeAdamWConfig>($arg),
             "schedule_free_sgd" => $check::<ScheduleFreeSgdConfig>($arg),
+            "prodigy" => $check::<ProdigyConfig>($arg),
             #[cfg(feature = "linalg")]
             "soap" => $check::<SoapConfig>($arg),
             #[cfg(feature = "linalg")]
@@ -36,6 +37,11 @@ macro_rules! by_name {
 /// `attrs` as hyper-parameters: names are PyTorch's.
 fn config<C: Config>(attrs: &Value) -> C {
     let mut config = C::default();
+    set(&mut config, attrs);
+    config
+}
+
+fn set<C: Config>(config: &mut C, attrs: &Value) {
     for (name, value) in attrs.as_object().unwrap().iter().filter(|(n, _)| *n != "note") {
         let numbers = match value {
             Value::Bool(b) => vec![f64::from(u8::from(*b))],
@@ -44,7 +50,6 @@ fn config<C: Config>(attrs: &Value) -> C {
         };
         config.set(name, &numbers).unwrap();
     }
-    config
 }
 
 /// Runs a case, on the parameters the optimizer takes.
@@ -101,8 +106,21 @@ fn check_trained<C: UpdateRule>(case: &Value, dtype: DType, tol: f64) {
     let cpu = Cpu::new();
     let shapes: Vec<Vec<usize>> = case["shapes"].as_array().unwrap().iter().map(sizes).collect();
     let params = common::leaves(&cpu, &shapes.iter().map(|s| &s[..]).collect::<Vec<_>>(), dtype);
-    let mut optimizer = FlatOptimizer::over(config::<C>(&case["attrs"]), &params).unwrap();
+    let mut optimizer = match case.get("other") {
+        Some(other) => {
+            let first = FlatOptimizer::in_groups(config::<C>(&case["attrs"])).group(&params[..2], |_| {}).unwrap();
+            first.group(&params[2..], |config| set(config, other)).unwrap()
+        }
+        None => FlatOptimizer::over(config::<C>(&case["attrs"]), &params).unwrap(),
+    };
     common::train(&mut optimizer, &params, 0..12);
+    for group in 0..2 {
+        for (name, want) in case.get("adapted").into_iter().flat_map(|adapted| adapted.as_object().unwrap()) {
+            let mut config = optimizer.config(group).clone();
+            let setting = config.settings().into_iter().find(|own| own.name == name).unwrap();
+            close(&setting.value.numbers(), &[want.as_f64().unwrap()], tol, &format!("{} {name}", case["attrs"]));
+        }
+    }
     let check = |of: &str| {
         for (i, got) in numbers(&params).iter().enumerate() {
             let want: Vec<f64> = case[of][i].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();

@@ -63,6 +63,7 @@ fn every_optimizer_resumes_bit_for_bit() {
             resumes(AdanConfig::default(), dtype, first);
             resumes(ScheduleFreeAdamWConfig { warmup_steps: 4, ..Default::default() }, dtype, first);
             resumes(ScheduleFreeSgdConfig::default(), dtype, first);
+            resumes(ProdigyConfig { d0: 0.01, weight_decay: 0.1, ..Default::default() }, dtype, first);
             resumes(AdamW8bitConfig::default(), dtype, first);
             resumes(Bf16State(AdamWConfig { amsgrad: true, ..Default::default() }), dtype, first);
             resumes(LambConfig::default(), dtype, first);
