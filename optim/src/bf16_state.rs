@@ -1,7 +1,7 @@
 //! State of 16 bits for every elementwise rule, rounded at random.
 
 use numcore::{
-    DType, Result,
+    DType, Result, Scalar,
     pointwise::{Expr, Program},
 };
 
@@ -12,6 +12,9 @@ use crate::{Config, Elementwise, HyperParam, Scalars, StateSpec, StepContext, Up
 /// States are rounded stochastically: to either neighbor, by chance in proportion to the distance from the other. So a
 /// running mean that moves by less than half a step of bfloat16 moves on average, where rounding to the nearest would
 /// stop it: a mean with `β = 0.999` at a change of 0.2 to 0.4 percent.
+///
+/// States whose errors updates amplify keep their dtype: the average of schedule-free rules, and the two means that
+/// centered RMSprop subtracts.
 ///
 /// The chance of an element is a hash of its own bits and its count of updates. So an update has the same bits on any
 /// cut over ranks, in any order of parameters, and after resuming.
@@ -51,21 +54,30 @@ impl<C: Config> Config for Bf16State<C> {
 
 impl<C: Elementwise> Elementwise for Bf16State<C> {
     fn states(&self) -> Vec<StateSpec> {
-        self.0.states().into_iter().map(|state| state.of_dtype(DType::BF16)).collect()
+        let half = |state: StateSpec| if state.exact { state } else { state.of_dtype(DType::BF16) };
+        self.0.states().into_iter().map(half).collect()
     }
 
     fn program(&self, form: UpdateForm) -> Program {
-        self.0.program(UpdateForm { bf16_states: true, ..form })
+        self.0.program(UpdateForm { bf16_states: self.mask(), ..form })
     }
 
     fn scalars(&self, now: StepContext) -> Scalars {
         let mut scalars = self.0.scalars(now);
-        scalars.push(seed(now.step).into());
+        scalars.extend((self.mask() != 0).then(|| Scalar::F64(seed(now.step))));
         scalars
     }
 
     fn consistent(&self) -> Result<()> {
         self.0.consistent()
+    }
+}
+
+impl<C: Elementwise> Bf16State<C> {
+    /// The states that are bfloat16, a bit for each.
+    fn mask(&self) -> u8 {
+        let states = self.0.states();
+        states.iter().enumerate().filter(|(_, state)| !state.exact).fold(0, |mask, (k, _)| mask | 1 << k)
     }
 }
 

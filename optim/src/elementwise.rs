@@ -26,15 +26,15 @@ pub struct UpdateForm {
     pub scaled: bool,
     /// True if the gradient is negated, so that the update ascends.
     pub maximize: bool,
-    /// True if states are bfloat16 and rounded stochastically: [`Bf16State`](crate::Bf16State).
-    pub bf16_states: bool,
+    /// The states that are bfloat16 and rounded stochastically, a bit for each: [`Bf16State`](crate::Bf16State).
+    pub bf16_states: u8,
 }
 
 impl UpdateForm {
     /// The six forms of plain rules: `f32` or `f64`, f16 and bf16 parameters, each without and with a factor.
     pub const ALL: [UpdateForm; 6] = {
         const fn of(half: Option<DType>, scaled: bool) -> UpdateForm {
-            UpdateForm { half, scaled, maximize: false, bf16_states: false }
+            UpdateForm { half, scaled, maximize: false, bf16_states: 0 }
         }
         let (f16, bf16) = (Some(DType::F16), Some(DType::BF16));
         [of(None, false), of(None, true), of(f16, false), of(f16, true), of(bf16, false), of(bf16, true)]
@@ -56,7 +56,7 @@ impl UpdateForm {
     ) -> Program {
         let master = 1 + S;
         let grad = master + usize::from(self.half.is_some());
-        Program::build(name, grad + 1 + usize::from(self.scaled), N + usize::from(self.bf16_states), |_, x, s| {
+        Program::build(name, grad + 1 + usize::from(self.scaled), N + usize::from(self.bf16_states != 0), |_, x, s| {
             let (param, mut g) = match self.half {
                 Some(_) => (x[master], x[grad].cast(DType::F32)),
                 None => (x[0], x[grad]),
@@ -67,13 +67,12 @@ impl UpdateForm {
             if self.maximize {
                 g = -g;
             }
-            let states = std::array::from_fn(|i| if self.bf16_states { x[1 + i].cast_like(param) } else { x[1 + i] });
+            let is_bf16 = |state: usize| self.bf16_states >> state & 1 == 1;
+            let states = std::array::from_fn(|i| if is_bf16(i) { x[1 + i].cast_like(param) } else { x[1 + i] });
             let (param, states) = formula(param, g, states, std::array::from_fn(|i| s[i]));
             let mut outs = vec![self.half.map_or(param, |d| param.cast(d))];
-            match self.bf16_states {
-                true => outs.extend((0..).zip(states).map(|(k, state)| round_stochastic(state, s[N], k))),
-                false => outs.extend(states),
-            }
+            let kept = |(k, state)| if is_bf16(k) { round_stochastic(state, s[N], k) } else { state };
+            outs.extend(states.into_iter().enumerate().map(kept));
             outs.extend(self.half.map(|_| param));
             outs
         })

@@ -49,7 +49,9 @@ fn direction<'b>(
 impl Elementwise for RmsPropConfig {
     fn states(&self) -> Vec<StateSpec> {
         let kept = [("square_avg", true), ("momentum_buffer", self.momentum > 0.0), ("grad_avg", self.centered)];
-        kept.iter().filter(|(_, is)| *is).map(|(name, _)| StateSpec::zeros(name)).collect()
+        // Centered means are subtracted.
+        let state = |name| if self.centered { StateSpec::zeros(name).exact() } else { StateSpec::zeros(name) };
+        kept.iter().filter(|(_, is)| *is).map(|(name, _)| state(*name)).collect()
     }
 
     fn program(&self, form: UpdateForm) -> Program {

@@ -36,12 +36,14 @@ pub struct StateSpec {
     pub shape: fn(&Shape) -> Shape,
     /// The element type; `None` for that of updates.
     pub dtype: Option<DType>,
+    /// True if errors of the state are amplified by updates, as where two states are subtracted.
+    pub exact: bool,
 }
 
 impl StateSpec {
     /// Creates state of the parameter's shape, initialized to zeros.
     pub fn zeros(name: &'static str) -> StateSpec {
-        StateSpec { name, init: 0.0, shape: |s| *s, dtype: None }
+        StateSpec { name, init: 0.0, shape: |s| *s, dtype: None, exact: false }
     }
 
     /// Creates state of the parameter's shape, filled with an initial value.
@@ -52,6 +54,11 @@ impl StateSpec {
     /// Creates state of another shape, initialized to zeros.
     pub fn shaped(name: &'static str, shape: fn(&Shape) -> Shape) -> StateSpec {
         StateSpec { shape, ..StateSpec::zeros(name) }
+    }
+
+    /// Marks state whose errors updates amplify: [`Bf16State`](crate::Bf16State) leaves it in the dtype of updates.
+    pub fn exact(self) -> StateSpec {
+        StateSpec { exact: true, ..self }
     }
 
     /// Sets the element type of the state.

@@ -79,7 +79,8 @@ fn numbers(beta: f64, warmup: u32, now: StepContext) -> [f64; 6] {
 
 impl Elementwise for ScheduleFreeAdamWConfig {
     fn states(&self) -> Vec<StateSpec> {
-        [AVERAGE, "exp_avg_sq"].map(StateSpec::zeros).into()
+        // The state `z` is computed from the parameter's distance to the average, times `1/(1 − β₁)`.
+        vec![StateSpec::zeros(AVERAGE).exact(), StateSpec::zeros("exp_avg_sq")]
     }
 
     fn program(&self, form: UpdateForm) -> Program {
@@ -104,7 +105,7 @@ impl Elementwise for ScheduleFreeAdamWConfig {
 
 impl Elementwise for ScheduleFreeSgdConfig {
     fn states(&self) -> Vec<StateSpec> {
-        vec![StateSpec::zeros(AVERAGE)]
+        vec![StateSpec::zeros(AVERAGE).exact()]
     }
 
     fn program(&self, form: UpdateForm) -> Program {

@@ -176,7 +176,7 @@ impl<R: Runtime, C: UpdateRule> Shard<R, C> {
         let (groups, cut): (Vec<usize>, Vec<_>) = fragments.into_iter().map(|own| (own.group, own.cut)).unzip();
         let cut = CutParams::new(rt, layout, cut);
         let half = Some(layout.dtype()).filter(|d| d.is_half());
-        let (mut states, mut kept) = (States::new(rt, place), Vec::<(Vec<&str>, Range<usize>)>::new());
+        let (mut states, mut kept) = (States::new(rt, place), Vec::<(Vec<_>, Range<usize>)>::new());
         for config in configs {
             let names = state_names(config);
             if kept.iter().all(|(known, _)| *known != names) {
@@ -189,7 +189,7 @@ impl<R: Runtime, C: UpdateRule> Shard<R, C> {
             let group = |i: usize| groups.get(i).or(groups.last()).map_or(&configs[0], |&group| &configs[group]);
             for k in 0..range.len() {
                 let state = |i: usize| (state_names(group(i)) == *names).then(|| group(i).tensors()[k]);
-                states.add(names[k], state_of(rt, cut.layout(), |i| cut.kept(i, state(i)?))?)?;
+                states.add(names[k].0, state_of(rt, cut.layout(), |i| cut.kept(i, state(i)?))?)?;
             }
         }
         if half.is_some() {
@@ -376,8 +376,9 @@ pub(crate) fn replaced<C: UpdateRule>(configs: &[C], groups: &[HyperParams]) -> 
     configs.iter().zip(groups).enumerate().map(one).collect()
 }
 
-fn state_names<C: UpdateRule>(config: &C) -> Vec<&'static str> {
-    config.tensors().iter().map(|state| state.name).collect()
+/// The names of a rule's states, with the dtypes of those that have one of their own.
+fn state_names<C: UpdateRule>(config: &C) -> Vec<(&'static str, Option<DType>)> {
+    config.tensors().iter().map(|state| (state.name, state.dtype)).collect()
 }
 
 fn with_kernels<C: UpdateRule>(configs: &[C], half: Option<DType>) -> Result<Vec<(C, C::Kernel)>> {

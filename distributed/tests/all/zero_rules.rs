@@ -159,6 +159,37 @@ fn blocks_of_eight_bits_do_not_depend_on_ranks() -> Result<()> {
     Ok(())
 }
 
+/// States of one name, of two dtypes: weights and biases share units, and shards begin within them.
+#[test]
+fn rules_with_states_of_other_dtypes_share_shards() {
+    let trained = |n: usize, stage: Option<ZeroStage>| {
+        everywhere(n, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            let rule = AdamWConfig { lr: 1e-2, ..Default::default() };
+            let of_biases = ParamGroups::new(rule.clone());
+            let groups = ParamGroups::new(Bf16State(rule)).others(|name, _| name.contains("bias"), of_biases);
+            let builder = TrainStep::builder(&comm, &model).optimizer(groups).config(config());
+            let mut trainer = match stage {
+                Some(stage) => builder.zero(options(stage, UnitOf::children())).build()?,
+                None => builder.build()?,
+            };
+            let mut trace = Trace::default();
+            for step in 0..STEPS {
+                let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
+                trace.norms.extend(metrics.grad_norm()?);
+                let _scope = trainer.gather_full_params()?;
+                trace.weights.push(weights(&model)?);
+            }
+            Ok(trace)
+        })
+    };
+    let one = trained(1, None);
+    for stage in ZeroStage::ALL {
+        let off = difference(&trained(3, Some(stage)), &one);
+        assert!(off <= 1e-11, "stage {}: {off:e}", stage.number());
+    }
+}
+
 #[test]
 fn bases_of_soap_do_not_depend_on_ranks() -> Result<()> {
     let rule = SoapConfig { lr: 1e-2, weight_decay: 0.1, precondition_frequency: 2, ..Default::default() };

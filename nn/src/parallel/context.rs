@@ -299,7 +299,7 @@ impl<R: Runtime> ContextSlot<R> {
     #[track_caller]
     pub fn attend(&self, program: &AttentionProgram, qkv: [&Var<R>; 3], args: &[&Var<R>]) -> Result<Var<R>> {
         let [q, k, v] = qkv;
-        self.observe(q, k, None)?;
+        self.observe(q, k, q.spec().shape.dims().last().map(|&width| program.scale_of(width)))?;
         let Some(place) = self.place() else { return program.attend(q, k, v, args) };
         let options = ContextAttention { program: Some((program, args)), ..Default::default() };
         place.group.attention(qkv, options, &place.of)

@@ -143,6 +143,11 @@ impl AttentionProgram {
         Ok(())
     }
 
+    /// The factor of products of queries and keys whose heads are `width` wide.
+    pub fn scale_of(&self, width: usize) -> f64 {
+        self.scale.unwrap_or(1.0 / (width as f64).sqrt())
+    }
+
     /// Sets the factor of the products of queries and keys; at first `1/√D`.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = Some(scale);
@@ -354,7 +359,7 @@ impl<'a, T: Apply> ScoredCall<'a, T> {
             return Err(T::explained(Error::shape("AttentionProgram", &[arg.spec().shape, scores], why), &[arg]));
         }
         program.check_dtypes(dtype.compute(), args).at_caller()?;
-        let scale = program.scale.unwrap_or(1.0 / (shape[3] as f64).sqrt());
+        let scale = program.scale_of(shape[3]);
         Ok(ScoredCall { q, k, v, args, scale, batch: shape[0], heads: shape[1], queries: shape[2], keys })
     }
 }

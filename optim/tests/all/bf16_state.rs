@@ -2,7 +2,10 @@
 
 use autograd::Leaf;
 use numcore::{DType, Result, Tensor, ops::PointwiseOps};
-use optim::{AdamConfig, AdamWConfig, Bf16State, FlatOptimizer, Optimizer, OptimizerCore, StateSpec, UpdateRule};
+use optim::{
+    AdamConfig, AdamWConfig, Bf16State, FlatOptimizer, Optimizer, OptimizerCore, RmsPropConfig,
+    ScheduleFreeAdamWConfig, StateSpec, UpdateRule,
+};
 use runtime_cpu::Cpu;
 
 use crate::common::{leaves, numbers, train};
@@ -117,6 +120,28 @@ fn a_slow_mean_follows_its_gradient() -> Result<()> {
     let ratios: Vec<f64> = second.to_f64s()?.iter().zip(&scales).map(|(v, g)| v / (g * g * want)).collect();
     let mean = ratios.iter().sum::<f64>() / 256.0;
     assert!((mean - 1.0).abs() < 0.005, "the mean ratio is {mean}");
+    Ok(())
+}
+
+/// Differences of states are of exact ones: nearly constant gradients have a small spread.
+#[test]
+fn states_that_are_subtracted_keep_their_dtype() -> Result<()> {
+    let rt = Cpu::with_threads(1);
+    let rule = RmsPropConfig { centered: true, momentum: 0.5, ..Default::default() };
+    let dtypes = |rule: &dyn Fn() -> Vec<StateSpec>| rule().iter().map(|s| s.dtype).collect::<Vec<_>>();
+    assert_eq!(dtypes(&|| UpdateRule::tensors(&Bf16State(rule.clone()))), [None; 3]);
+    let half = Some(DType::BF16);
+    let schedule_free = Bf16State(ScheduleFreeAdamWConfig::default());
+    assert_eq!(dtypes(&|| UpdateRule::tensors(&schedule_free)), [None, half]);
+    // The same bits as without, where no state is rounded.
+    let trained = |params: &[_], optimizer: &mut dyn Optimizer<Cpu>| {
+        train(optimizer, params, 0..4);
+        numbers(params)
+    };
+    let [a, b] = [0, 1].map(|_| leaves(&rt, &[&[33]], DType::F32));
+    let mut plain = FlatOptimizer::over(rule.clone(), &a)?;
+    let mut wrapped = FlatOptimizer::over(Bf16State(rule), &b)?;
+    assert_eq!(trained(&a, &mut plain), trained(&b, &mut wrapped));
     Ok(())
 }
 

@@ -15,8 +15,10 @@ use crate::{Callback, Event, Run};
 /// Rows of the projections of queries and of keys are multiplied by `√(τ/s)`, and their biases. Where heads of queries
 /// share one of keys, those of queries alone are multiplied by `τ/s`. Scores are the scaled products of queries and
 /// keys of all pairs of tokens of a sequence, in passes that record gradients. To compute them, each such pass multiplies
-/// queries and keys twice. Ranks exchange the largest scores at each step, so all weights change alike; pipelines, ZeRO
-/// and tensor axes cut by heads change nothing.
+/// queries and keys twice. Rows that fill up a batch count too. Ranks exchange the largest scores at each step, so all
+/// weights change alike; pipelines, ZeRO and tensor axes cut by heads change nothing.
+///
+/// Half-precision weights are rounded, so factors nearer to 1 than their precision change nothing.
 ///
 /// The largest score of all heads is recorded as `attention/largest_score`.
 ///
@@ -30,7 +32,7 @@ use crate::{Callback, Event, Run};
 ///
 /// # Errors
 /// A run ends with an error that names the layer if heads are normalized, if a projection is frozen or has an adapter,
-/// and if sequences are cut over ranks.
+/// if projections have names that are not known, and if sequences are cut over ranks.
 #[doc(alias("MuonClip", "qk_clip"))]
 #[derive(Clone, Debug)]
 pub struct QkClip {
@@ -54,30 +56,45 @@ impl QkClip {
     ///
     /// The first call starts to observe.
     pub fn apply<R: Runtime>(&self, comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Option<f64>> {
-        let layers = ScoredLayer::all(model);
-        let own = layers.iter().map(ScoredLayer::observed).collect::<Result<Vec<_>>>()?;
-        let bytes: Vec<u8> = own.iter().flatten().flat_map(HeadScores::to_bytes).collect();
-        let mut largest = BTreeMap::<(u64, u64), f64>::new();
-        for scores in comm.exchange(&bytes)?.iter().flat_map(|rank| HeadScores::all_of(rank)) {
-            let one = largest.entry((scores.layer, scores.head)).or_insert(f64::NEG_INFINITY);
+        self.apply_to(comm, &ScoredLayer::all(model))
+    }
+
+    fn apply_to<R: Runtime>(&self, comm: &Comm<R>, layers: &[ScoredLayer<R>]) -> Result<Option<f64>> {
+        // A rank that fails takes part in the exchange, so that no other waits for it.
+        let ids = layers.iter().map(ScoredLayer::id).collect::<Result<Vec<u64>>>();
+        let own = ids.and_then(|ids| {
+            let own = layers.iter().zip(&ids).map(|(layer, id)| layer.observed(*id)).collect::<Result<Vec<_>>>()?;
+            Ok((ids, own.concat()))
+        });
+        let bytes = own.iter().flat_map(|(_, scores)| scores).flat_map(HeadScore::to_bytes);
+        let all = comm.exchange(&std::iter::once(u8::from(own.is_ok())).chain(bytes).collect::<Vec<u8>>())?;
+        let (ids, _) = own?;
+        if let Some(rank) = all.iter().position(|bytes| bytes.first() != Some(&1)) {
+            let why = format!("rank {} could not observe its scores; its own error says why", comm.members()[rank]);
+            return Err(Error::usage("QkClip", why));
+        }
+        let mut largest = BTreeMap::<u64, BTreeMap<u64, f64>>::new();
+        for scores in all.iter().flat_map(|bytes| HeadScore::all_of(&bytes[1..])) {
+            let heads = largest.entry(scores.layer).or_default();
+            let one = heads.entry(scores.head).or_insert(f64::NEG_INFINITY);
             *one = one.max(scores.largest);
         }
-        for (layer, own) in layers.iter().zip(&own) {
-            let of_head = |own: &HeadScores| largest.get(&(own.layer, own.head)).map_or(1.0, |s| self.threshold / s);
+        for (layer, id) in layers.iter().zip(ids) {
             // Scores below 0, and those that are no numbers, are no reason to change weights.
-            let factor = |x: f64| if x > 0.0 && x < 1.0 { x } else { 1.0 };
-            layer.scale(&own.iter().map(|own| factor(of_head(own))).collect::<Vec<f64>>())?;
+            let factor = |score: &f64| if *score > self.threshold { self.threshold / score } else { 1.0 };
+            let factors: Vec<f64> = largest.get(&id).into_iter().flat_map(|heads| heads.values().map(factor)).collect();
+            layer.scale(&factors)?;
         }
-        Ok(largest.into_values().reduce(f64::max))
+        Ok(largest.into_values().flat_map(BTreeMap::into_values).reduce(f64::max))
     }
 }
 
 impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for QkClip {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         match event {
-            Event::Begin => ScoredLayer::all(run.model()).iter().for_each(|layer| layer.slot.observe_scores()),
+            Event::Begin => of_run(run).iter().for_each(|layer| layer.slot.observe_scores()),
             Event::StepEnd(_) => {
-                if let Some(largest) = self.apply(run.comm(), run.model())? {
+                if let Some(largest) = self.apply_to(run.comm(), &of_run(run))? {
                     run.record("attention/largest_score", largest);
                 }
             }
@@ -87,22 +104,28 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for QkClip {
     }
 }
 
+/// The layers of the model, and of the modules that the training step holds itself.
+fn of_run<R: Runtime, M: Module<R>, B>(run: &Run<'_, R, M, B>) -> Vec<ScoredLayer<R>> {
+    run.modules().into_iter().flat_map(ScoredLayer::all).collect()
+}
+
 /// The largest score of a head of a layer, or of a rank's part of one.
-struct HeadScores {
+#[derive(Clone, Copy)]
+struct HeadScore {
     layer: u64,
     head: u64,
     largest: f64,
 }
 
-impl HeadScores {
+impl HeadScore {
     fn to_bytes(&self) -> [u8; 24] {
         let words = [self.layer, self.head, self.largest.to_bits()].map(u64::to_le_bytes);
         std::array::from_fn(|i| words[i / 8][i % 8])
     }
 
-    fn all_of(bytes: &[u8]) -> impl Iterator<Item = HeadScores> {
+    fn all_of(bytes: &[u8]) -> impl Iterator<Item = HeadScore> {
         let words = bytes.as_chunks::<8>().0.as_chunks::<3>().0.iter();
-        words.map(|words| words.map(u64::from_le_bytes)).map(|[layer, head, largest]| HeadScores {
+        words.map(|words| words.map(u64::from_le_bytes)).map(|[layer, head, largest]| HeadScore {
             layer,
             head,
             largest: f64::from_bits(largest),
@@ -155,18 +178,23 @@ impl<R: Runtime> ScoredLayer<R> {
         layers.into_iter().map(complete).collect()
     }
 
-    /// The largest score of each head since the last call.
-    fn observed(&self) -> Result<Vec<HeadScores>> {
-        self.slot.observe_scores();
-        let Some(scores) = self.slot.take_largest_scores() else { return Ok(Vec::new()) };
-        let mut layer = Fnv1a::new();
-        layer.write(self.name.as_bytes());
+    /// A number of the layer, and of this rank's heads of it, that is equal on all ranks that have them.
+    fn id(&self) -> Result<u64> {
+        let mut id = Fnv1a::new();
+        id.write(self.name.as_bytes());
         let [queries, _] = self.projections()?;
         if let Some(placed) = queries.first().and_then(|own| own.parameter.placed()).filter(|placed| !placed.is_whole())
         {
-            layer.write(format!("{:?}", placed.placement()).as_bytes());
+            id.write(format!("{:?}", placed.placement()).as_bytes());
         }
-        let of = |(head, largest): (usize, f64)| HeadScores { layer: layer.finish(), head: head as u64, largest };
+        Ok(id.finish())
+    }
+
+    /// The largest score of each head since the last call.
+    fn observed(&self, id: u64) -> Result<Vec<HeadScore>> {
+        self.slot.observe_scores();
+        let Some(scores) = self.slot.take_largest_scores() else { return Ok(Vec::new()) };
+        let of = |(head, largest): (usize, f64)| HeadScore { layer: id, head: head as u64, largest };
         Ok(scores.to_f64s()?.into_iter().enumerate().map(of).collect())
     }
 
@@ -177,8 +205,9 @@ impl<R: Runtime> ScoredLayer<R> {
         }
         let [queries, keys] = self.projections()?;
         let roots: Vec<f64> = factors.iter().map(|x| x.sqrt()).collect();
-        let count = |rows: &[HeadRows<R>]| rows.first().map(|own| own.rows.len());
-        if count(&queries) != count(&keys) {
+        // Of all ranks: some may have a head of keys each, which is one for all of them.
+        let heads = |rows: &[HeadRows<R>]| rows.first().map(|own| own.parameter.logical_shape()[0]);
+        if heads(&queries) != heads(&keys) {
             return queries.iter().try_for_each(|own| own.multiply(factors));
         }
         queries.iter().chain(&keys).try_for_each(|own| own.multiply(&roots))

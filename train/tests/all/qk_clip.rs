@@ -1,13 +1,22 @@
 //! Attention scores bounded by QK-clip: to the threshold exactly, by layer, and alike however ranks share the work.
 
-use distributed::mesh::AsMesh;
+use data::Last;
+use distributed::{
+    mesh::AsMesh,
+    pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind, split},
+};
 use nn::{
     Activation, EncoderBlock, EncoderBlockConfig, Gpt, GptConfig, GroupedQueryAttention, GroupedQueryConfig,
-    MultiHeadAttention, parallel::VocabularyLoss,
+    MultiHeadAttention, Param, Sequential,
+    parallel::{ContextSlot, VocabularyLoss},
 };
-use numcore::{Tensor, ops::MatmulOps};
+use numcore::{
+    Tensor,
+    fused::AttentionProgram,
+    ops::{Apply, MatmulOps},
+};
 use optim::SgdConfig;
-use train::QkClip;
+use train::{ModelInStep, QkClip};
 
 use crate::{common::*, prelude::*};
 
@@ -22,25 +31,23 @@ fn input(rt: &Cpu) -> Result<Var<Cpu>> {
 }
 
 /// The largest score after another forward pass, which changes nothing.
-fn largest<M: Module<Cpu>>(model: &M, forward: &dyn Fn(&M) -> Result<Var<Cpu>>) -> Result<f64> {
+fn largest<M: Module<Cpu>>(comm: &Comm<Cpu>, model: &M, forward: &dyn Fn(&M) -> Result<Var<Cpu>>) -> Result<f64> {
     let watch = QkClip::at(f64::MAX)?;
-    watch.apply(&one(), model)?;
+    watch.apply(comm, model)?;
     forward(model)?;
-    watch.apply(&one(), model).map(|found| found.expect("a score"))
+    watch.apply(comm, model).map(|found| found.expect("a score"))
 }
 
-/// Halves the largest score, and returns those before and after.
-fn halved<M: Module<Cpu>>(model: &M, forward: &dyn Fn(&M) -> Result<Var<Cpu>>) -> Result<[f64; 2]> {
-    let before = largest(model, forward)?;
+/// Halves the largest score.
+fn halve<M: Module<Cpu>>(comm: &Comm<Cpu>, model: &M, forward: &dyn Fn(&M) -> Result<Var<Cpu>>) -> Result<()> {
+    let before = largest(comm, model, forward)?;
     forward(model)?;
-    let seen = QkClip::at(before / 2.0)?.apply(&one(), model)?;
+    let seen = QkClip::at(before / 2.0)?.apply(comm, model)?;
     assert_eq!(seen, Some(before));
-    assert_eq!(QkClip::at(1.0)?.apply(&one(), model)?, None, "no pass since then");
-    Ok([before, largest(model, forward)?])
-}
-
-fn assert_halved([before, after]: [f64; 2]) {
+    assert_eq!(QkClip::at(1.0)?.apply(comm, model)?, None, "no pass since then");
+    let after = largest(comm, model, forward)?;
     assert!((after - before / 2.0).abs() <= 1e-12 * before, "{before} became {after}");
+    Ok(())
 }
 
 fn grouped(rt: &Cpu, kv_heads: usize, head_norm: Option<f64>) -> Result<GroupedQueryAttention<Cpu>> {
@@ -57,10 +64,10 @@ fn scores_of_every_kind_of_attention_are_bounded() -> Result<()> {
     let x = input(&rt)?;
     for kv_heads in [4, 2, 1] {
         let model = grouped(&rt, kv_heads, None)?;
-        assert_halved(halved(&model, &|model| model.attend(model.project(&x, None)?, None, &x))?);
+        halve(&one(), &model, &|model| model.attend(model.project(&x, None)?, None, &x))?;
     }
     let joint = MultiHeadAttention::new(&init(&rt), WIDTH, 3)?;
-    assert_halved(halved(&joint, &|model| model.forward(&x))?);
+    halve(&one(), &joint, &|model| model.forward(&x))?;
     let (activation, pre_norm) = (Activation::Gelu, false);
     let config = EncoderBlockConfig {
         width: WIDTH,
@@ -72,8 +79,7 @@ fn scores_of_every_kind_of_attention_are_bounded() -> Result<()> {
         eps: 1e-5,
         dropout: 0.0,
     };
-    assert_halved(halved(&EncoderBlock::new(&init(&rt), config)?, &|model| model.forward(&x))?);
-    Ok(())
+    halve(&one(), &EncoderBlock::new(&init(&rt), config)?, &|model| model.forward(&x))
 }
 
 /// By a formula from the projections: the largest scaled product, of the head that has it and of the others.
@@ -93,6 +99,9 @@ fn heads_below_the_threshold_are_left_alone() -> Result<()> {
     let clip = QkClip::at(threshold)?;
     clip.apply(&one(), &model)?;
     model.attend(model.project(&x, None)?, None, &x)?;
+    // Passes since the last step count together.
+    let less = x.mul(0.1)?;
+    model.attend(model.project(&less, None)?, None, &less)?;
     assert!((clip.apply(&one(), &model)?.expect("a score") - sorted[3]).abs() <= 1e-12 * sorted[3]);
     for (before, after) in before.into_iter().zip(of_heads()?) {
         let want = before.min(threshold);
@@ -210,5 +219,104 @@ fn the_loop_bounds_and_records_scores() -> Result<()> {
     let scores = memory.of("attention/largest_score");
     assert_eq!(scores.len(), 3);
     assert!(scores[0].1 > 0.02 && scores[2].1 < scores[0].1 / 2.0, "{scores:?}");
+    Ok(())
+}
+
+/// Ranks that share a head of keys keep equal copies of it.
+#[test]
+fn shared_heads_of_keys_stay_equal() -> Result<()> {
+    on_ranks(4, |comm| {
+        let mesh = Mesh::new(comm, ParallelPlan::of([(Axis::Tensor, 4)])?)?;
+        let (x, model) = (input(comm.runtime())?, grouped(comm.runtime(), 2, None)?);
+        let plan = TensorPlan::new().column("q_proj").column("k_proj").column("v_proj").row("o_proj");
+        mesh.parallelize(&model, &plan)?;
+        let keys = || model.named_parameters().into_iter().filter(|(name, _)| name.starts_with("k_proj"));
+        let before: Vec<Vec<f64>> = keys().map(|(_, p)| p.value()?.to_f64s()).collect::<Result<_>>()?;
+        halve(comm, &model, &|model| model.attend(model.project(&x, None)?, None, &x))?;
+        assert_eq!(keys().map(|(_, p)| p.value()?.to_f64s()).collect::<Result<Vec<_>>>()?, before);
+        Ok(())
+    })
+}
+
+#[test]
+fn ranks_without_a_pass_clip_too() -> Result<()> {
+    let weights = Ranks::new(3).run(cpu, |comm| {
+        let (x, model) = (input(comm.runtime())?, grouped(comm.runtime(), 4, None)?);
+        let clip = QkClip::at(0.5)?;
+        clip.apply(&comm, &model)?;
+        if comm.rank() == 1 {
+            model.attend(model.project(&x, None)?, None, &x)?;
+        }
+        assert!(clip.apply(&comm, &model)?.expect("a score") > 1.0);
+        model.named_parameters().into_iter().map(|(_, p)| p.value()?.to_f64s()).collect::<Result<Vec<_>>>()
+    })?;
+    assert!(weights.iter().all(|own| *own == weights[0]));
+    // One rank's error is an error on all.
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = grouped(comm.runtime(), 4, None)?;
+        model.named_parameters()[0].1.set_requires_grad(comm.rank() == 1);
+        QkClip::at(0.5)?.apply(&comm, &model).map(drop)
+    })?;
+    let errors: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    assert!(errors[0].contains("is frozen") && errors[1].contains("rank 0 could not observe"), "{errors:?}");
+    Ok(())
+}
+
+#[test]
+fn programs_are_scored_by_their_own_scale() -> Result<()> {
+    let rt = Cpu::with_threads(1);
+    let value = |seed| Tensor::normal(&rt, [1, 2, 4, 3], DType::F64, 0.0, 1.0, seed).and_then(Param::new);
+    let (q, k, slot) = (value(1)?, value(2)?, ContextSlot::attends());
+    slot.observe_scores();
+    slot.attend(&AttentionProgram::causal().scale(2.0), [&q.var(), &k.var(), &k.var()], &[])?;
+    let want = q.value()?.matmul(&k.value()?.transpose(2, 3)?.contiguous()?)?.mul(2.0)?.amax(&[0, 2, 3])?.to_f64s()?;
+    let got = slot.take_largest_scores().expect("scores").to_f64s()?;
+    assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-12 * b.abs()), "{got:?}, not {want:?}");
+    Ok(())
+}
+
+/// Two layers of attention, of which each is a stage: the scores of one rank that has both.
+#[test]
+fn stages_of_a_pipeline_are_clipped() -> Result<()> {
+    let scores = |ranks: usize| {
+        let memory = Memory::default();
+        on_ranks(ranks, |comm| {
+            let rt = comm.runtime();
+            let layers = || -> Result<Sequential<Cpu>> {
+                let [a, b] = [0, 1].map(|seed| MultiHeadAttention::new(&Init::new(rt, seed).dtype(DType::F64), 4, 2));
+                Ok(Sequential::new().push(a?).push(b?))
+            };
+            let shape = PipeShape { ranks: 2, stages_per_rank: 1, micro_batches: 2 };
+            let (sgd, data) = (SgdConfig { lr: 0.05, ..Default::default() }, loader(rt).last(Last::Drop));
+            let x = |batch: &Batch<Rows>| batch.data.reshape([batch.rows, 1, 4]);
+            let loss = |y: &Var<Cpu>| Loss::sum(y.square()?.sum_all()?, 32.0);
+            if ranks == 1 {
+                let model = layers()?;
+                let step = TrainStep::builder(comm, &model).optimizer(sgd).build()?;
+                let trainer = Trainer::new(&model, step, data).until(Length::Steps(4)).record_every(Interval::Steps(1));
+                let trainer = trainer.with(QkClip::at(0.02)?).sink(memory.clone());
+                return trainer.run(|model, batch| loss(&model.forward(&Var::new(x(batch)?))?)).map(drop);
+            }
+            let checked =
+                ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())?;
+            let stages = split(layers()?.into_layers(), &[1])?;
+            let model = PipelineModel::on(comm.rank(), checked, stages)
+                .loss(|y, _| Loss::sum(y[0].square()?.sum_all()?, 4.0 * y[0].spec().shape[0] as f64));
+            let step = TrainStep::builder(comm, model).optimizer(sgd).build()?;
+            Trainer::new(&ModelInStep, step, data)
+                .until(Length::Steps(4))
+                .record_every(Interval::Steps(1))
+                .with(QkClip::at(0.02)?)
+                .sink(memory.clone())
+                .run(|_, batch| MicroBatches::split(&[x(batch)?], &[x(batch)?], 2))
+                .map(drop)
+        })
+        .map(|()| memory.of("attention/largest_score"))
+    };
+    let (alone, piped) = (scores(1)?, scores(2)?);
+    assert!(alone.len() == 4 && piped.len() == 4 && alone[0].1 > 0.02, "{alone:?} and {piped:?}");
+    for ((_, a), (_, b)) in alone.iter().zip(&piped) {
+        assert!((a - b).abs() <= 1e-12 * a.abs(), "{alone:?} and {piped:?}");
+    }
     Ok(())
 }

@@ -32,9 +32,17 @@ const STAGED_UNUSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test",
 const CUT_TOKENS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "capacities_count_parts"];
 const SHARED_HEADS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "tensor_decisions"];
 const CUT_WHOLE: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "whole_rules_cut"];
+const ROUNDED: &[&str] = &["test", "-p", "weftgrad-optim", "--test", "all", "--", "bf16_state"];
+const CLIPPED: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "qk_clip"];
 
 #[rustfmt::skip]
 pub(super) const TRAINING: &[Mutant] = &[
+    Mutant { file: "optim/src/bf16_state.rs", from: "drawn.lt(chance)", to: "(drawn + drawn).lt(chance)", test: ROUNDED },
+    Mutant { file: "optim/src/bf16_state.rs", from: "gap.abs() + seed)", to: "gap.abs())", test: ROUNDED },
+    Mutant { file: "optim/src/bf16_state.rs", from: "1.25 / 256.0", to: "0.9 / 256.0", test: ROUNDED },
+    Mutant { file: "train/src/callbacks/qk_clip.rs", from: "*one = one.max(scores.largest);", to: "*one = scores.largest;", test: CLIPPED },
+    Mutant { file: "train/src/callbacks/qk_clip.rs", from: "if heads(&queries) != heads(&keys) {", to: "if false {", test: CLIPPED },
+    Mutant { file: "nn/src/parallel/largest_scores.rs", from: "before.maximum(&largest)?", to: "largest", test: CLIPPED },
     Mutant { file: "distributed/src/ddp/data_parallel.rs", from: "mesh.is_of_stages() && options.unused", to: "false && options.unused", test: STAGED_UNUSED },
     Mutant { file: "distributed/src/zero/engine.rs", from: "of_stages && options.unused == Unused::Allow", to: "false", test: STAGED_UNUSED },
     Mutant { file: "distributed/src/strategy/tied.rs", from: "lent.iter_mut().filter(|lent| !lent.is_written()).try_for_each(GradLoan::zero)?;", to: "", test: STAGED_UNUSED },
