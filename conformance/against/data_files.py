@@ -53,4 +53,9 @@ with pa.ipc.new_file(os.path.join(out, "file.arrow"), table.schema) as writer:
 words = pa.table({"word": pa.array(["a", "b", "a"]).dictionary_encode()})
 with pa.ipc.new_stream(os.path.join(out, "dictionary.arrow"), words.schema) as writer:
     writer.write_table(words)
+# Compressed batches, which are refused too.
+ones = pa.table({"x": pa.array([1] * 100, pa.int8())})
+options = pa.ipc.IpcWriteOptions(compression="lz4")
+with pa.ipc.new_stream(os.path.join(out, "compressed.arrow"), ones.schema, options=options) as writer:
+    writer.write_table(ones)
 print(json.load(open(os.path.join(folder, "state.json"))))

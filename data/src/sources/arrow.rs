@@ -101,7 +101,8 @@ impl Arrow {
         }
         let (mut files, places, rows, starts) = all;
         let Some(groups) = Groups::new(rows) else {
-            return Err(Error::argument("Arrow", "the numbers of rows of the batches make no sense")).at_caller();
+            let names: Vec<&str> = files.iter().map(|file| &*file.name).collect();
+            return Err(Error::format(names.join(", "), "the numbers of rows make no sense")).at_caller();
         };
         files.iter_mut().zip(starts).for_each(|(file, group)| file.start = groups.start(group));
         Ok(Arrow { files, places, groups, projection: None })
@@ -189,7 +190,7 @@ fn index(
         let bytes = file.bytes(offset + 8, len)?;
         let message = root_as_message(&bytes).map_err(|e| wrong(&e.to_string()))?;
         let body = u64::try_from(message.bodyLength()).map_err(|_| wrong("its length is negative"))?;
-        let whole = body.checked_add(8 + len).ok_or_else(|| wrong("its length makes no sense"))?;
+        let whole = body + 8 + len;
         match (message.header_type(), message.header_as_record_batch()) {
             (MessageHeader::Schema, _) if head.is_none() => head = Some([&start[..], &bytes].concat()),
             (MessageHeader::RecordBatch, Some(batch)) if batch.compression().is_some() => {

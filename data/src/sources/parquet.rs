@@ -158,7 +158,7 @@ impl Dataset for Parquet {
         let file = &self.files[file];
         let wrong = |why: String| Error::format(&*file.name, format!("row group {number}: {why}"));
         // The crate panics at dates that no calendar has.
-        let decoded = || caught(|| self.decoded(file, number).map_err(|e| wrong(e.to_string())));
+        let decoded = || caught(|| self.decoded(file, number).map_err(Error::other)).map_err(|e| wrong(e.to_string()));
         let rows = self.groups.get(group, decoded)?;
         let cell = rows.get(row).cloned().ok_or_else(|| wrong(format!("it has only {} rows", rows.len())))?;
         Ok(TableRow::new(cell, &file.name, ("row", (index - file.start) as u64)))

@@ -128,7 +128,7 @@ mod parquet_files {
         sources::{Cell, Parquet},
     };
     use parquet::{
-        data_type::{ByteArray, ByteArrayType, DoubleType, FixedLenByteArray, FixedLenByteArrayType},
+        data_type::{ByteArray, ByteArrayType, DoubleType, FixedLenByteArray, FixedLenByteArrayType, Int32Type},
         file::{properties::WriterProperties, writer::SerializedFileWriter},
         schema::parser::parse_message_type,
     };
@@ -231,6 +231,27 @@ mod parquet_files {
     }
 
     #[test]
+    fn a_date_that_no_calendar_has_is_an_error() {
+        let folder = Folder::new("parquet-dates");
+        let path = folder.path("dates.parquet");
+        let schema = Arc::new(parse_message_type("message rows { REQUIRED INT32 day (DATE); }").unwrap());
+        let mut writer = SerializedFileWriter::new(File::create(&path).unwrap(), schema, Arc::default()).unwrap();
+        for day in [1, i32::MAX] {
+            let mut group = writer.next_row_group().unwrap();
+            let mut column = group.next_column().unwrap().unwrap();
+            column.typed::<Int32Type>().write_batch(&[day], None, None).unwrap();
+            column.close().unwrap();
+            group.close().unwrap();
+        }
+        writer.close().unwrap();
+        let rows = Parquet::open(&path).unwrap();
+        assert_eq!(rows.get(0).unwrap().text("day").unwrap(), "1970-01-02");
+        let error = rows.get(1).unwrap_err().to_string();
+        assert!(error.contains("dates.parquet: row group 1: "), "{error}");
+        assert!(rows.get(0).is_ok());
+    }
+
+    #[test]
     fn a_folder_is_one_dataset() {
         let folder = Folder::new("parquet-folder");
         for (name, groups) in [("b.parquet", &[2, 3][..]), ("a.parquet", &[4]), ("c.parquet", &[])] {
@@ -297,9 +318,104 @@ fn check_saved(rows: &impl data::Dataset<Example = data::sources::TableRow>) {
 mod arrow_files {
     use std::{fs, path::Path};
 
+    use std::sync::Arc;
+
+    use arrow_array::{ArrayRef, Date32Array, Int8Array, RecordBatch};
+    use arrow_ipc::{root_as_message, writer::StreamWriter};
     use data::{Dataset, Loader, sources::Arrow};
 
     use crate::{common::Folder, references};
+
+    /// A stream of one batch: the messages of its schema and of the batch, and the end.
+    struct ArrowStream {
+        schema: Vec<u8>,
+        batch: Vec<u8>,
+        end: Vec<u8>,
+    }
+
+    impl ArrowStream {
+        fn of(columns: &[(&str, ArrayRef)]) -> Self {
+            let batch = RecordBatch::try_from_iter(columns.iter().cloned()).unwrap();
+            let mut writer = StreamWriter::try_new(Vec::new(), batch.schema_ref()).unwrap();
+            writer.write(&batch).unwrap();
+            let mut schema = writer.into_inner().unwrap();
+            let len = |bytes: &[u8]| {
+                let head = 8 + u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
+                head + root_as_message(&bytes[8..head]).unwrap().bodyLength() as usize
+            };
+            let mut batch = schema.split_off(len(&schema));
+            let end = batch.split_off(len(&batch));
+            ArrowStream { schema, batch, end }
+        }
+
+        /// The streams with another number at a place where the batch has this one.
+        fn with(&self, number: i64, other: i64) -> Vec<Vec<u8>> {
+            let places = (0..self.batch.len() - 8).filter(|&at| self.batch[at..at + 8] == number.to_le_bytes());
+            let changed = places.map(|at| {
+                let mut batch = self.batch.clone();
+                batch[at..at + 8].copy_from_slice(&other.to_le_bytes());
+                [&self.schema[..], &batch, &self.end].concat()
+            });
+            changed.collect()
+        }
+    }
+
+    #[test]
+    fn messages_that_make_no_sense_are_refused() {
+        let folder = Folder::new("arrow-messages");
+        let says = |bytes: &[u8], words: &str| {
+            let error = Arrow::open(folder.file("a.arrow", bytes)).err().expect("an error").to_string();
+            assert!(error.contains("a.arrow") && error.contains(words), "{error} should say {words}");
+        };
+        let stream = ArrowStream::of(&[("x", Arc::new(Int8Array::from_iter_values((0..291).map(|i| i as i8))))]);
+        let ArrowStream { schema, batch, end } = &stream;
+        let all = [&schema[..], batch, end].concat();
+        let rows = Arrow::open(folder.file("whole.arrow", [&all[..], b"more"].concat())).unwrap();
+        assert_eq!(
+            (rows.len(), rows.get(290).unwrap().number("x").unwrap()),
+            (291, 34.0),
+            "all after the end is ignored"
+        );
+        says(&[batch, &schema[..], end].concat(), "at byte 0: a schema should come first, then record batches alone");
+        says(&[&schema[..], schema, batch].concat(), "a schema should come first");
+        says(&all[..schema.len() + batch.len() - 1], "the file ends within it");
+        let body = root_as_message(&batch[8..]).unwrap().bodyLength();
+        let [negative, long] = [-1, i64::MAX].map(|length| stream.with(body, length));
+        assert_eq!((negative.len(), long.len()), (1, 1), "the length of the body is there once");
+        says(&negative[0], "its length is negative");
+        says(&long[0], "the file ends within it");
+    }
+
+    #[test]
+    fn batches_of_wrong_lengths_and_columns_of_other_types_are_refused() {
+        let folder = Folder::new("arrow-batches");
+        // The number of rows of the batch, and that of its column.
+        let stream = ArrowStream::of(&[("x", Arc::new(Int8Array::from_iter_values((0..291).map(|i| i as i8))))]);
+        let longer = stream.with(291, 292);
+        assert!(longer.len() >= 2);
+        let mut refused = 0;
+        for bytes in longer {
+            let rows = Arrow::open(folder.file("longer.arrow", bytes)).unwrap();
+            for error in (0..rows.len()).filter_map(|row| rows.get(row).err()) {
+                assert!(error.to_string().contains("longer.arrow: the record batch at byte"), "{error}");
+                refused += 1;
+            }
+        }
+        assert!(refused >= 2 * 291, "{refused}");
+        let opened = stream.with(291, -1).into_iter().map(|bytes| Arrow::open(folder.file("less.arrow", bytes)));
+        let errors: Vec<String> = opened.filter_map(|rows| Some(rows.err()?.to_string())).collect();
+        assert!(errors.len() == 1 && errors[0].contains("less.arrow: the numbers of rows make no sense"), "{errors:?}");
+        let day: ArrayRef = Arc::new(Date32Array::from(vec![3]));
+        let stream = ArrowStream::of(&[("x", Arc::new(Int8Array::from(vec![7]))), ("day", day)]);
+        let path = folder.file("days.arrow", [&stream.schema[..], &stream.batch, &stream.end].concat());
+        let error = Arrow::open(&path).unwrap().get(0).unwrap_err().to_string();
+        let words = "days.arrow: row 0: column `day`: values of type Date32 are not read: leave it out by `columns`";
+        assert!(error.contains(words), "{error}");
+        let row = Arrow::open(&path).unwrap().columns(&["x"]).unwrap().get(0).unwrap();
+        assert_eq!(row.number("x").unwrap(), 7.0);
+        let error = Arrow::open_all([&path, &references().join("file.arrow")]).err().unwrap().to_string();
+        assert!(error.contains("file.arrow: its columns are not those of") && error.contains("days.arrow"), "{error}");
+    }
 
     #[test]
     fn saved_datasets_are_read() {
@@ -330,6 +446,8 @@ mod arrow_files {
         };
         says(&references().join("dictionary.arrow"), "dictionary.arrow: the message at byte");
         says(&references().join("dictionary.arrow"), "write them as plain values");
+        says(&references().join("compressed.arrow"), "compressed.arrow: the message at byte");
+        says(&references().join("compressed.arrow"), "compressed batches are not read: write them without compression");
         says(&folder.file("cut.arrow", &whole[..3000]), "cut.arrow");
         says(
             &folder.file("none.arrow", "no table of any kind"),
@@ -339,6 +457,10 @@ mod arrow_files {
         says(folder.as_ref(), "state.json");
         folder.file("state.json", "{\"_data_files\": [{\"name\": 1}]}");
         says(folder.as_ref(), "state.json: it has no list `_data_files`");
+        folder.file("state.json", "{\"_data_files\": ");
+        says(folder.as_ref(), "state.json: EOF while parsing");
+        folder.file("state.json", "{\"_data_files\": [{\"filename\": \"data-1.arrow\"}]}");
+        says(folder.as_ref(), "data-1.arrow: No such file");
         let error = Arrow::open(references().join("saved")).unwrap().columns(&["txt"]).err().unwrap().to_string();
         assert!(error.contains("no column `txt` among text, label, score"), "{error}");
         // A damaged file is an error, or has other values; nothing panics.
