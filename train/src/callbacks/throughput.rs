@@ -32,7 +32,8 @@ use crate::{Callback, Event, Run};
 ///
 /// The lag of a rank is the longest wait of a rank in collectives less its own wait: the latest rank waits least. It is
 /// 0 for the rank that waits longest. It shows slow devices, slow data and large shares of the work. Waits are those of
-/// the host. Over NCCL the device waits instead, which the host does not see.
+/// the host. Over NCCL, hosts wait until all have started a call, and devices for the rest of it. So slow data is seen
+/// there, and a slow device is not.
 ///
 /// MFU = (tokens per second × FLOPs per token) / (peak FLOP/s of a rank × ranks). FLOPs per token are 6 times the
 /// number of the model's parameters: two for each weight in the forward pass, four in the backward pass.

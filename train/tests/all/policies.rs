@@ -200,6 +200,7 @@ fn speed_is_counted_over_all_ranks() {
                 assert!((found - expected).abs() < 1e-9, "{per_step:?}");
             }
             assert!(memory.of("memory/peak_bytes")[0].1 > 0.0);
+            assert!(memory.of("rank/0/peak_bytes").is_empty(), "values of ranks are recorded where they are asked for");
         }
         Ok(())
     })

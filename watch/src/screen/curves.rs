@@ -13,11 +13,10 @@ use ratatui::{
 };
 
 use super::{
-    state::{RunScreen, SMOOTHING, ShownRun},
+    state::{RunScreen, SMOOTHING},
     text::number,
 };
 use crate::report::{
-    ChartLine,
     axis::{ChartAxis, label},
     chart::thinned,
 };
@@ -29,9 +28,9 @@ const COLOURS: [Color; 6] = [Color::Cyan, Color::Yellow, Color::Green, Color::Ma
 const DOTS: (f64, f64) = (2.0, 4.0);
 
 /// A curve with its name in the legend.
-struct ShownCurve {
+struct ShownCurve<'a> {
     name: String,
-    points: Vec<(f64, f64)>,
+    points: &'a [(f64, f64)],
     colour: Color,
 }
 
@@ -42,29 +41,31 @@ pub(super) fn draw(screen: &RunScreen, area: Rect, out: &mut Buffer) {
     let named = curves.len().min(usize::from(area.height / 3).max(1));
     let [legend, plot] = Layout::vertical([Constraint::Length(named as u16), Constraint::Fill(1)]).areas(area);
     let rest = curves.len() - named;
-    let line = |(k, curve): (usize, &ShownCurve)| {
+    let line = |(k, curve): (usize, &ShownCurve<'_>)| {
         let more = if rest > 0 && k + 1 == named { format!("   and {rest} more") } else { String::new() };
         Line::from(vec!["━ ".fg(curve.colour), format!("{}{more}", described(curve)).into()])
     };
     let lines: Vec<Line> = curves.iter().enumerate().take(named).map(line).collect();
     Paragraph::new(lines).render(legend, out);
-    draw_plot(screen, curves, plot, out);
+    draw_plot(screen, &curves, plot, out);
 }
 
 /// The curves of the chosen chart; names have the run's, if there are several.
-fn curves(screen: &RunScreen) -> Vec<ShownCurve> {
-    let of_run = |run: &ShownRun| {
+fn curves(screen: &RunScreen) -> Vec<ShownCurve<'_>> {
+    let mut curves = Vec::new();
+    for run in &screen.runs {
         let prefix = if screen.runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
         let charts = run.file.charts().iter().filter(|chart| chart.title == screen.chosen);
-        let named = |line: &ChartLine| (format!("{prefix}{}", line.name), line.points.clone());
-        charts.flat_map(|chart| &chart.lines).map(named).collect::<Vec<_>>()
-    };
-    let all = screen.runs.iter().flat_map(of_run).zip(COLOURS.into_iter().cycle());
-    all.map(|((name, points), colour)| ShownCurve { name, points, colour }).collect()
+        for line in charts.flat_map(|chart| &chart.lines) {
+            let colour = COLOURS[curves.len() % COLOURS.len()];
+            curves.push(ShownCurve { name: format!("{prefix}{}", line.name), points: &line.points, colour });
+        }
+    }
+    curves
 }
 
 /// The name of a curve, its last value, and the values that no curve can show.
-fn described(curve: &ShownCurve) -> String {
+fn described(curve: &ShownCurve<'_>) -> String {
     let last = curve.points.last().map_or(f64::NAN, |point| point.1);
     let gaps: Vec<_> = curve.points.iter().filter(|point| !point.1.is_finite()).collect();
     let gaps = gaps
@@ -73,56 +74,64 @@ fn described(curve: &ShownCurve) -> String {
     format!("{}  {}{gaps}", curve.name, number(&curve.name, last))
 }
 
-fn draw_plot(screen: &RunScreen, curves: Vec<ShownCurve>, area: Rect, out: &mut Buffer) {
-    let steps = || curves.iter().flat_map(|curve| curve.points.iter().map(|point| point.0));
-    let all = ChartAxis::over(steps(), 1.0);
-    let from = all.high - (all.high - all.low) / f64::from(1 << screen.zoom);
-    let shown: Vec<(Color, Vec<(f64, f64)>)> = curves
-        .iter()
-        .map(|curve| {
-            let points = smoothed(&curve.points, SMOOTHING[screen.smoothing]);
-            (curve.colour, points.into_iter().filter(|point| point.0 >= from).collect())
-        })
-        .collect();
+fn draw_plot(screen: &RunScreen, curves: &[ShownCurve<'_>], area: Rect, out: &mut Buffer) {
+    let shown = shown_points(screen, curves);
     let finite = || shown.iter().flat_map(|(_, points)| points).filter(|point| point.1.is_finite());
     if finite().next().is_none() {
         return;
     }
     let rows = area.height.saturating_sub(1);
     let y = ChartAxis::over(finite().map(|point| point.1), (f64::from(rows) * DOTS.1 - 1.0).max(1.0));
-    let labels: Vec<(f64, String)> = y
-        .marks(f64::from(rows / 2).clamp(1.0, 8.0))
-        .into_iter()
-        .map(|mark| (mark, number(&screen.chosen, mark)))
-        .collect();
+    let marks = y.marks(f64::from(rows / 2).clamp(1.0, 8.0)).into_iter();
+    let labels: Vec<(f64, String)> = marks.map(|mark| (mark, number(&screen.chosen, mark))).collect();
     let gutter = labels.iter().map(|(_, text)| text.len()).max().unwrap_or(0) as u16 + 1;
     let [_, right] = Layout::horizontal([Constraint::Length(gutter), Constraint::Fill(1)]).areas(area);
     let plot = Rect { height: rows, ..right };
     if plot.is_empty() {
         return;
     }
-    let width = f64::from(plot.width) * DOTS.0 - 1.0;
-    let x = ChartAxis::over(finite().map(|point| point.0), width);
+    let x = ChartAxis::over(finite().map(|point| point.0), f64::from(plot.width) * DOTS.0 - 1.0);
     for (mark, text) in labels {
         let row = plot.bottom() - 1 - ((y.at(mark) / DOTS.1) as u16).min(rows - 1);
         Line::from(text).right_aligned().dim().render(Rect::new(area.x, row, gutter - 1, 1), out);
     }
-    let mut free = area.x;
+    draw_steps(&x, Rect { y: plot.bottom(), height: 1, ..area }, plot, out);
+    draw_lines(&shown, &x, &y, plot, out);
+}
+
+/// The smoothed points of curves from the first step that is shown.
+fn shown_points(screen: &RunScreen, curves: &[ShownCurve<'_>]) -> Vec<(Color, Vec<(f64, f64)>)> {
+    let steps = curves.iter().flat_map(|curve| curve.points.iter().map(|point| point.0));
+    let all = ChartAxis::over(steps, 1.0);
+    let from = all.high - (all.high - all.low) / f64::from(1 << screen.zoom);
+    let of_curve = |curve: &ShownCurve<'_>| {
+        let points = smoothed(curve.points, SMOOTHING[screen.smoothing]);
+        (curve.colour, points.into_iter().filter(|point| point.0 >= from).collect())
+    };
+    curves.iter().map(of_curve).collect()
+}
+
+/// Draws the marks of steps into `row`, below the plot, as far as there is room between them.
+fn draw_steps(x: &ChartAxis, row: Rect, plot: Rect, out: &mut Buffer) {
+    let mut free = row.x;
     for mark in x.marks(f64::from(plot.width / 8).max(1.0)) {
         let (text, at) = (label(mark), plot.x + (x.at(mark) / DOTS.0) as u16);
-        let begin = at.saturating_sub(text.len() as u16 / 2).min(area.right().saturating_sub(text.len() as u16));
+        let width = text.len() as u16;
+        let begin = at.saturating_sub(width / 2).min(row.right().saturating_sub(width));
         if begin >= free {
-            let room = Rect::new(begin, plot.bottom(), area.right() - begin, 1);
-            free = begin + text.len() as u16 + 1;
-            Line::from(text).dim().render(room, out);
+            free = begin + width + 1;
+            Line::from(text).dim().render(Rect { x: begin, width: row.right() - begin, ..row }, out);
         }
     }
-    let dots = |points: &[(f64, f64)]| {
+}
+
+fn draw_lines(shown: &[(Color, Vec<(f64, f64)>)], x: &ChartAxis, y: &ChartAxis, plot: Rect, out: &mut Buffer) {
+    let dots = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
         let thin = thinned(points, |at| x.at(at) as i64);
-        thin.into_iter().map(|point| (x.at(point.0), y.at(point.1))).collect::<Vec<_>>()
+        thin.into_iter().map(|point| (x.at(point.0), y.at(point.1))).collect()
     };
     let paint = |context: &mut Context<'_>| {
-        for (colour, points) in &shown {
+        for (colour, points) in shown {
             for part in points.split(|point| !point.1.is_finite()) {
                 let dots = dots(part);
                 context.draw(&Points { coords: &dots, color: *colour });
@@ -132,13 +141,8 @@ fn draw_plot(screen: &RunScreen, curves: Vec<ShownCurve>, area: Rect, out: &mut 
             }
         }
     };
-    let bounds = |pixels: f64| [0.0, pixels];
-    Canvas::default()
-        .marker(Marker::Braille)
-        .x_bounds(bounds(width))
-        .y_bounds(bounds(y.pixels))
-        .paint(paint)
-        .render(plot, out);
+    let canvas = Canvas::default().marker(Marker::Braille).x_bounds([0.0, x.pixels]).y_bounds([0.0, y.pixels]);
+    canvas.paint(paint).render(plot, out);
 }
 
 /// Means of values with those before, each of which weighs `weight` times as much as the one after it. A value that is

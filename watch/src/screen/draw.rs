@@ -25,11 +25,13 @@ impl RunScreen {
     /// Draws the screen as of `now`. Whatever does not fit is left out.
     pub(super) fn draw(&self, now: SystemTime, area: Rect, out: &mut Buffer) {
         let sets = self.runs.get(self.of_ranks).map(ranks::of_run).unwrap_or_default();
-        let most_ranks = sets.iter().map(|set| set.values.len() as u16 + 1).max().unwrap_or(0);
+        let most_ranks = sets.iter().map(|set| set.values.len() + 1).max().unwrap_or(0);
+        // At most a quarter of the lines, so that the most are left for curves.
+        let lines = |count: usize| count.min(usize::from(area.height / 4)) as u16;
         let [status, chart, bars, keys] = Layout::vertical([
-            Constraint::Length((self.runs.len() as u16).min(area.height / 4).max(1)),
+            Constraint::Length(lines(self.runs.len()).max(1)),
             Constraint::Fill(1),
-            Constraint::Length(most_ranks.min(area.height / 4)),
+            Constraint::Length(lines(most_ranks)),
             Constraint::Length(u16::from(area.height > 4)),
         ])
         .areas(area);
@@ -84,7 +86,7 @@ fn status_of(run: &ShownRun, now: SystemTime) -> String {
         None if run.file.exists() => parts.push("has no record yet".into()),
         None => parts.push(format!("waits for {}", run.file.path().display())),
     }
-    parts.extend(run.file.malformed().map(|(count, why)| format!("{count} malformed lines left out, {why}")));
+    parts.extend(run.file.malformed().map(|(count, why)| format!("malformed lines left out: {count}, {why}")));
     parts.extend(run.error.clone());
     format!("{}: {}", run.name, parts.join(" · "))
 }

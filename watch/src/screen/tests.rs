@@ -212,7 +212,7 @@ fn a_line_that_is_cut_or_malformed_is_told_and_disturbs_nothing() {
     let mut screen = screen(std::slice::from_ref(&file));
     let text = shown(&screen, (120, 10));
     assert!(
-        text.starts_with("a: step 3, epoch 0 · 8 s ago · 1 malformed lines left out, line 4: is no object"),
+        text.starts_with("a: step 3, epoch 0 · 8 s ago · malformed lines left out: 1, line 4: is no object"),
         "{text}"
     );
     assert!(fs::read(&file).unwrap().starts_with(&before));

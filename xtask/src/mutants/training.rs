@@ -16,6 +16,8 @@ const ROWS: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", 
 const COMPRESSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_compression"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-watch", "--lib", "--test", "all", "--", "metric"];
 
+const SCREEN: &[&str] = &["test", "-p", "weftgrad-watch", "--features", "terminal", "--lib", "--", "screen"];
+
 #[rustfmt::skip]
 const LOOP: &[&str] = &[
     "test", "-p", "weftgrad-train", "--test", "all", "--", "order", "intervals", "a_run_begins_where",
@@ -77,6 +79,10 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "watch/src/recorder/timeline.rs", from: "end <= span.start && end < span.end", to: "end <= span.start", test: TIMELINES },
     Mutant { file: "watch/src/recorder/chrome.rs", from: "span.kind != SpanKind::Collective && span.end >= at", to: "span.end >= at", test: TIMELINES },
     Mutant { file: "watch/src/recorder/chrome.rs", from: "nanoseconds % 1000)", to: "nanoseconds % 1)", test: TIMELINES },
+    Mutant { file: "watch/src/screen/follow.rs", from: "self.charts.go_back(record.step);", to: "", test: SCREEN },
+    Mutant { file: "watch/src/screen/follow.rs", from: "length < self.contents.bytes || ", to: "", test: SCREEN },
+    Mutant { file: "watch/src/screen/curves.rs", from: "points.split(|point| !point.1.is_finite())", to: "points.split(|_| false)", test: SCREEN },
+    Mutant { file: "train/src/callbacks/throughput.rs", from: "longest - rank.wait", to: "rank.wait", test: POLICIES },
     Mutant { file: "watch/src/recorder/svg.rs", from: ">= NARROWEST && depth <= DEEPEST", to: ">= NARROWEST", test: TIMELINES },
     Mutant { file: "distributed/src/train/push.rs", from: " && !self.has_unfrozen();", to: ";", test: PUSHED },
     Mutant { file: "distributed/src/zero/values.rs", from: "    pub(super) fn publish(&mut self) -> Result<()> {\n", to: "    pub(super) fn publish(&mut self) -> Result<()> {\n        self.leaves.iter().for_each(|leaf| leaf.touch());\n", test: PUSHED },
