@@ -100,5 +100,46 @@ state = eight.state[large]
 adamw_8bit = {k: state[k].flatten()[::7].tolist() for k in ["state1", "state2"]}
 adamw_8bit |= {k: short(state[k]) for k in ["absmax1", "absmax2"]}
 adamw_8bit |= {"large": short(large.data.flatten()[::7]), "small": short(small.data)}
-out = {"cases": cases, "dynamic_map": maps, "adamw_8bit": adamw_8bit}
-print(json.dumps(out, separators=(",", ":")).replace('{"op"', '\n{"op"').replace(',"dyn', ',\n"dyn').replace(',"adamw_8bit"', ',\n"adamw_8bit"'))
+
+
+def losses_of(function, options, shift):
+    """The loss of each call of the closure."""
+    a, b = [torch.nn.Parameter(values(s, k) + shift) for k, s in enumerate([[3], [2, 2]])]
+    rule, losses = torch.optim.LBFGS([a, b], max_iter=1000, max_eval=10**6, **options), []
+
+    def closure():
+        rule.zero_grad()
+        if function == "quadratic":
+            weights = torch.tensor([[1.0, 10.0], [100.0, 3.0]])
+            loss = (weights * (b - 0.5) ** 2).sum() + ((a - b.sum()) ** 2).sum()
+        elif function == "quartic":
+            loss = ((a - 1) ** 2).sum() + ((b * b - a.sum()) ** 2).sum() + 0.1 * (a**4).sum()
+        else:
+            x = torch.cat([a, b.flatten()])
+            loss = (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+        losses.append(loss.item())
+        loss.backward()
+        return loss
+
+    rule.step(closure)
+    return losses
+
+
+def lbfgs(function, options):
+    """The losses before convergence, as long as parameters that differ in the last bits have the same."""
+    losses, shifted = [losses_of(function, options, shift) for shift in [0.0, 1e-15]]
+    apart = [abs(x - y) > 1e-9 * x or abs(x - losses[-1]) < 1e-6 * x for x, y in zip(losses, shifted)] + [True]
+    named = {k: v for k, v in options.items() if k != "line_search_fn"} | {"strong_wolfe": "line_search_fn" in options}
+    return {"function": function, "attrs": named, "losses": short(torch.tensor(losses[: apart.index(True)]))}
+
+
+wolfe = {"line_search_fn": "strong_wolfe"}
+lbfgs = [lbfgs(function, options) for function, options in [
+    ("quadratic", {"history_size": 10, **wolfe}), ("quadratic", {"history_size": 2, **wolfe}),
+    ("quartic", {"history_size": 10, **wolfe}), ("quartic", {"history_size": 3, "lr": 40.0, **wolfe}),
+    ("quartic", {"history_size": 5, "lr": 1e-3, **wolfe}), ("rosenbrock", {"history_size": 10, **wolfe}),
+    ("rosenbrock", {"history_size": 4, "lr": 0.3, **wolfe}), ("quadratic", {"history_size": 10}),
+    ("quartic", {"history_size": 3, "lr": 0.3}), ("rosenbrock", {"history_size": 6, "lr": 0.2}),
+]]
+out = {"cases": cases, "dynamic_map": maps, "adamw_8bit": adamw_8bit, "lbfgs": lbfgs}
+print(json.dumps(out, separators=(",", ":")).replace('{"op"', '\n{"op"').replace(',"dyn', ',\n"dyn').replace(',"adamw_8bit"', ',\n"adamw_8bit"').replace('{"function"', '\n{"function"'))

@@ -73,6 +73,26 @@ fn any_strategy_takes_over_what_any_other_has_saved() {
     }
 }
 
+/// Numbers that rules change themselves are state, although hyper-parameters are the configuration's.
+#[test]
+fn numbers_that_rules_adapt_are_resumed_at_any_cut() {
+    for rule in [Rule::Prodigy, Rule::Lbfgs] {
+        let cuts = cuts().map(|way| Way { rule, ..way });
+        for (k, from) in cuts.iter().enumerate() {
+            let saved = Scratch::new("hyper-adapted");
+            let mut whole = from.go_on(None, 0..5, None);
+            whole.losses.drain(..3);
+            whole.norms.drain(..3);
+            from.go_on(None, 0..3, Some(&saved.folder()));
+            let again = distance(&from.go_on(Some(&saved.folder()), 3..5, None), &whole);
+            assert_eq!(again, 0.0, "{from:?}");
+            let to = &cuts[(k + 1) % cuts.len()];
+            let off = distance(&to.go_on(Some(&saved.folder()), 3..5, None), &whole);
+            assert!(off < CLOSE, "from {from:?} to {to:?}: {off:e}");
+        }
+    }
+}
+
 fn copy_tree(from: &std::path::Path, to: &std::path::Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {

@@ -101,8 +101,8 @@ fn draw(axes: [usize; 5], stage: ZeroStage, k: u64) -> Way {
     }
     way.rule = match way.is_mixture() {
         // Experts are tensors of three dimensions, which are no matrices.
-        true => one(random, &[Rule::AdamW, Rule::Prodigy, Rule::Lamb, Rule::Adafactor]),
-        false => one(random, &[Rule::AdamW, Rule::Prodigy, Rule::Lamb, Rule::Adafactor, Rule::Muon]),
+        true => one(random, &[Rule::AdamW, Rule::Prodigy, Rule::Lbfgs, Rule::Lamb, Rule::Adafactor]),
+        false => one(random, &[Rule::AdamW, Rule::Prodigy, Rule::Lbfgs, Rule::Lamb, Rule::Adafactor, Rule::Muon]),
     };
     if !way.is_mixture() {
         // Of 5 rows the last of 4 ranks has none, and a shard cannot have nothing of a whole parameter.

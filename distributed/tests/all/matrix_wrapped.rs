@@ -148,7 +148,7 @@ impl Wrapped {
         let is_sgd = wrapper == Wrapper::Local || is_rounded;
         way.rule = match way.rule {
             _ if is_sgd => Rule::Sgd,
-            Rule::Adafactor | Rule::Muon | Rule::Prodigy if self.built => Rule::Lamb,
+            Rule::Adafactor | Rule::Muon | Rule::Prodigy | Rule::Lbfgs if self.built => Rule::Lamb,
             rule => rule,
         };
         way.max_norm = way.max_norm.filter(|_| !is_sgd);

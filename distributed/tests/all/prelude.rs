@@ -65,8 +65,8 @@ pub use numcore::{
 };
 pub use optim::{
     AdafactorConfig, AdagradConfig, AdamW, AdamWConfig, AdanConfig, Combined, Elementwise, FlatGradients,
-    FlatOptimizer, IntoOptimizer, LambConfig, LionConfig, LossScaler, Muon, MuonConfig, Optimizer, OptimizerCore,
-    ParamGroups, ProdigyConfig, Sgd, SgdConfig, UpdateRule,
+    FlatOptimizer, IntoOptimizer, LambConfig, LbfgsConfig, LionConfig, LossScaler, Muon, MuonConfig, Optimizer,
+    OptimizerCore, ParamGroups, ProdigyConfig, Sgd, SgdConfig, UpdateRule,
 };
 pub use runtime_cpu::Cpu;
 

@@ -114,6 +114,7 @@ impl<'w> Training<'w> {
                 Rule::Adafactor => builder.optimizer(AdafactorConfig { eps1: Some(1e-4), ..Default::default() }),
                 Rule::Muon => builder.optimizer(muon()),
                 Rule::Prodigy => builder.optimizer(prodigy()),
+                Rule::Lbfgs => builder.optimizer(LbfgsConfig { history_size: 2, ..Default::default() }),
             };
             let builder = builder.config(config);
             let builder = match way.zero.stage {

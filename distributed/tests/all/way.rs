@@ -38,12 +38,13 @@ pub enum Rule {
     Adafactor,
     Muon,
     Prodigy,
+    Lbfgs,
 }
 
 impl Rule {
     /// True if the rule needs whole parameters.
     pub fn is_whole(self) -> bool {
-        !matches!(self, Rule::AdamW | Rule::Sgd | Rule::Prodigy)
+        matches!(self, Rule::Lamb | Rule::Adafactor | Rule::Muon)
     }
 }
 

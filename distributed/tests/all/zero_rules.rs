@@ -220,10 +220,30 @@ fn every_rule_trains_as_on_one_rank() -> Result<()> {
     parity(&ScheduleFreeAdamWConfig { warmup_steps: 3, ..Default::default() })?;
     parity(&ScheduleFreeSgdConfig { lr: 0.01, weight_decay: 0.1, ..Default::default() })?;
     parity(&ProdigyConfig { d0: 1e-3, weight_decay: 0.1, ..Default::default() })?;
+    parity(&LbfgsConfig { history_size: 3, ..Default::default() })?;
     parity(&StepsDecayed::default())?;
     parity(&ShampooConfig { momentum: 0.9, precondition_frequency: 2, ..Default::default() })?;
     parity(&LambConfig { maximize: true, ..Default::default() })?;
     parity(&AdafactorConfig { eps1: Some(1e-4), weight_decay: 0.1, ..Default::default() })
+}
+
+/// The rule searches along directions, and losses decide.
+#[test]
+fn a_training_step_gives_its_rule_the_mean_loss() -> Result<()> {
+    let (rt, rule) = (Cpu::with_threads(1), LbfgsConfig { lr: 20.0, history_size: 2, ..Default::default() });
+    let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64))?;
+    let mut by_hand = FlatOptimizer::new(&model, rule.clone())?;
+    let all: Vec<usize> = (0..EXAMPLES).collect();
+    let (steps, mut trace) = (alone(DType::F64, &rule), Trace::default());
+    for step in 0..STEPS {
+        let (x, y) = model.batch(&rt, step, &all)?;
+        by_hand.backward(&nn::loss::mse(&model.forward(&x)?, &y, Reduction::Mean)?)?;
+        by_hand.step()?;
+        trace.weights.push(weights(&model)?);
+    }
+    let off = difference(&Trace { norms: Vec::new(), ..steps }, &trace);
+    assert!(off <= 1e-9, "{off:e}");
+    Ok(())
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn tables_name_what_there_is() {
         distributed::pipeline::ScheduleKind::OneFOneB, distributed::train::HyperParameters::Restored, fused::AttentionProgram, linalg::solve,
         nn::Bilinear, nn::BlockScaling, nn::DropUnit::Channel, nn::DropUnit::Example, nn::Dropout, nn::EmbeddingBag, nn::Gpt, nn::Hooked, nn::Init,
         nn::InstanceNorm, nn::Linear, nn::Sequential, nn::SpectralNorm, nn::WeightNorm, nn::block_scaled, nn::functional_call, nn::loss::BinaryOptions, nn::loss::CtcOptions, nn::loss::bce_with_logits_by, nn::loss::cosine_embedding, nn::loss::cross_entropy, nn::loss::ctc, nn::loss::gaussian_nll, nn::loss::hinge_embedding, nn::loss::linear_cross_entropy, nn::loss::margin_ranking, nn::loss::mse, nn::loss::poisson_nll, nn::loss::soft_cross_entropy, nn::loss::soft_margin, nn::loss::triplet, nn::under,
-        ops::cat, ops::einsum, ops::stack, optim::Cosine, optim::EvaluationWeights, optim::LossScaler, optim::ParamGroups, optim::Prodigy, optim::ScheduleFreeAdamW, optim::Shampoo, optim::Soap, optim::StepLr,
+        ops::cat, ops::einsum, ops::stack, optim::Cosine, optim::EvaluationWeights, optim::Lbfgs, optim::LossScaler, optim::ParamGroups, optim::Prodigy, optim::ScheduleFreeAdamW, optim::Shampoo, optim::Soap, optim::StepLr,
         optim::WarmupCosine, optim::clip_grad_norm, train::Checkpoints, train::compat::DistributedTrainConfig, train::EarlyStop,
         train::ReduceOnPlateau, train::Trainer, train::Weighting::ByWeight, train::Weighting::PerMicroBatch, train::metrics,
         train::recorder::Profile, train::recorder::RunTimeline, train::search::Halving, train::search::Search,

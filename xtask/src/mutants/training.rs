@@ -5,6 +5,8 @@ use super::{
     list::{DATA, POLICIES, PUSHED},
 };
 
+const RULE_SUMS: &[&str] = &["test", "-p", "weftgrad-optim", "--test", "all", "--", "sums::", "lbfgs"];
+const ADAPTED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "numbers_that_rules_adapt"];
 const SYNCED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "sync_batch_norm"];
 const LOST: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "elastic"];
 const LONG_SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_background"];
@@ -52,6 +54,11 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "nn/src/moe/capacity.rs", from: ".then(at.cmp(other))", to: ".then(at.0.cmp(&other.0))", test: CUT_TOKENS },
     Mutant { file: "nn/src/moe/layer.rs", from: "b * whole + position", to: "b * here + position", test: CUT_TOKENS },
     Mutant { file: "distributed/src/strategy/partial_gradients.rs", from: "*other == key)", to: "other.is_some())", test: SHARED_HEADS },
+    Mutant { file: "optim/src/whole_update.rs", from: "        rows.sort_by_key(|(i, _)| leaves[*i].name());\n", to: "", test: RULE_SUMS },
+    Mutant { file: "optim/src/one_of.rs", from: "usize::from(matches!(self, OneOf::Second(_)))", to: "usize::from(matches!(self, OneOf::First(_)))", test: RULE_SUMS },
+    Mutant { file: "optim/src/lbfgs.rs", from: "if self.derived.products.len() == kept { kept } else { 0 }", to: "kept", test: RULE_SUMS },
+    Mutant { file: "optim/src/line_search.rs", from: "if slope * (high.at - low.at) >= 0.0 { low } else { high }", to: "high", test: RULE_SUMS },
+    Mutant { file: "distributed/src/train/checkpoint.rs", from: "all || groups.iter().any(|group| !group.adapted.is_empty())", to: "all", test: ADAPTED },
     Mutant { file: "optim/src/memory.rs", from: "        master.overwrite(i, &value)?;\n", to: "", test: CUT_WHOLE },
     Mutant { file: "optim/src/cut_params.rs", from: "min_by_key(|&rank| loads[rank])?", to: "min()?", test: CUT_WHOLE },
     Mutant { file: "optim/src/cut_params.rs", from: "rows.sort_by_key(|(to, _)| *to);", to: "", test: CUT_WHOLE },
