@@ -27,8 +27,9 @@ pub(crate) fn require_replayable<R: Runtime, C: UpdateRule>(
         false if groups.iter().any(depends_on_step) => "the update depends on the number of steps",
         false => return Ok(()),
     };
+    let also = if groups.iter().any(|rule| rule.sum_count() > 0) { "" } else { "use `capturable()`, or " };
     let why = format!(
-        "{why}, and every launch of a captured step repeats the numbers of the capture: use `capturable()`, or update outside of the capture"
+        "{why}, and every launch of a captured step repeats the numbers of the capture: {also}update outside of the capture"
     );
     Err(Error::usage(C::NAME, why))
 }

@@ -307,7 +307,14 @@ impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
     }
 
     fn adapt(&mut self, sums: &[f64], loss: Option<f64>) -> Result<()> {
-        self.groups = adapted(&self.groups, &self.lrs(), sums, loss)?;
+        let groups = adapted(&self.groups, &self.lrs(), sums, loss)?;
+        if let Some(by_name) = &self.by_name {
+            // Groups that have no parameters yet.
+            let lrs: Vec<f64> = by_name.configs.iter().map(|config| self.lr(config)).collect();
+            let configs = adapted(&by_name.configs, &lrs, sums, loss)?;
+            self.by_name.iter_mut().for_each(|by_name| by_name.configs.clone_from(&configs));
+        }
+        self.groups = groups;
         Ok(())
     }
 

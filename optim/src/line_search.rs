@@ -77,6 +77,9 @@ impl LineSearch {
     ///
     /// Nocedal and Wright, *Numerical Optimization*, 2006, algorithms 3.5 and 3.6, with the safeguards of minFunc.
     pub(crate) fn judge(&mut self, loss: f64, slope: f64, size: f64, tolerance: f64) -> bool {
+        // A point at which the loss is not finite is a high one, between which and the start the search goes on.
+        let loss = if loss.is_nan() { f64::INFINITY } else { loss };
+        let slope = if slope.is_finite() { slope } else { 0.0 };
         let (now, start) = (LinePoint { at: self.length, loss, slope }, self.start);
         let is_low = loss <= start.loss + DECREASE * now.at * start.slope;
         let is_flat = slope.abs() <= -FLATNESS * start.slope;

@@ -102,7 +102,7 @@ impl<A: UpdateRule, B: UpdateRule> UpdateRule for OneOf<A, B> {
     fn adapt(&mut self, totals: &Totals<'_>) -> Result<()> {
         let skipped = usize::from(matches!(self, OneOf::Second(_)));
         let sums: Vec<f64> = totals.sums.iter().skip(skipped).step_by(2).copied().collect();
-        either!(self, rule => rule.adapt(&Totals { sums: &sums, ..*totals }))
+        either!(self, rule => rule.adapt(&Totals { sums: &sums[..rule.sum_count()], ..*totals }))
     }
 
     fn update<R: Runtime>(

@@ -55,7 +55,8 @@ impl<R: Runtime> UpdatePhase<'_, R> {
 pub(crate) fn adapted<C: UpdateRule>(groups: &[C], lrs: &[f64], sums: &[f64], loss: Option<f64>) -> Result<Vec<C>> {
     let adapted = |(config, &lr): (&C, &f64)| {
         let mut new = config.clone();
-        new.adapt(&Totals { lr, sums, loss })?;
+        let own = sums.get(..config.sum_count()).ok_or_else(|| Error::internal(C::NAME, "sums are missing"))?;
+        new.adapt(&Totals { lr, sums: own, loss })?;
         new.check().map(|()| new)
     };
     groups.iter().zip(lrs).map(adapted).collect()

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use numcore::{DType, Result, Runtime, Tensor, ops::cat, pointwise::Program};
+use numcore::{DType, Error, Result, Runtime, Tensor, ops::cat, pointwise::Program};
 
 use crate::{FlatOptimizer, StateSpec, StepContext, Totals, UpdateMemory, UpdateRule, norms::sum_of};
 
@@ -129,8 +129,11 @@ impl UpdateRule for ProdigyConfig {
     fn adapt(&mut self, totals: &Totals<'_>) -> Result<()> {
         let d = self.estimate();
         (self.d_used, self.d) = (d, d);
-        let &[numerator, denominator] = totals.sums else { return Ok(()) };
-        if denominator > 0.0 {
+        let &[numerator, denominator] = totals.sums else {
+            return Err(Error::internal("Prodigy", "it adapts to two sums"));
+        };
+        // Gradients that are not finite leave the estimate as it is.
+        if denominator > 0.0 && numerator.is_finite() && denominator.is_finite() {
             self.d_numerator = self.d_numerator * self.beta3() + numerator;
             let new = self.d_coef * self.d_numerator / denominator;
             let from = if d == self.d0 { d.max(new) } else { d };

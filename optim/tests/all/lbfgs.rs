@@ -113,6 +113,24 @@ fn what_it_cannot_do_is_an_error() {
     assert_eq!(bytes(&lbfgs.state_dict().unwrap()), before);
 }
 
+/// A length at which the loss is no number is too long: the search comes back.
+#[test]
+fn a_loss_that_is_not_finite_is_a_high_one() {
+    let params = params(&Cpu::new());
+    let mut lbfgs = Lbfgs::over(LbfgsConfig { lr: 40.0, ..Default::default() }, &params).unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..40 {
+        let (a, b) = (params[0].var(), params[1].var());
+        let barrier = b.square().unwrap().neg().unwrap().add(1.5).unwrap().log().unwrap().sum_all().unwrap();
+        let loss = a.square().unwrap().sum_all().unwrap().sub(&barrier).unwrap();
+        lbfgs.backward(&loss).unwrap();
+        lbfgs.step().unwrap();
+        seen.push(loss.item().unwrap());
+    }
+    let least = -4.0 * 1.5f64.ln();
+    assert!(seen.iter().any(|x| x.is_nan()) && (seen[39] - least).abs() < 1e-9, "{seen:?}");
+}
+
 /// At a minimum nothing moves any more, and nothing is lost.
 #[test]
 fn it_rests_where_the_loss_is_flat() {

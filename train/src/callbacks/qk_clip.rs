@@ -66,7 +66,7 @@ impl QkClip {
             let own = layers.iter().zip(&ids).map(|(layer, id)| layer.observed(*id)).collect::<Result<Vec<_>>>()?;
             Ok((ids, own.concat()))
         });
-        let bytes = own.iter().flat_map(|(_, scores)| scores).flat_map(HeadScore::to_bytes);
+        let bytes = own.iter().flat_map(|(_, scores)| scores).flat_map(|score| score.to_bytes());
         let all = comm.exchange(&std::iter::once(u8::from(own.is_ok())).chain(bytes).collect::<Vec<u8>>())?;
         let (ids, _) = own?;
         if let Some(rank) = all.iter().position(|bytes| bytes.first() != Some(&1)) {
@@ -118,7 +118,7 @@ struct HeadScore {
 }
 
 impl HeadScore {
-    fn to_bytes(&self) -> [u8; 24] {
+    fn to_bytes(self) -> [u8; 24] {
         let words = [self.layer, self.head, self.largest.to_bits()].map(u64::to_le_bytes);
         std::array::from_fn(|i| words[i / 8][i % 8])
     }

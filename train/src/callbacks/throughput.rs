@@ -139,7 +139,8 @@ impl<'t> Throughput<'t> {
             let own = RankMeasurements { wait, data_wait: per_second(data_wait), peak, host: host.unwrap_or(f64::NAN) };
             let ranks = run.comm().exchange_equal(own.to_bytes())?;
             let ranks: Vec<RankMeasurements> = ranks.into_iter().map(RankMeasurements::from_bytes).collect();
-            named(&ranks).for_each(|(name, value)| run.record(&name, value));
+            let members = run.comm().members().to_vec();
+            named(&members, &ranks).for_each(|(name, value)| run.record(&name, value));
         }
         self.sums = StepSums { tokens: run.progress().tokens, ..StepSums::default() };
         Ok(())
@@ -168,11 +169,11 @@ impl RankMeasurements {
     }
 }
 
-/// The measured values of all ranks, with names.
-fn named(ranks: &[RankMeasurements]) -> impl Iterator<Item = (String, f64)> {
+/// The measured values of all ranks, with names: a rank keeps its name when others are lost.
+fn named(members: &[usize], ranks: &[RankMeasurements]) -> impl Iterator<Item = (String, f64)> {
     // `max` ignores NaN.
     let longest = ranks.iter().map(|rank| rank.wait).fold(f64::NAN, f64::max);
-    let of_rank = move |(k, rank): (usize, &RankMeasurements)| {
+    let of_rank = move |(k, rank): (&usize, &RankMeasurements)| {
         let values = [
             ("lag_seconds", longest - rank.wait),
             ("data_wait", rank.data_wait),
@@ -181,7 +182,7 @@ fn named(ranks: &[RankMeasurements]) -> impl Iterator<Item = (String, f64)> {
         ];
         values.map(|(name, value)| (format!("rank/{k}/{name}"), value))
     };
-    ranks.iter().enumerate().flat_map(of_rank).filter(|(_, value)| !value.is_nan())
+    members.iter().zip(ranks).flat_map(of_rank).filter(|(_, value)| !value.is_nan())
 }
 
 /// The resident memory of this process, in bytes, where the system tells it.
@@ -238,15 +239,15 @@ mod tests {
         let lags = |waits: &[f64]| {
             let ranks: Vec<RankMeasurements> =
                 waits.iter().map(|wait| RankMeasurements::from_bytes(rank(*wait).to_bytes())).collect();
-            named(&ranks).filter(|(name, _)| name.ends_with("lag_seconds")).collect::<Vec<_>>()
+            named(&[0, 1, 2], &ranks).filter(|(name, _)| name.ends_with("lag_seconds")).collect::<Vec<_>>()
         };
         let lag = |rank: usize, x: f64| (format!("rank/{rank}/lag_seconds"), x);
         assert_eq!(lags(&[0.5, 0.0, 0.75]), [lag(0, 0.25), lag(1, 0.75), lag(2, 0.0)]);
         // A rank without a measurement has no lag, and changes no other.
         assert_eq!(lags(&[f64::NAN, 0.5, 0.25]), [lag(1, 0.0), lag(2, 0.25)]);
         assert_eq!(lags(&[f64::NAN; 2]), []);
-        let all: Vec<(String, f64)> = named(&[rank(f64::NAN)]).collect();
-        assert_eq!(all, [("rank/0/data_wait".into(), 0.25), ("rank/0/peak_bytes".into(), 3.0)]);
+        let all: Vec<(String, f64)> = named(&[2], &[rank(f64::NAN)]).collect();
+        assert_eq!(all, [("rank/2/data_wait".into(), 0.25), ("rank/2/peak_bytes".into(), 3.0)]);
     }
 
     #[test]

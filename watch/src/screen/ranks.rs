@@ -24,8 +24,12 @@ const WIDTH: u16 = 24;
 /// The values of a run's ranks, in the order of its charts, from lines such as `rank/3/lag_seconds`.
 pub(super) fn of_run(run: &ShownRun) -> Vec<RankBars<'_>> {
     let of_chart = |chart: &Chart| {
-        let value = |line: &ChartLine| Some((rank_of(&line.name)?, line.points.last()?.1));
-        let mut values: Vec<(usize, f64)> = chart.lines.iter().filter_map(value).collect();
+        let last = |line: &ChartLine| Some((rank_of(&line.name)?, *line.points.last()?));
+        let lasts: Vec<(usize, (f64, f64))> = chart.lines.iter().filter_map(last).collect();
+        // Ranks that are gone have no value of the last record.
+        let newest = lasts.iter().map(|(_, point)| point.0).fold(f64::NEG_INFINITY, f64::max);
+        let present = lasts.into_iter().filter(|(_, point)| point.0 == newest);
+        let mut values: Vec<(usize, f64)> = present.map(|(rank, point)| (rank, point.1)).collect();
         values.sort_by_key(|(rank, _)| *rank);
         values
     };
