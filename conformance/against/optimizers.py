@@ -114,6 +114,8 @@ def losses_of(function, options, shift):
             loss = (weights * (b - 0.5) ** 2).sum() + ((a - b.sum()) ** 2).sum()
         elif function == "quartic":
             loss = ((a - 1) ** 2).sum() + ((b * b - a.sum()) ** 2).sum() + 0.1 * (a**4).sum()
+        elif function == "log":
+            loss = torch.log(1 + 100 * (torch.cat([a, b.flatten()]) - 2) ** 2).sum()
         else:
             x = torch.cat([a, b.flatten()])
             loss = (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
@@ -138,6 +140,7 @@ lbfgs = [lbfgs(function, options) for function, options in [
     ("quadratic", {"history_size": 10, **wolfe}), ("quadratic", {"history_size": 2, **wolfe}),
     ("quartic", {"history_size": 10, **wolfe}), ("quartic", {"history_size": 3, "lr": 40.0, **wolfe}),
     ("quartic", {"history_size": 5, "lr": 1e-3, **wolfe}), ("rosenbrock", {"history_size": 10, **wolfe}),
+    ("log", {"history_size": 10, "lr": 0.01, **wolfe}), ("log", {"history_size": 3, "lr": 40.0, **wolfe}),
     ("rosenbrock", {"history_size": 4, "lr": 0.3, **wolfe}), ("quadratic", {"history_size": 10}),
     ("quartic", {"history_size": 3, "lr": 0.3}), ("rosenbrock", {"history_size": 6, "lr": 0.2}),
 ]]

@@ -136,3 +136,32 @@ fn interpolated(a: LinePoint, b: LinePoint, [least, most]: [f64; 2]) -> f64 {
     let at = b.at - (b.at - a.at) * ((b.slope + square.sqrt() - bend) / (b.slope - a.slope + 2.0 * square.sqrt()));
     if square >= 0.0 && !at.is_nan() { at.max(least).min(most) } else { (least + most) / 2.0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A loss that rises after the first extension alone is extended further; after a later one it ends the extension.
+    #[test]
+    fn extensions_end_where_the_loss_rises() {
+        let mut search = LineSearch::default();
+        search.begin(0.0, -1.0, 1.0, true);
+        assert!(!search.judge(-1.0, -1.0, 1.0, 1e-9));
+        let second = search.length;
+        assert!(second > 1.0 && !search.judge(-0.9, -1.0, 1.0, 1e-9));
+        let third = search.length;
+        assert!(third > second && !search.judge(-0.8, -1.0, 1.0, 1e-9));
+        assert!(second < search.length && search.length < third);
+    }
+
+    /// Of two lengths in a row near an end of the bracket, the second is moved a tenth of the bracket away from it.
+    #[test]
+    fn a_second_length_near_an_end_is_moved() {
+        let [low, high] = [(0.0, 0.0, -1e-3), (1.0, 1.0, 3.0)].map(|(at, loss, slope)| LinePoint { at, loss, slope });
+        let mut search = LineSearch { stage: Stage::Narrow, pair: [low, high], ..Default::default() };
+        assert!(!search.narrow(high, 1.0, 1e-9));
+        assert!(search.length < 0.1 && search.is_near_end);
+        assert!(!search.narrow(high, 1.0, 1e-9));
+        assert!(search.length == 0.1 && !search.is_near_end);
+    }
+}

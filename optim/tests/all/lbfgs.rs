@@ -31,6 +31,9 @@ fn loss(function: &str, params: &[Arc<Leaf<Cpu>>]) -> Result<Var<Cpu>> {
         return first.add(&second)?.add(&a.square()?.square()?.sum_all()?.mul(0.1)?);
     }
     let x = cat(&[&a, &b.reshape([4])?], 0)?;
+    if function == "log" {
+        return x.sub(2.0)?.square()?.mul(100.0)?.add(1.0)?.log()?.sum_all();
+    }
     let (head, tail) = (x.narrow(0, 0, 6)?, x.narrow(0, 1, 6)?);
     let near = tail.sub(&head.square()?)?.square()?.mul(100.0)?;
     near.add(&head.sub(1.0)?.square()?)?.sum_all()
