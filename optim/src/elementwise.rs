@@ -6,7 +6,7 @@ use numcore::{
 };
 use smallvec::SmallVec;
 
-use crate::{Config, StateSpec, StepContext, UpdateMemory, UpdateRule, bf16_state::round_stochastic};
+use crate::{Config, StateSpec, StepContext, UpdateMemory, UpdateRule, stochastic_rounding::round_stochastic};
 
 /// The run-time scalars of an update.
 pub type Scalars = SmallVec<[Scalar; 8]>;

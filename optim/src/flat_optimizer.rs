@@ -14,7 +14,6 @@ use crate::{
     optimizer::PiecesOf,
     param_part::ParamPart,
     params::{by_dtype, same_places},
-    phase::adapted,
     schedule::SAMPLED,
 };
 
@@ -205,7 +204,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         own.flat_map(|part| part.params.leaves()).map(|leaf| leaf.name().to_string())
     }
 
-    fn lr(&self, config: &C) -> f64 {
+    pub(crate) fn lr(&self, config: &C) -> f64 {
         self.schedule.as_ref().map_or(config.lr(), |s| s.lr(config.lr(), self.steps))
     }
 
@@ -307,15 +306,7 @@ impl<R: Runtime, C: UpdateRule> OptimizerCore<R> for FlatOptimizer<R, C> {
     }
 
     fn adapt(&mut self, sums: &[f64], loss: Option<f64>) -> Result<()> {
-        let groups = adapted(&self.groups, &self.lrs(), sums, loss)?;
-        if let Some(by_name) = &self.by_name {
-            // Groups that have no parameters yet.
-            let lrs: Vec<f64> = by_name.configs.iter().map(|config| self.lr(config)).collect();
-            let configs = adapted(&by_name.configs, &lrs, sums, loss)?;
-            self.by_name.iter_mut().for_each(|by_name| by_name.configs.clone_from(&configs));
-        }
-        self.groups = groups;
-        Ok(())
+        self.adapt_rules(sums, loss)
     }
 
     fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()> {

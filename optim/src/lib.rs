@@ -74,6 +74,7 @@ mod sides;
 #[cfg(feature = "linalg")]
 mod soap;
 mod state;
+mod stochastic_rounding;
 mod whole_update;
 
 pub use adadelta::{Adadelta, AdadeltaConfig};

@@ -7,7 +7,7 @@ use numcore::{Flat, Result, Runtime, Tensor};
 
 use crate::{
     FlatOptimizer, Optimizer, OptimizerCore, UpdatePhase, UpdateRule, captured::require_replayable, norms,
-    schedule::require_rates,
+    phase::adapted, schedule::require_rates,
 };
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
@@ -35,6 +35,19 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         rows.sort_by_key(|(i, _)| leaves[*i].name());
         let rows: Vec<_> = rows.into_iter().map(|(_, row)| row).collect();
         norms::total(rt, &rows, count).map(Some)
+    }
+
+    /// Adapts the rules of all groups to the totals of their sums.
+    pub(crate) fn adapt_rules(&mut self, sums: &[f64], loss: Option<f64>) -> Result<()> {
+        let groups = adapted(&self.groups, &self.lrs(), sums, loss)?;
+        if let Some(by_name) = &self.by_name {
+            // Groups that have no parameters yet.
+            let lrs: Vec<f64> = by_name.configs.iter().map(|config| self.lr(config)).collect();
+            let configs = adapted(&by_name.configs, &lrs, sums, loss)?;
+            self.by_name.iter_mut().for_each(|by_name| by_name.configs.clone_from(&configs));
+        }
+        self.groups = groups;
+        Ok(())
     }
 
     /// Runs a phase of an update. Sums have the numbers of parameters through all parts.

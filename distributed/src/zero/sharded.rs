@@ -310,8 +310,8 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
 
 impl<R: Runtime> Sharded<R> {
     /// This rank's part of sums, `[S]`, from those of pieces of parameters, as far as these count. They are added up in
-    /// the model's order in the widest dtype. On one rank squared norms have the bits of data parallelism. On more ranks
-    /// the last bits depend on the places at which parameters are cut.
+    /// the model's order in the widest dtype. On one rank squared norms have the bits of data parallelism. On more
+    /// ranks the last bits depend on the places at which parameters are cut.
     fn total(
         &self,
         mut rows: Vec<SumOfPiece<R>>,

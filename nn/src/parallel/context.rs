@@ -93,7 +93,7 @@ pub(super) enum ContextRole {
 /// tokens, positions and targets. A layer in it that looks at other tokens has one made by
 /// [`attends`](ContextSlot::attends), or by [`refuses`](ContextSlot::refuses). A layer for which the order of tokens
 /// counts has one made by [`locates`](ContextSlot::locates). All other layers work on each token by itself.
-/// [`cut_sequences`] fills all slots of a model.
+/// [`cut_sequences`](super::cut_sequences) fills all slots of a model.
 pub struct ContextSlot<R: Runtime>(Arc<SlotState<R>>);
 
 struct SlotState<R: Runtime> {
@@ -160,8 +160,9 @@ impl<R: Runtime> ContextSlot<R> {
         self.0.scores.write().get_or_insert_default();
     }
 
-    /// The largest scaled product of a query and a key of each head, `[H]`, since the last call, over all pairs of
-    /// tokens of a sequence: masks, soft caps and programs are left out. `None` without a pass since then.
+    /// Takes the largest score of each head since the last call, `[H]`: the largest scaled product of a query and a
+    /// key. It is over all pairs of tokens of a sequence, without masks, soft caps and programs of scores. `None`
+    /// without a pass since then.
     pub fn take_largest_scores(&self) -> Option<Tensor<R>> {
         self.0.scores.write().as_mut().and_then(LargestScores::take)
     }

@@ -14,8 +14,8 @@ use crate::{Callback, Event, Run};
 ///
 /// Rows of the projections of queries and of keys are multiplied by `√(τ/s)`, and their biases. Where heads of queries
 /// share one of keys, those of queries alone are multiplied by `τ/s`. Scores are the scaled products of queries and
-/// keys of all pairs of tokens of a sequence, in passes that record gradients. To compute them, each such pass multiplies
-/// queries and keys twice. Rows that fill up a batch count too. Ranks exchange the largest scores at each step, so all
+/// keys of all pairs of tokens of a sequence, in passes that record gradients. Each such pass multiplies queries and
+/// keys twice. Rows that fill up a batch count too. Ranks exchange the largest scores at each step, so all
 /// weights change alike; pipelines, ZeRO and tensor axes cut by heads change nothing.
 ///
 /// Half-precision weights are rounded, so factors nearer to 1 than their precision change nothing.
@@ -31,8 +31,8 @@ use crate::{Callback, Event, Run};
 /// ```
 ///
 /// # Errors
-/// A run ends with an error that names the layer if heads are normalized, if a projection is frozen or has an adapter,
-/// if projections have names that are not known, and if sequences are cut over ranks.
+/// A run ends with an error that names the layer if its heads are normalized, or a projection is frozen or has an
+/// adapter. The same holds for projections of unknown names, and for sequences that are cut over ranks.
 #[doc(alias("MuonClip", "qk_clip"))]
 #[derive(Clone, Debug)]
 pub struct QkClip {
@@ -51,8 +51,8 @@ impl QkClip {
         Err(Error::range("QkClip", "threshold", threshold, "a positive number"))
     }
 
-    /// Scales down heads of the model by scores that were observed on all ranks since the last call, and returns the
-    /// largest of them; none without a pass since then. Loops of one's own call it after each update, on all ranks.
+    /// Scales down heads of the model by the scores that all ranks observed since the last call. Returns the largest of
+    /// them; none without a pass since then. Loops of one's own call it after each update, on all ranks.
     ///
     /// The first call starts to observe.
     pub fn apply<R: Runtime>(&self, comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Option<f64>> {

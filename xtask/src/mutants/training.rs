@@ -41,9 +41,9 @@ const CLIPPED: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--"
 
 #[rustfmt::skip]
 pub(super) const TRAINING: &[Mutant] = &[
-    Mutant { file: "optim/src/bf16_state.rs", from: "drawn.lt(chance)", to: "(drawn + drawn).lt(chance)", test: ROUNDED },
-    Mutant { file: "optim/src/bf16_state.rs", from: "gap.abs() + seed)", to: "gap.abs())", test: ROUNDED },
-    Mutant { file: "optim/src/bf16_state.rs", from: "1.25 / 256.0", to: "0.9 / 256.0", test: ROUNDED },
+    Mutant { file: "optim/src/stochastic_rounding.rs", from: "drawn.lt(chance)", to: "(drawn + drawn).lt(chance)", test: ROUNDED },
+    Mutant { file: "optim/src/stochastic_rounding.rs", from: "gap.abs() + seed)", to: "gap.abs())", test: ROUNDED },
+    Mutant { file: "optim/src/stochastic_rounding.rs", from: "1.25 / 256.0", to: "0.9 / 256.0", test: ROUNDED },
     Mutant { file: "train/src/callbacks/qk_clip.rs", from: "*one = one.max(scores.largest);", to: "*one = scores.largest;", test: CLIPPED },
     Mutant { file: "train/src/callbacks/qk_clip.rs", from: "if heads(&queries) != heads(&keys) {", to: "if false {", test: CLIPPED },
     Mutant { file: "nn/src/parallel/largest_scores.rs", from: "before.maximum(&largest)?", to: "largest", test: CLIPPED },
