@@ -40,7 +40,7 @@ mod sweep;
 mod tangent;
 mod var;
 
-pub use anomaly::detect_anomaly;
+pub use anomaly::{InspectedCall, detect_anomaly, inspect_calls};
 pub use autocast::{autocast, autocast_dtype, autocast_operands, no_autocast};
 pub use backward::{Backward, backward, backward_with_hooks, differentiable_grad, grad};
 pub use checkpoint::{Checkpoint, checkpoint, products};

@@ -115,9 +115,9 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         self.check_given(i, || result(&op, ins))?;
         self.given[i] = true;
         if anomaly::looks_at_gradients() {
-            let gradient = run(op, ins)?;
-            anomaly::check_gradient(&gradient, i, self.node)?;
-            return self.sweep.deliver(to, Op::identity(), &[&gradient], self.hook);
+            // The gradient's own memory may have others in it.
+            let gradient = run(op.clone(), ins)?;
+            anomaly::check_gradient(&gradient, i, self.node, &self.upstream)?;
         }
         self.sweep.deliver(to, op, ins, self.hook)
     }
@@ -131,12 +131,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         for (i, spec) in outs.iter().enumerate().filter(|(i, _)| self.wants(*i)) {
             self.check_given(i, || Ok(*spec))?;
         }
-        // During anomaly detection, each gradient is computed as a value of its own first.
-        let mut memory = if anomaly::looks_at_gradients() {
-            outs.iter().map(|_| None).collect()
-        } else {
-            self.sweep.lend(edges, self.hook)?
-        };
+        let mut memory = self.sweep.lend(edges, self.hook)?;
         if let Some(examples) = self.sweep.options.examples {
             return self.give_by_example(&op, ins, examples);
         }
@@ -144,6 +139,11 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
             return Var::apply(op, ins)?.iter().enumerate().try_for_each(|(i, g)| self.give(i, Op::identity(), &[g]));
         }
         let lent: SmallVec<[bool; 4]> = memory.iter().map(Option::is_some).collect();
+        if anomaly::looks_at_gradients() {
+            for (i, gradient) in Var::apply(op.clone(), ins)?.iter().enumerate().filter(|(i, _)| lent[*i]) {
+                anomaly::check_gradient(gradient, i, self.node, &self.upstream)?;
+            }
+        }
         let outs = with_values(ins, |values| Tensor::compute_into(&op, values, |k| memory[k].take()))?;
         for (i, (out, lent)) in outs.into_iter().zip(lent).enumerate() {
             match &edges[i] {

@@ -185,14 +185,29 @@ fn train_gpt_on_a_mesh() {
         let out = folder(&format!("train-gpt-{name}"));
         let text = format!(
             "out = {out:?}\nranks = {ranks}\n[model]\nlayers = 2\nwidth = 32\ncontext = 16\n{model}\n[mesh]\n{mesh}\n\
-             [data]\nbatch = 8\nvalidation = 0.01\n[run]\nsteps = 20\nevaluate_every = 20\nsave_every = 20\n{run}"
+             [data]\nbatch = 8\nvalidation = 0.01\n[run]\nsteps = 20\nevaluate_every = 20\nsave_every = 15\n{run}"
         );
         let config = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("mesh-{name}.toml"));
         std::fs::write(&config, text).expect("the folder of tests can be written");
         runs(program!("train-gpt"), &format!("--config {}", config.display()));
         let metrics = std::fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics");
         let records = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a record"));
-        records.filter_map(|record| record["values"]["loss"].as_f64()).collect()
+        let records: Vec<_> = records.filter(|record| record["values"]["loss"].is_f64()).collect();
+        // The last step again, from the checkpoint before it.
+        let (variable, replay) = weftgrad::train::StepReplay::of(format!("{out}/checkpoints"), 20).variable();
+        let mut command = Command::new(program!("train-gpt"));
+        command.args(["--engine", "processes", "--resume", "--config"]).arg(&config).env(variable, replay);
+        let output = command.output().expect("the program can be started");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success(), "{name}: {said}");
+        assert!(said.contains(&format!("step 20 on {ranks} ranks, from the checkpoint of step 15")), "{name}: {said}");
+        let of = |record: &serde_json::Value, value: &str| record["values"][value].as_f64().expect("a number");
+        let last = records.last().expect("a record");
+        let shown = format!(" calls, loss {}, gradient norm {}\n", of(last, "loss"), of(last, "grad_norm"));
+        // Ranks that train by themselves have losses of their own.
+        let equal = if name == "local" { 2 } else { ranks };
+        assert_eq!(said.matches(&shown).count(), equal, "{name}: {shown}, {said}");
+        records.iter().map(|record| of(record, "loss")).collect()
     };
     let same = |many: Vec<f64>, one: &[f64], name: &str| {
         let close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-4 * b;

@@ -10,12 +10,14 @@
 mod callback;
 mod callbacks;
 mod control;
+mod hash;
 mod interrupt;
 mod model_in_step;
 mod modes;
 mod padding;
 mod profile;
 mod progress;
+mod replay;
 mod resume;
 mod run;
 mod scalars;
@@ -30,6 +32,7 @@ pub use callbacks::{
 pub use control::{Control, StopReason};
 pub use model_in_step::ModelInStep;
 pub use progress::{Interval, Length, Progress};
+pub use replay::{ReplayedCall, ReplayedRank, ReplayedStep, ReplayedValue, StepReplay};
 pub use resume::{Resume, parsed};
 pub use run::{BestValue, Run};
 pub use scalars::record_scalar;

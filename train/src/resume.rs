@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use data::State;
 use distributed::{
     checkpoint::{CheckpointPart, Checkpointed, Wanted},
     train::CheckpointNotes,
@@ -66,6 +67,11 @@ pub(crate) fn notes<R: Runtime, M, B>(
         notes.extend(callback.state().into_iter().map(|(key, value)| (format!("{prefix}{key}"), value)));
     }
     notes
+}
+
+/// The place in the data that the notes of a checkpoint have, whatever the order of its loader.
+pub(crate) fn data_state(notes: &CheckpointNotes) -> Option<State> {
+    notes.get(DATA)?.split_once(" of ")?.0.parse().ok()
 }
 
 /// The parsed notes of a checkpoint, read before anything is changed.

@@ -59,6 +59,8 @@ pub(crate) struct RunState {
     pub fresh: Vec<(String, f64)>,
     pub is_record_due: bool,
     pub fast_dev_run: bool,
+    /// False if nothing is saved: in a dry run, and in a replay.
+    pub saves: bool,
     pub resumed: Option<u64>,
     /// True if all evaluations were requested in the step in which a signal came: they run when the run is resumed.
     pub owes_evaluation: bool,
@@ -287,6 +289,7 @@ impl RunState {
             fresh: Vec::new(),
             is_record_due: false,
             fast_dev_run,
+            saves: !fast_dev_run,
             resumed: None,
             owes_evaluation: false,
             owes_save: None,

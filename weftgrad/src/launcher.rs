@@ -79,6 +79,9 @@ impl Launcher {
     /// An error if MPI cannot be initialised, or this build lacks the feature `mpi`.
     #[cfg(feature = "mpi")]
     pub fn mpi() -> Result<Self> {
+        if is_replay() {
+            return Ok(Launcher::threads(1));
+        }
         Ok(Launcher::of(LaunchEngine::Processes(Box::new(engine_mpi::init()?))))
     }
 
@@ -102,6 +105,9 @@ impl Launcher {
     /// environment has a rank or a number of ranks, but not all that a launcher gives.
     #[doc(alias("spawn"))]
     pub fn processes(ranks: usize) -> Result<Self> {
+        if is_replay() {
+            return Ok(Launcher::threads(ranks));
+        }
         if Launch::from_env().is_none() {
             let half = ["RANK", "WORLD_SIZE"].into_iter().find(|name| std::env::var_os(name).is_some());
             if let Some(half) = half {
@@ -124,6 +130,9 @@ impl Launcher {
     /// # Errors
     /// Errors of [`Tcp::join`].
     pub fn tcp(tcp: Tcp) -> Result<Self> {
+        if is_replay() {
+            return Ok(Launcher::threads(1));
+        }
         Ok(Launcher::of(LaunchEngine::Processes(Box::new(tcp.join()?))))
     }
 
@@ -193,9 +202,17 @@ impl Launcher {
 
     /// Runs a program on every rank, and returns the result of the lowest rank of this process.
     ///
+    /// Started by `weftgrad-replay`, it takes one step of an earlier run again, on as many threads as that had ranks.
+    /// Then it prints the step, and ends the process.
+    ///
     /// # Errors
     /// An error if a device cannot be opened, and on all ranks if the program fails on one.
     pub fn run<T: Send>(&self, program: impl Fn(Comm<AnyRuntime>) -> Result<T> + Sync) -> Result<T> {
+        #[cfg(feature = "train")]
+        if let Some(replay) = train::StepReplay::from_env()? {
+            println!("{}", replay.text(&replay.run(|rank| self.open(rank), program)?));
+            std::process::exit(0);
+        }
         #[cfg(feature = "nccl")]
         if let Some(nccl) = &self.nccl {
             return self.run_over(nccl, program);
@@ -279,6 +296,14 @@ fn gpus(listed: &[ListedDevice]) -> Vec<Device> {
 
 fn first_at_least(devices: Vec<Device>, otherwise: Device) -> Vec<Device> {
     if devices.is_empty() { vec![otherwise] } else { devices }
+}
+
+/// Tells whether this process was started to take a step of a run again: its ranks are threads then.
+fn is_replay() -> bool {
+    #[cfg(feature = "train")]
+    return matches!(train::StepReplay::from_env(), Ok(Some(_)) | Err(_));
+    #[cfg(not(feature = "train"))]
+    false
 }
 
 #[cfg(test)]

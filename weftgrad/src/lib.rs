@@ -254,6 +254,7 @@ pub mod book {
     chapter!(coming_from, "coming-from.md");
     chapter!(verify, "verify.md");
     chapter!(planning, "planning.md");
+    chapter!(replay, "replay.md");
     chapter!(conventions, "conventions.md");
     chapter!(errors, "errors.md");
     chapter!(performance, "performance.md");

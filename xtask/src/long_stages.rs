@@ -33,6 +33,7 @@ pub(crate) const WGPU_STAGE: &[Step] = &[
 
 const DATA: &str = "weftgrad-data";
 const MODELS: &str = "weftgrad-models";
+const TRAIN: &str = "weftgrad-train";
 const WATCH: &str = "weftgrad-watch";
 
 /// Formats, and the screen of runs, behind features, which no other stage compiles.
@@ -45,6 +46,9 @@ pub(crate) const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
     Step::Cargo(&["clippy", "-p", WATCH, "--features", "terminal", "--all-targets", "--", "-D", "warnings"]),
     Step::Cargo(&["test", "-p", WATCH, "--features", "terminal", "--lib", "--test", "program"]),
+    Step::Cargo(&["clippy", "-p", TRAIN, "--features", "program", "--all-targets", "--", "-D", "warnings"]),
+    Step::Cargo(&["test", "-p", TRAIN, "--features", "program", "--test", "all", "--", "the_program_asks"]),
+    Step::Cargo(&["test", "-p", TRAIN, "--features", "program", "--test", "search", "--", "the_program"]),
     Step::Cargo(&["test", "-p", "weftgrad", "--features", "full", "--doc", "book::chat"]),
     Step::Cargo(&["test", "-p", "weftgrad-examples", "--features", "text", "--test", "smoke", "finetune_and_generate"]),
     Step::Cargo(&["run", "-p", "weftgrad-models-export", "--example", "exported", "--", "target/exported"]),

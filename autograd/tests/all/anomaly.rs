@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::common::{self, constant, cpu, leaf, run_checkpointed, values};
-use autograd::{Function, Var, apply_function, backward, detect_anomaly};
+use autograd::{Function, Var, apply_function, backward, detect_anomaly, inspect_calls};
 use numcore::{
     ErrorKind, Result, Tensor,
     ops::{Backprop, MatmulOps, PointwiseOps, ReduceOps},
@@ -103,4 +103,84 @@ fn functions_are_looked_at_in_forward() {
     let w = leaf(&cpu(), "w", [2], &[1.0, 2.0]);
     let said = message(detect_anomaly(|| apply_function(Arc::new(BrokenForward), &[&w])?[0].sum_all()));
     assert!(said.contains("broken_forward: NaN begins here, in output 0"), "{said}");
+}
+
+/// The calls that an inspector saw: op, the input that a gradient is of, line, leaves, inputs and outputs.
+type Seen = Vec<(&'static str, Option<usize>, u32, Vec<String>, Vec<Vec<f64>>, Vec<Vec<f64>>)>;
+
+fn inspected<T>(f: impl FnOnce() -> Result<T>) -> (Result<T>, Seen) {
+    let (to, from) = std::sync::mpsc::channel();
+    let all = |tensors: &[Tensor<Cpu>]| tensors.iter().map(|t| t.to_f64s()).collect::<Result<Vec<_>>>();
+    let result = inspect_calls::<Cpu, _>(
+        move |call| {
+            let leaves = call.leaves.iter().map(|leaf| leaf.name().to_string()).collect();
+            let seen = (call.op, call.gradient_of, call.at.line(), leaves, all(&call.inputs)?, all(call.outputs)?);
+            to.send(seen).map_err(|_| numcore::Error::argument("test", "is over"))
+        },
+        f,
+    );
+    (result, from.into_iter().collect())
+}
+
+#[test]
+fn an_inspector_receives_all_results_and_changes_none() {
+    let w = leaf(&cpu(), "w", [2], &[2.0, 3.0]);
+    let line = line!() + 1;
+    let loss = || w.square()?.mul(&constant(&cpu(), [2], &[10.0, 100.0]))?.sum_all();
+    let (gradients, seen) = inspected(|| backward(&loss()?));
+    let at = |op, of, leaves: &[&str], ins: &[&[f64]], out: &[f64]| {
+        let leaves = leaves.iter().map(|name| name.to_string()).collect();
+        (op, of, line, leaves, ins.iter().map(|x| x.to_vec()).collect(), vec![out.to_vec()])
+    };
+    let expected: Seen = vec![
+        at("square", None, &["w"], &[&[2.0, 3.0]], &[4.0, 9.0]),
+        at("mul", None, &[], &[&[4.0, 9.0], &[10.0, 100.0]], &[40.0, 900.0]),
+        at("sum", None, &[], &[&[40.0, 900.0]], &[940.0]),
+        at("reshape", None, &[], &[&[940.0]], &[940.0]),
+        at("reshape", Some(0), &[], &[&[1.0]], &[1.0]),
+        at("sum", Some(0), &[], &[&[1.0]], &[1.0, 1.0]),
+        at("mul", Some(0), &[], &[&[1.0, 1.0]], &[10.0, 100.0]),
+        at("square", Some(0), &["w"], &[&[10.0, 100.0]], &[40.0, 600.0]),
+    ];
+    assert_eq!(seen, expected);
+    let of_w = |all: autograd::Gradients<Cpu>| all.of(&w).unwrap().to_f64s().unwrap();
+    assert_eq!(of_w(gradients.unwrap()), of_w(backward(&loss().unwrap()).unwrap()));
+    // A function is a call too, and what is outside is not inspected.
+    let (_, seen) = inspected(|| apply_function(Arc::new(BrokenForward), &[&w]));
+    assert_eq!(seen.len(), 1);
+    loss().unwrap();
+}
+
+/// Products are added into the memory of a gradient that has others in it.
+#[test]
+fn gradients_that_are_summed_have_the_same_bits_when_looked_at() {
+    let n = 48;
+    let wave = |k: usize| (0..n * n).map(|i| ((i * k) as f32 * 0.37).sin()).collect::<Vec<_>>();
+    let tensor = |k| Tensor::from_slice(&cpu(), [n, n], &wave(k)).unwrap();
+    let w = Var::leaf("w", tensor(1)).unwrap();
+    let loss = || {
+        let products = [2, 3, 5].map(|k| Var::new(tensor(k)).matmul(&w)?.square()?.sum_all());
+        let [a, b, c] = products;
+        a?.add(&b?)?.add(&c?)
+    };
+    let bits = |all: Result<autograd::Gradients<Cpu>>| all.unwrap().of(&w).unwrap().to_bytes().unwrap();
+    let plain = bits(backward(&loss().unwrap()));
+    assert_eq!(bits(detect_anomaly(|| backward(&loss()?))), plain);
+    assert_eq!(bits(inspect_calls::<Cpu, _>(|_| Ok(()), || backward(&loss()?))), plain);
+}
+
+#[test]
+fn an_error_of_an_inspector_ends_the_pass() {
+    let w = leaf(&cpu(), "w", [1], &[2.0]);
+    for (end, count) in [(("exp", None), 2), (("exp", Some(0)), 7)] {
+        let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = calls.clone();
+        let stop = move |call: &autograd::InspectedCall<'_, Cpu>| {
+            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            if (call.op, call.gradient_of) == end { Err(numcore::Error::argument("stop", "here")) } else { Ok(()) }
+        };
+        let result = inspect_calls(stop, || backward(&w.square()?.exp()?.sum_all()?));
+        assert!(result.map(drop).unwrap_err().to_string().contains("here"));
+        assert_eq!(calls.load(std::sync::atomic::Ordering::Relaxed), count);
+    }
 }

@@ -241,7 +241,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         if let (Event::Begin, Some(monitor)) = (event, &self.best) {
             monitor.watch(run);
         }
-        if run.is_fast_dev_run() {
+        if !run.state.saves {
             return Ok(());
         }
         let step = run.progress().step;

@@ -2,9 +2,9 @@
 
 use distributed::comm::{Collectives, Communicator};
 use nn::{Module, ModuleExt};
-use numcore::{Error, ErrorKind, Result, Runtime, Tensor};
+use numcore::{Error, ErrorKind, Result, Runtime};
 
-use crate::{Callback, Event, Interval, Run};
+use crate::{Callback, Event, Interval, Run, hash::hash_of};
 
 /// Compares the model of all ranks at an interval, to the bit. It takes one pass over memory, and an exchange of a few
 /// bytes for each parameter. A difference ends the run with an error that names the first parameter, or buffer if
@@ -35,12 +35,12 @@ impl EqualWeights {
         let parameters = model.named_parameters().into_iter().map(|(name, p)| {
             let placed = p.placed().filter(|placed| !placed.placement().is_whole());
             let piece = placed.map_or(0, |placed| hash_of(format!("{:?}", placed.placement()).as_bytes()));
-            Ok(HashedValue { name, piece, value: hash(&p.value()?)? })
+            Ok(HashedValue { name, piece, value: hash_of(&p.value()?.to_bytes()?) })
         });
         let mut all = parameters.collect::<Result<Vec<_>>>()?;
         if self.buffers {
             for (name, buffer) in model.named_buffers() {
-                all.push(HashedValue { name, piece: 0, value: hash(&buffer.value())? });
+                all.push(HashedValue { name, piece: 0, value: hash_of(&buffer.value().to_bytes()?) });
             }
         }
         Ok(all)
@@ -52,19 +52,6 @@ struct HashedValue {
     name: String,
     piece: u64,
     value: u64,
-}
-
-/// A hash of the value's bytes, equal on every rank and every build. It takes eight bytes at a time, where
-/// [`Fnv1a`](numcore::Fnv1a) takes one: whole models are hashed.
-fn hash<R: Runtime>(value: &Tensor<R>) -> Result<u64> {
-    Ok(hash_of(&value.to_bytes()?))
-}
-
-fn hash_of(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
-    let hash = words.iter().fold(0xcbf2_9ce4_8422_2325, |hash, word| step(hash, u64::from_le_bytes(*word)));
-    rest.iter().fold(hash, |hash, byte| step(hash, u64::from(*byte)))
 }
 
 impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for EqualWeights {

@@ -8,6 +8,7 @@ mod engine;
 mod evaluating;
 mod follow_up;
 mod policy;
+mod replayed;
 mod saving;
 mod setup;
 mod shares;
@@ -84,6 +85,7 @@ pub struct Trainer<'a, R: Runtime, M, S, B> {
     shares: Shares,
     fast_dev_run: Option<u64>,
     elastic: Option<Commits<'a, R>>,
+    hash_state: Option<Interval>,
 }
 
 /// The averaging of a step's gradient: by example or by micro-batch.
@@ -143,6 +145,7 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
             shares: Shares::default(),
             fast_dev_run: None,
             elastic: None,
+            hash_state: None,
         }
     }
 
@@ -208,6 +211,14 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
     /// used.
     pub fn elastic(mut self, world: &'a mut ElasticWorld<R>, every: Interval) -> Self {
         self.elastic = Some(Commits { world, every, owed: false });
+        self
+    }
+
+    /// Keeps a hash of the state in the log of the run at an interval: of parameters, optimizer, and the tensors of
+    /// callbacks. A [`StepReplay`](crate::StepReplay) compares it. Each costs one pass over this rank's part of the
+    /// memory. The log is beside the checkpoints, so the run must save some.
+    pub fn hash_state(mut self, every: Interval) -> Self {
+        self.hash_state = Some(every);
         self
     }
 

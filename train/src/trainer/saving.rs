@@ -35,7 +35,7 @@ where
 
     /// Copies the state to the host, and sends it to the callbacks that save.
     fn save(&mut self, which: Selection) -> Result<()> {
-        if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
+        if !self.state.saves || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return Ok(());
         }
         self.count_tokens()?;
@@ -69,7 +69,7 @@ where
             let _ = self.flush_sinks();
             return;
         }
-        if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
+        if !self.state.saves || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return;
         }
         let snapshot = self.before_step.take().and_then(|before| self.snapshot_before(before));
@@ -103,8 +103,8 @@ where
     pub(super) fn go_back(&mut self) -> Result<()> {
         self.finish_saves()?;
         // All checkpoints in the folders are of this run: one that starts from scratch starts with an empty folder. A
-        // dry run has none.
-        let folders = if self.state.fast_dev_run { Vec::new() } else { saved_in(&self.callbacks) };
+        // dry run or a replay has none.
+        let folders = if self.state.saves { saved_in(&self.callbacks) } else { Vec::new() };
         let went = load(&folders, &mut self.engine.step, &mut self.callbacks, |_| Ok(()))?;
         let Some((_, resumed)) = went else {
             let why = "there is no checkpoint to go back to: add `Checkpoints`, with an interval that is shorter";
@@ -152,6 +152,18 @@ pub(super) fn load<R: Runtime, M, B, S: Step<R>>(
         newest = newest.into_iter().chain(latest).max_by_key(|(step, _)| *step);
     }
     let Some((at, folder)) = newest else { return Ok(None) };
+    load_step(folder, at, step, callbacks, check).map(|notes| Some((folder.clone(), notes)))
+}
+
+/// Loads the checkpoint of a step, as [`load`] does, and returns its notes.
+pub(super) fn load_step<R: Runtime, M, B, S: Step<R>>(
+    folder: &Folder,
+    at: u64,
+    step: &mut S,
+    callbacks: &mut Callbacks<'_, R, M, B>,
+    check: impl Fn(&ResumedNotes) -> Result<()>,
+) -> Result<ResumedNotes> {
+    let comm = step.ranks().everyone.clone();
     let read = CheckpointReader::open(folder.step(at)).and_then(|reader| {
         let manifest = reader.manifest();
         Ok((ResumedNotes::read(manifest.notes())?, manifest.numbers().clone()))
@@ -164,5 +176,5 @@ pub(super) fn load<R: Runtime, M, B, S: Step<R>>(
     notes.drops_averages = dropped.is_some();
     state.0.extend(dropped.as_mut().map(|dropped| dropped as &mut dyn Checkpointed<R>));
     folder.load(&comm, at, &mut state)?;
-    Ok(Some((folder.clone(), notes)))
+    Ok(notes)
 }

@@ -4,10 +4,11 @@ use std::{
     collections::BTreeSet,
     io,
     path::{Component, Path, PathBuf},
+    sync::Arc,
 };
 
 use adaptive::balance::SpeedShares;
-use data::{Batch, State};
+use data::{Batch, Loader, State};
 use distributed::{
     RankDevices,
     checkpoint::{Folder, FolderLock},
@@ -21,12 +22,13 @@ use numcore::{Error, ErrorKind, Result, Runtime};
 use super::{
     Shares, Trainer, Weighting,
     engine::StepWithLoss,
-    saving::{load, saved_in},
+    saving::{load, load_step, saved_in},
     shares::own_batches,
     train_loop::{Clock, TrainLoop},
 };
 use crate::{
     Length, Progress, Resume,
+    replay::ReplayedLeg,
     resume::{Callbacks, ResumedNotes},
     run::RunState,
 };
@@ -58,6 +60,11 @@ where
             trainer.resume = Resume::No;
             trainer.sinks.clear();
         }
+        let replay = ReplayedLeg::current();
+        if let Some(leg) = &replay {
+            all_ok(comm, "StepReplay", leg.check(&trainer.step))?;
+            trainer.sinks.clear();
+        }
         // After ranks have left an elastic world, rank 0 may be another process than the first world's rank 0.
         let is_rank_zero = if trainer.elastic.is_some() { comm.rank() == 0 } else { comm.world_rank() == 0 };
         if !is_rank_zero {
@@ -72,13 +79,17 @@ where
             // Ranks have left or come: they begin anew.
             trainer.shares = Shares::BySpeed(SpeedShares::new(of)?);
         }
-        let shares = trainer.shares.of(&trainer.step, &devices, trainer.weighting)?;
+        let shares = match &replay {
+            // The log has them.
+            Some(_) => None,
+            None => trainer.shares.of(&trainer.step, &devices, trainer.weighting)?,
+        };
         trainer.loader = own_batches(trainer.loader, &trainer.step, shares.as_ref());
         let steps = all_ok(comm, "Trainer", trainer.loader.steps())?;
         agree_on_batch(comm, trainer.loader.batch_size())?;
         let data = format!("{} {steps}", trainer.loader.note(State::default()));
         comm.agree("the data to train on", data.as_bytes())?;
-        trainer.resumed(loss, devices, shares)
+        trainer.resumed(loss, (devices, is_rank_zero), shares, replay)
     }
 }
 
@@ -123,8 +134,9 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     fn resumed<F>(
         mut self,
         loss: F,
-        devices: RankDevices,
+        (devices, is_rank_zero): (RankDevices, bool),
         shares: Option<SpeedShares>,
+        replay: Option<Arc<ReplayedLeg>>,
     ) -> Result<TrainLoop<'a, R, M, S, B, F>> {
         let comm = self.step.ranks().everyone.clone();
         let mut state = RunState::new(self.length, self.loader.positions(), self.fast_dev_run.is_some());
@@ -133,22 +145,30 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         }
         all_ok(&comm, "Trainer", check_tensors(&mut self.callbacks))?;
         state.is_elastic = self.elastic.is_some();
-        let folder = self.callbacks.iter().find_map(|callback| callback.folder()).filter(|_| !state.fast_dev_run);
+        state.saves &= replay.is_none();
+        let folder = self.callbacks.iter().find_map(|callback| callback.folder()).filter(|_| state.saves);
         if let (Some(commits), Some(folder)) = (&mut self.elastic, folder) {
             commits.world.save_orphaned_in(folder);
         }
         let locks = self.lock_folders(&comm, &state)?;
-        let mut at = State::default();
-        if let Some(notes) = self.restore_commit()? {
+        let (mut at, mut resumed_from) = (State::default(), None);
+        let commit = self.restore_commit()?;
+        if let Some(leg) = &replay {
+            if let Some((folder, step)) = &leg.from {
+                let notes =
+                    load_step(&Folder::new(folder), *step, &mut self.step, &mut self.callbacks, fits(&self.loader))?;
+                at = self.restore_notes(notes, &mut state)?;
+            }
+        } else if let Some(notes) = commit {
             at = self.restore_notes(notes, &mut state)?;
             // Checkpoints in the folders of callbacks are this run's own.
             state.from_scratch = false;
         } else if let Some((folders, required)) = self.resume_folders()? {
-            let fits = |notes: &ResumedNotes| self.loader.state_of(&notes.data).map(|_| ());
-            match load(&folders, &mut self.step, &mut self.callbacks, fits)? {
+            match load(&folders, &mut self.step, &mut self.callbacks, fits(&self.loader))? {
                 Some((folder, notes)) => {
                     at = self.restore_notes(notes, &mut state)?;
                     state.from_scratch = !saved_in(&self.callbacks).iter().any(|own| is_same(own, &folder));
+                    resumed_from = Some(folder);
                 }
                 None if required => return Err(no_checkpoint(&folders)),
                 None => {}
@@ -164,7 +184,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         state.before = Progress { elapsed: state.checked, ..state.progress };
         let clock = Clock::resumed(state.progress.elapsed);
         let counts_tokens = self.counts_tokens();
-        let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, elastic, .. } = self;
+        let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, elastic, hash_state, .. } = self;
         Ok(TrainLoop {
             model,
             engine: StepWithLoss { step, loss, weighting, shares },
@@ -185,6 +205,12 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             before_step: None,
             buffers: Vec::new(),
             elastic,
+            is_rank_zero,
+            resumed_from,
+            hash_state,
+            log: None,
+            replay,
+            replayed: 0,
             devices: Some(devices).filter(|_| comm.size() > 1),
         })
     }
@@ -192,7 +218,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     /// Locks the folders that this run saves in, before it looks into them: another run that has failed may still save
     /// there. Elastic runs take no locks, as a lost rank's process may be alive and still hold them.
     fn lock_folders(&self, comm: &Comm<R>, state: &RunState) -> Result<Vec<Option<FolderLock>>> {
-        let folders = if state.is_elastic || state.fast_dev_run { Vec::new() } else { saved_in(&self.callbacks) };
+        let folders = if state.is_elastic || !state.saves { Vec::new() } else { saved_in(&self.callbacks) };
         folders.iter().map(|folder| folder.lock_of_all(comm)).collect()
     }
 
@@ -221,6 +247,11 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     }
 }
 
+/// The check that a checkpoint's place in the data is one of this loader's.
+fn fits<B: Send + 'static>(loader: &Loader<B>) -> impl Fn(&ResumedNotes) -> Result<()> {
+    |notes| loader.state_of(&notes.data).map(|_| ())
+}
+
 /// The error of a run that is to resume from one of these folders, which have no checkpoint.
 fn no_checkpoint(folders: &[Folder]) -> Error {
     let mut paths = folders.iter().map(Folder::path);
@@ -243,7 +274,7 @@ fn check_folders(folders: &[Folder]) -> Result<()> {
 }
 
 /// Tells whether two paths name one folder, which need not exist yet.
-fn is_same(a: &Folder, b: &Folder) -> bool {
+pub(super) fn is_same(a: &Folder, b: &Folder) -> bool {
     let whole = |path: &Path| -> PathBuf {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
         let there =

@@ -2,6 +2,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -9,7 +10,7 @@ use adaptive::balance::SpeedShares;
 use data::{Batch, Batches, Loader};
 use distributed::{
     RankDevices,
-    checkpoint::FolderLock,
+    checkpoint::{Folder, FolderLock},
     comm::{Communicator, abort_on_err, panic_message},
     train::{Step, StepInput, TrainingMetrics},
 };
@@ -22,12 +23,13 @@ use super::{
     elastic::Commits,
     engine::{StepWithLoss, take_step},
     follow_up::FollowUp,
-    shares::{own_batches, summary},
+    shares::summary,
 };
 use crate::{
     Event, Interval, Record, Run, Sink, StopReason,
     control::{Agreed, Control, Selection},
     interrupt::{self, SignalListener},
+    replay::{ReplayedLeg, RunLog},
     resume::Callbacks,
     run::RunState,
     scalars,
@@ -67,6 +69,17 @@ pub(super) struct TrainLoop<'a, R: Runtime, M, S, B, F> {
     /// Buffers of the model, and of the modules in the training step.
     pub(super) buffers: Vec<Buffer<R>>,
     pub(super) elastic: Option<Commits<'a, R>>,
+    /// True on the rank that writes for all.
+    pub(super) is_rank_zero: bool,
+    /// The folder of the checkpoint that the run went on from.
+    pub(super) resumed_from: Option<Folder>,
+    /// The interval of hashes in the log.
+    pub(super) hash_state: Option<Interval>,
+    pub(super) log: Option<RunLog>,
+    /// The steps to take again, if this is a replay.
+    pub(super) replay: Option<Arc<ReplayedLeg>>,
+    /// The number of steps taken again.
+    pub(super) replayed: usize,
     /// The devices of several ranks, until the first record has them.
     pub(super) devices: Option<RankDevices>,
 }
@@ -141,6 +154,7 @@ where
     fn before_first(&mut self) -> Result<Option<StopReason>> {
         self.commit()?;
         self.fire(&Event::Begin)?;
+        self.begin_log()?;
         self.state.check_evaluations()?;
         if let Some(commits) = self.elastic.as_mut().filter(|_| interrupt::is_listening()) {
             // A signal during a change of ranks ends the run in order, in the next world.
@@ -189,6 +203,7 @@ where
 
     /// Takes a step and does its follow-ups; returns the reason if it was the last.
     fn one_step(&mut self) -> Result<Option<StopReason>> {
+        self.end_leg()?;
         self.begin_step()?;
         let epoch = self.state.progress.epoch;
         self.before_step = Some(BeforeStep::note(&self.buffers));
@@ -201,6 +216,7 @@ where
         self.fire(&Event::StepEnd(&metrics))?;
         let mut follow = FollowUp::new(self.agree()?, epoch, Some(&metrics));
         self.follow_up(&mut follow)?;
+        self.log_state()?;
         self.record(&metrics, &follow.agreed)?;
         self.commit_if_due(&follow)?;
         self.save_if_agreed(&follow.agreed)?;
@@ -208,19 +224,22 @@ where
     }
 
     /// Takes a step over the next batches. If it has changed the shares of ranks, the following batches are read anew.
-    fn take(&mut self) -> Result<(TrainingMetrics<R>, f64)> {
+    pub(super) fn take(&mut self) -> Result<(TrainingMetrics<R>, f64)> {
         let StepWithLoss { step, loss, weighting, shares } = &mut self.engine;
         let (model, before) = (self.model, shares.clone());
-        let taken = take_step(step, &mut self.batches, *weighting, shares.as_mut(), &mut |batch| loss(model, batch))?;
+        // A replay has shares from the log, and measures none.
+        let measured = shares.as_mut().filter(|_| self.replay.is_none());
+        let taken = take_step(step, &mut self.batches, *weighting, measured, &mut |batch| loss(model, batch))?;
         let ratios = |shares: &Option<SpeedShares>| shares.as_ref().map(|shares| shares.ratios().to_vec());
         if ratios(shares) != ratios(&before) {
-            self.loader = own_batches(self.loader.clone(), step, shares.as_ref());
-            self.batches = self.loader.endless(self.batches.state())?;
+            let shares = shares.clone();
+            self.set_shares(shares)?;
         }
         Ok(taken)
     }
 
-    fn begin_step(&mut self) -> Result<()> {
+    pub(super) fn begin_step(&mut self) -> Result<()> {
+        self.log_step()?;
         // A callback has made the run longer after its end was announced: the end will be announced again.
         self.is_ending = None;
         let state = &mut self.state;
@@ -274,7 +293,8 @@ where
 
     /// Synchronizes the ranks' requests and the time.
     pub(super) fn agree(&mut self) -> Result<Agreed> {
-        let (comm, elapsed) = (self.engine.step.ranks().everyone.clone(), self.clock.elapsed());
+        let comm = self.engine.step.ranks().everyone.clone();
+        let elapsed = self.replay.as_ref().map_or_else(|| self.clock.elapsed(), |leg| leg.time_before(self.replayed));
         let agreed = self.state.control.agree(&comm, scalars::any_recorded(), elapsed)?;
         self.state.progress.elapsed = agreed.elapsed;
         Ok(agreed)

@@ -12,6 +12,7 @@ use std::{
 };
 
 use engine_process::Tcp;
+use train::StepReplay;
 
 use crate::{
     common::*,
@@ -159,6 +160,7 @@ impl RankFault {
         let checkpoints = Checkpoints::in_folder(folder.join("checkpoints")).every(Interval::Steps(plan.save));
         let trainer = trainer(plan, comm, &model)?.until(Length::Steps(LENGTH)).with(checkpoints);
         let trainer = trainer.with(Begins(own.join("begun"))).sink(Lines(lines)).resume(Resume::IfThere);
+        let trainer = trainer.hash_state(Interval::Steps(1));
         let (mut step, mut happening) = (0, None);
         let trainer = match world {
             Some(world) => trainer.elastic(world, Interval::Steps(plan.commit)),
@@ -287,6 +289,26 @@ fn goes_on(seed: u64, joins: bool) {
     assert_eq!(worlds.len() == 1, plan.is_harmless(), "{}", said());
     assert_eq!(Folder::new(folder.join("checkpoints")).latest().unwrap(), Some(LENGTH), "{}", said());
     assert!(!joins || last.ranks == plan.ranks, "{}", said());
+    // All steps again, by threads, from the last checkpoint before a step and from scratch.
+    let again = |step: u64| {
+        let (elsewhere, fault) = (scratch.0.join("replay"), RankFault { plan: None, link: None });
+        let train = |comm: &Comm<Cpu>, world: Option<&mut ElasticWorld<Cpu>>| {
+            fault.train(&elsewhere, &plan, comm, "0.0", world)
+        };
+        let replay = StepReplay::of(folder.join("checkpoints"), step);
+        let again = match plan.is_elastic {
+            true => replay.run_elastic(cpu, |world| train(&world.comm()?, Some(world))),
+            false => replay.run(cpu, |comm| train(&comm, None)),
+        };
+        let again = again.unwrap_or_else(|error| panic!("step {step}: {error}; {}", said()));
+        let loss = again.ranks[0].loss.map(|loss| format!("{:016x}.", loss.to_bits()));
+        let taken = worlds.iter().rev().find_map(|world| Some((world, world.losses.get(&("loss".into(), step))?)));
+        let (world, bits) = taken.unwrap();
+        assert_eq!((loss.as_ref(), again.ranks.len()), (Some(bits), world.ranks), "step {step}; {}", said());
+    };
+    [1, last.begun, last.begun + 1, LENGTH].into_iter().filter(|step| *step > 0).for_each(again);
+    Folder::new(folder.join("checkpoints")).clear().unwrap();
+    again(LENGTH);
     let names: Vec<String> = worlds.iter().map(|world| format!("{} from {}", world.name, world.begun)).collect();
     println!("seed {seed}, {plan:?}: {names:?}");
 }

@@ -27,6 +27,7 @@ mod policies;
 mod prelude;
 mod qk_clip;
 mod remembered;
+mod replays;
 mod resuming;
 mod saving;
 mod signals;

@@ -196,7 +196,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "numcore/src/fused/block_scaled.rs", from: "x.flatten(0, -2)?, [SIDE, 1]", to: "x.flatten(0, -2)?, [1, SIDE]", test: SCALED },
     Mutant { file: "nn/src/layers/batch_norm.rs", from: "let count = counted_rows(rows);", to: "let count = rows;", test: BATCH_NORM },
     Mutant { file: "nn/src/counted_rows.rs", from: "n / rows * count,", to: "n,", test: BATCH_NORM },
-    Mutant { file: "train/src/trainer/start.rs", from: "state.is_elastic || state.fast_dev_run", to: "!state.is_elastic", test: POLICIES },
+    Mutant { file: "train/src/trainer/start.rs", from: "state.is_elastic || !state.saves", to: "!state.is_elastic", test: POLICIES },
     Mutant { file: "train/src/callbacks/evaluate.rs", from: "if batch.count == 0 {", to: "if batch.rows == 0 {", test: POLICIES },
     Mutant { file: "data/src/loader/mod.rs", from: "if self.last == Last::Pad { Last::Keep } else { self.last }", to: "self.last", test: POLICIES },
     Mutant { file: "models/src/generate/processors.rs", from: "*score * penalty } else { *score / penalty }", to: "*score / penalty } else { *score / penalty }", test: MODELS },

@@ -18,6 +18,7 @@ const ROWS: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", 
 const COMPRESSED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pipeline_compression"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-watch", "--lib", "--test", "all", "--", "metric"];
 
+const REPLAYS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "replays"];
 const SCREEN: &[&str] = &["test", "-p", "weftgrad-watch", "--features", "terminal", "--lib", "--", "screen"];
 
 #[rustfmt::skip]
@@ -148,4 +149,9 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "watch/src/metrics/calibration.rs", from: ".min(last)", to: ".min(last + 1)", test: METRICS },
     Mutant { file: "watch/src/metrics/area_under_curve.rs", from: "positive * (2 * before + n + 1)", to: "positive * (2 * before + n)", test: METRICS },
     Mutant { file: "watch/src/metrics/mean.rs", from: "self.sum.value() / weight)", to: "self.sum.value())", test: METRICS },
+    Mutant { file: "train/src/trainer/replayed.rs", from: "if line.shares.as_deref() != now {", to: "if false {", test: REPLAYS },
+    Mutant { file: "train/src/trainer/replayed.rs", from: "if known != hash => {", to: "if known == hash => {", test: REPLAYS },
+    Mutant { file: "train/src/trainer/train_loop.rs", from: "|leg| leg.time_before(self.replayed)", to: "|_| self.clock.elapsed()", test: REPLAYS },
+    Mutant { file: "train/src/trainer/start.rs", from: "state.saves &= replay.is_none();", to: "", test: REPLAYS },
+    Mutant { file: "train/src/replay/route.rs", from: "of.step <= line.step && line.step <= of.step + 1", to: "true", test: REPLAYS },
 ];

@@ -1,0 +1,50 @@
+//! `weftgrad-replay`: takes one step of a run again, by the program that trained.
+#![forbid(unsafe_code)]
+
+use std::{
+    path::PathBuf,
+    process::{Command, ExitCode},
+};
+
+use clap::Parser;
+use train::StepReplay;
+
+/// Runs COMMAND as a replay: one step of its run, from the nearest checkpoint, by threads of one process.
+///
+/// COMMAND is the command of the run, with the options by which it would go on from its checkpoints, without a launcher
+/// before it. Its ranks must come from `weftgrad::Launcher`. Printed are the ranks of the step, and the op call in which
+/// NaN begins, with its operands on all ranks. Nothing is saved.
+#[derive(Parser)]
+#[command(version, name = "weftgrad-replay")]
+struct Options {
+    /// The folder of the run's checkpoints.
+    folder: PathBuf,
+    /// The step.
+    #[arg(long)]
+    step: u64,
+    /// Prints all op calls of this rank.
+    #[arg(long)]
+    rank: Option<usize>,
+    /// Prints the operands of this call on all ranks, with values.
+    #[arg(long)]
+    call: Option<usize>,
+    /// The command of the run.
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let Options { folder, step, rank, call, command } = Options::parse();
+    let replay = StepReplay::of(folder, step);
+    let replay = call.into_iter().fold(replay, StepReplay::values_of);
+    let replay = rank.into_iter().fold(replay, StepReplay::show_rank);
+    let (program, arguments) = command.split_first().map_or(("", &[][..]), |(first, rest)| (first, rest));
+    let (name, value) = replay.variable();
+    match Command::new(program).args(arguments).env(name, value).status() {
+        Ok(status) => status.code().map_or(ExitCode::FAILURE, |code| ExitCode::from(code as u8)),
+        Err(error) => {
+            eprintln!("{program}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Replay of one step of a run, by ranks that are threads of one process.
+
+mod command;
+mod log;
+mod report;
+mod route;
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    fmt::Display,
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use adaptive::elastic::{Elastic, ElasticWorld};
+use distributed::{
+    checkpoint::Folder,
+    comm::{Comm, Communicator, Deadlines, Quorum, Ranks, ThreadRendezvous},
+};
+use numcore::{Error, Result, Runtime};
+use parking_lot::Mutex;
+
+pub(crate) use self::log::{LogLine, RunLog, StepLine, WorldLine};
+pub use self::report::{ReplayedCall, ReplayedRank, ReplayedStep, ReplayedValue};
+use self::route::Route;
+
+/// One step of a run, to be taken again from the nearest checkpoint, to the same bits, by ranks that are threads of
+/// this process.
+///
+/// A [`Trainer`](crate::Trainer) that saves checkpoints keeps a log beside them, `replay.jsonl`. It has what the run
+/// does not compute: numbers of ranks, places in the data, times, and measured shares. Everything else follows from the
+/// checkpoint and the program. Ranks that are processes sum in the order of threads, so a replay on one machine has
+/// the bits of a run on many.
+///
+/// The program is the one that trained, as a function of its communicator. Within a replay its trainer goes on from the
+/// checkpoint, takes the steps of the log, saves nothing and writes to no sink. The last step is observed: every op
+/// call and gradient, with its operands. Then `run` of the trainer returns an error on every rank, so that nothing
+/// after it is done. Callbacks of one's own that write files do so again.
+///
+/// Bits are those of the run on the same kind of runtime. On CPUs they are equal on all instruction sets, but those
+/// with AMX, and those of products in bf16. Sums of NCCL have an order of their own. Not replayed are steps in which
+/// ranks take [numbers of micro-batches](adaptive::balance::Balanced) by measured speed.
+///
+/// ```
+/// use data::{Array, Loader, Rows};
+/// use distributed::{comm::{Comm, Ranks}, train::{Loss, TrainStep}};
+/// use nn::{Forward, Init, Linear};
+/// use numcore::{Result, ops::{PointwiseOps, ReduceOps}};
+/// use optim::AdamWConfig;
+/// use runtime_cpu::Cpu;
+/// use train::{Checkpoints, Interval, Length, StepReplay, Trainer};
+/// # use autograd::Var;
+///
+/// fn train(comm: Comm<Cpu>, folder: &std::path::Path) -> Result<()> {
+///     let model = Linear::new(&Init::new(comm.runtime(), 0), 2, 1)?;
+///     let step = TrainStep::builder(&comm, &model).optimizer(AdamWConfig::default()).build()?;
+///     let rows = Rows::new(Array::new([40, 2], (0..80).map(|i| i as f32 - 30.0).collect())?)?;
+///     Trainer::new(&model, step, Loader::new(rows).batch(4).stack().on(comm.runtime()))
+///         .until(Length::Steps(10))
+///         .with(Checkpoints::in_folder(folder).every(Interval::Steps(5)))
+///         .run(|model, batch| {
+///             // The logarithm of a number below zero, in the first batches.
+///             let y = model.forward(&Var::new(batch.data.log()?))?;
+///             Loss::sum(y.sum_all()?, batch.count as f64)
+///         })?;
+///     Ok(())
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let folder = std::env::temp_dir().join(format!("weftgrad-doc-replay-{}", std::process::id()));
+/// let cpu = |_| Ok(Cpu::with_threads(1));
+/// Ranks::new(2).run(cpu, |comm| train(comm, &folder))?;
+/// let step = StepReplay::of(&folder, 7).run(cpu, |comm| train(comm, &folder))?;
+/// println!("{step}");
+/// assert_eq!((step.ranks.len(), step.from), (2, Some(5)));
+/// # std::fs::remove_dir_all(&folder).map_err(|e| numcore::Error::io(&folder, e))
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct StepReplay {
+    folder: PathBuf,
+    step: u64,
+    values_of: Option<usize>,
+    /// The rank whose calls are shown.
+    shown: Option<usize>,
+    scratch: PathBuf,
+    deadlines: Deadlines,
+}
+
+impl StepReplay {
+    /// The last time that a run took `step`, by the log and the checkpoints in a folder of the run.
+    pub fn of(folder: impl Into<PathBuf>, step: u64) -> Self {
+        let (folder, scratch) = (folder.into(), std::env::temp_dir());
+        StepReplay { folder, step, values_of: None, shown: None, scratch, deadlines: Deadlines::default() }
+    }
+
+    /// Keeps the values of the operands of this call on every rank, in addition to their summaries. Calls are numbered
+    /// from 0 on each rank.
+    pub fn values_of(self, call: usize) -> Self {
+        StepReplay { values_of: Some(call), ..self }
+    }
+
+    /// Shows all calls of this rank in the [text](StepReplay::text) of the step.
+    pub fn show_rank(self, rank: usize) -> Self {
+        StepReplay { shown: Some(rank), ..self }
+    }
+
+    /// Sets the folder for states between worlds of different sizes, which are removed afterwards; by default the
+    /// system's folder for temporary files.
+    pub fn scratch(self, folder: impl Into<PathBuf>) -> Self {
+        StepReplay { scratch: folder.into(), ..self }
+    }
+
+    /// Sets the time that a rank waits for others in a call.
+    pub fn timeout(self, most: impl Into<Deadlines>) -> Self {
+        StepReplay { deadlines: most.into(), ..self }
+    }
+
+    /// Takes the step again. `runtime` opens the runtime of a rank; `program` is the program of the run.
+    ///
+    /// # Errors
+    /// An error if the folder has no log or no checkpoint that leads to the step, and errors of the program before the
+    /// step. Also if the state after an earlier step has another hash than in the run
+    /// ([`Trainer::hash_state`](crate::Trainer::hash_state)). An error of the step itself is in the result.
+    pub fn run<R: Runtime, T: Send>(
+        &self,
+        runtime: impl Fn(usize) -> Result<R>,
+        program: impl Fn(Comm<R>) -> Result<T> + Sync,
+    ) -> Result<ReplayedStep> {
+        self.legs(|leg| {
+            let ranks = Ranks::new(leg.ranks).timeout(self.deadlines);
+            ranks.run(&runtime, |comm| leg.within(comm.rank(), || program(comm))).map(drop)
+        })
+    }
+
+    /// Takes the step again, by the program of an [elastic](Elastic) run. The numbers of ranks are those of the log.
+    ///
+    /// # Errors
+    /// The errors of [`run`](StepReplay::run).
+    pub fn run_elastic<R: Runtime, T: Send>(
+        &self,
+        runtime: impl Fn(usize) -> Result<R>,
+        program: impl Fn(&mut ElasticWorld<R>) -> Result<T> + Sync,
+    ) -> Result<ReplayedStep> {
+        self.legs(|leg| {
+            let runtimes = (0..leg.ranks).map(&runtime).collect::<Result<_>>()?;
+            let quorum = Quorum { min_ranks: leg.ranks, ..Quorum::default() };
+            let (_rendezvous, seats) = ThreadRendezvous::new(runtimes, quorum, self.deadlines)?;
+            let program = |world: &mut ElasticWorld<R>| leg.within(world.comm()?.rank(), || program(world));
+            let outcomes = Elastic::on_threads(seats, |elastic| elastic.copies(0), program);
+            outcomes.into_iter().try_for_each(|outcome| outcome.map(drop))
+        })
+    }
+
+    /// Takes the legs of the route one after another, each from the state of the one before.
+    fn legs(&self, run: impl Fn(&Arc<ReplayedLeg>) -> Result<()>) -> Result<ReplayedStep> {
+        let mut route = Route::to(&Folder::new(&self.folder), self.step)?;
+        let scratch = Scratch::new(&self.scratch);
+        // The step itself is a leg of its own.
+        if let Some(leg) = route.legs.last_mut().filter(|leg| leg.steps.len() > 1) {
+            let (ranks, steps) = (leg.ranks, leg.steps.split_off(leg.steps.len() - 1));
+            route.legs.push(route::Leg { ranks, steps });
+        }
+        let begun = route.from.as_ref().map(|(_, step)| *step);
+        let (mut from, last) = (route.from, route.legs.len() - 1);
+        for (k, route::Leg { ranks, steps }) in route.legs.into_iter().enumerate() {
+            let then = if k == last {
+                LegEnd::Observe { values_of: self.values_of }
+            } else {
+                LegEnd::Save(Folder::new(scratch.0.join(k.to_string())))
+            };
+            let hashes = route.hashes.clone();
+            let results = Mutex::new(BTreeMap::new());
+            let leg = Arc::new(ReplayedLeg { ranks, from: from.take(), steps, hashes, then, results });
+            let outcome = run(&leg);
+            let results = std::mem::take(&mut *leg.results.lock());
+            if results.len() < ranks {
+                let why = "the program ended before its trainer had taken the steps of the log: is it that of the run?";
+                return Err(outcome.err().unwrap_or_else(|| Error::usage("StepReplay", why)));
+            }
+            match &leg.then {
+                LegEnd::Save(folder) => from = folder.latest()?.map(|step| (folder.path().to_path_buf(), step)),
+                LegEnd::Observe { .. } => {
+                    let ranks = results.into_values().flatten().collect();
+                    return Ok(ReplayedStep { step: self.step, from: begun, ranks });
+                }
+            }
+        }
+        Err(Error::internal("StepReplay", "a route has no steps"))
+    }
+}
+
+/// A folder for the states between legs, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(within: &Path) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Scratch(within.join(format!("weftgrad-replay-{}-{number}", std::process::id())))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+thread_local! {
+    /// The leg that this thread replays.
+    static LEG: RefCell<Option<Arc<ReplayedLeg>>> = const { RefCell::new(None) };
+}
+
+/// Steps of one world that are taken again.
+pub(crate) struct ReplayedLeg {
+    ranks: usize,
+    /// The checkpoint to go on from; none to begin from scratch.
+    pub from: Option<(PathBuf, u64)>,
+    pub steps: Vec<StepLine>,
+    /// Hashes of the states after steps.
+    pub hashes: BTreeMap<u64, u64>,
+    pub then: LegEnd,
+    /// The ranks that are done, with their observations.
+    results: Mutex<BTreeMap<usize, Option<ReplayedRank>>>,
+}
+
+/// The end of a leg.
+pub(crate) enum LegEnd {
+    /// The state after the last step is saved.
+    Save(Folder),
+    /// The only step is observed.
+    Observe { values_of: Option<usize> },
+}
+
+impl ReplayedLeg {
+    /// The leg that this thread replays.
+    pub(crate) fn current() -> Option<Arc<Self>> {
+        LEG.with_borrow(Clone::clone)
+    }
+
+    /// Runs a program on a rank of this leg.
+    fn within<T>(self: &Arc<Self>, rank: usize, program: impl FnOnce() -> Result<T>) -> Result<T> {
+        struct Outer(Option<Arc<ReplayedLeg>>);
+        impl Drop for Outer {
+            fn drop(&mut self) {
+                LEG.set(self.0.take());
+            }
+        }
+        let _outer = Outer(LEG.replace(Some(self.clone())));
+        let outcome = program();
+        // Other ranks may end with the error of the rank that failed within the observed step.
+        if self.results.lock().contains_key(&rank) { Err(replayed()) } else { outcome }
+    }
+
+    /// The time of the run before the step of this number.
+    pub(crate) fn time_before(&self, taken: usize) -> Duration {
+        self.steps.get(taken).or(self.steps.last()).map_or(Duration::ZERO, |line| line.elapsed)
+    }
+
+    /// Keeps the result of a rank. The returned error ends its program.
+    pub(crate) fn done(&self, rank: usize, result: Option<ReplayedRank>) -> Error {
+        self.results.lock().insert(rank, result);
+        replayed()
+    }
+
+    /// The error of a replay that has parted from the run.
+    pub(crate) fn parted(&self, step: u64, why: impl Display) -> Error {
+        let why = format!(
+            "the replay of step {step} has parted from the run: {why}; is it the same program, with the same data, on a runtime of the same kind?"
+        );
+        Error::mismatch("StepReplay", why)
+    }
+}
+
+fn replayed() -> Error {
+    Error::usage("StepReplay", "the step was taken again: nothing after it runs")
+}
