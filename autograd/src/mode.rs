@@ -10,6 +10,8 @@ use crate::autocast::{at_autocast, autocast_dtype};
 thread_local! {
     static GRAD: Cell<bool> = const { Cell::new(true) };
     static RANDOM: Cell<RandomState> = const { Cell::new(RandomState { seed: 0, drawn: 0, stream: 0 }) };
+    /// True if a seed was drawn since [`take_draws`] was called.
+    static DRAWS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A guard that sets a thread-local for a scope and restores it on drop, also after a panic.
@@ -82,9 +84,15 @@ pub fn set_random_state(state: RandomState) {
 pub fn next_seed() -> u64 {
     let RandomState { seed, drawn, stream } = RANDOM.get();
     RANDOM.set(RandomState { seed, drawn: drawn + 1, stream });
+    DRAWS.set(true);
     let counter = [drawn as u32, (drawn >> 32) as u32, u32::MAX, stream];
     let [a, b, ..] = philox4x32_10(counter, [seed as u32, (seed >> 32) as u32]);
     u64::from(a) | u64::from(b) << 32
+}
+
+/// Tells whether this thread drew a seed since the call before.
+pub(crate) fn take_draws() -> bool {
+    DRAWS.take()
 }
 
 /// The thread-local state on which the outputs of a function depend, in addition to its inputs.

@@ -9,11 +9,13 @@ use std::{
 use numcore::{
     Runtime, Tensor,
     ops::{Op, Spec},
+    pointwise::{Inst, Program},
 };
 
 use crate::{
     Var,
     address::ByAddress,
+    mode::take_draws,
     node::{Edge, Node, SavedInput, TapeValue},
 };
 
@@ -49,6 +51,9 @@ pub struct ObservedOp {
     pub parameters: Vec<Arc<str>>,
     /// The number of the call's node; `None` if the tape did not record it.
     pub node: Option<u64>,
+    /// True if the call uses random values: its program has some, or its thread drew a seed
+    /// ([`next_seed`](crate::next_seed)) after the call before.
+    pub draws: bool,
 }
 
 /// An op call with its outputs.
@@ -78,6 +83,7 @@ fn observed<T>(what: Observed, f: impl FnOnce() -> T) -> (T, Vec<SeenOp>) {
         }
     }
     let outer = Outer(ON.replace(what), SEEN.take());
+    take_draws();
     let result = f();
     let seen = SEEN.take();
     drop(outer);
@@ -100,11 +106,12 @@ impl ObservedOp {
         };
         let leaves: Vec<_> = ins.iter().filter_map(leaf).collect();
         ObservedOp {
-            op,
             inputs: ins.iter().map(|v| v.spec()).collect(),
             outputs,
             leaves: leaves.iter().map(|leaf| leaf.id()).collect(),
             parameters: leaves.iter().map(|leaf| leaf.name()).collect(),
+            draws: matches!(&op, Op::Pointwise(call) if is_random(&call.program)),
+            op,
             node,
         }
     }
@@ -116,11 +123,16 @@ impl ObservedOp {
     }
 }
 
+fn is_random(program: &Program) -> bool {
+    program.insts().iter().any(|inst| matches!(inst, Inst::Random { .. }))
+}
+
 /// Records a call.
 #[cold]
 pub(crate) fn note<R: Runtime>(op: Op, ins: &[&Var<R>], outs: &[Var<R>]) {
     use numcore::ops::Apply;
-    let call = ObservedOp::of(op, ins, outs.iter().map(|v| v.spec()).collect(), number_of(outs.first()));
+    let mut call = ObservedOp::of(op, ins, outs.iter().map(|v| v.spec()).collect(), number_of(outs.first()));
+    call.draws |= take_draws();
     let values = (ON.get() == Observed::Outputs)
         .then(|| Box::new(outs.iter().filter_map(|v| v.value().ok()).collect::<Vec<Tensor<R>>>()) as Box<dyn Any>);
     SEEN.with_borrow_mut(|seen| seen.push((call, values)));

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 /// A function that is called with a parameter's leaf and its gradient. The lock makes steps `Sync` and is never taken:
 /// calls go through `get_mut`.
-pub(crate) type GradientObserver<R> = Mutex<Box<dyn FnMut(&Arc<Leaf<R>>, &Tensor<R>) -> Result<()> + Send>>;
+pub(crate) type GradientObserver<R> = Mutex<Box<dyn FnMut(&Arc<Leaf<R>>, &LeafGrad<R>) -> Result<()> + Send>>;
 
 /// A hook that shows each gradient to the observer, then passes it on. If the loss does not count, and may be infinite,
 /// it passes zeros in place of gradients, or nothing.
@@ -66,5 +66,5 @@ pub(crate) fn observe<R: Runtime>(
     leaf: &Arc<Leaf<R>>,
     grad: &LeafGrad<R>,
 ) -> Result<()> {
-    observer.map_or(Ok(()), |look| look.get_mut()(leaf, &grad.value()?))
+    observer.map_or(Ok(()), |look| look.get_mut()(leaf, grad))
 }

@@ -10,6 +10,7 @@ mod ends;
 mod graph;
 mod higher;
 mod indexing;
+mod observe;
 mod operators;
 mod order;
 mod overlap;

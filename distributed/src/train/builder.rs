@@ -193,7 +193,7 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
     /// Costs a copy of every gradient.
     #[doc(alias("register_hook"))]
     pub fn on_gradient(mut self, mut look: impl FnMut(&str, &Tensor<R>) -> Result<()> + Send + 'static) -> Self {
-        self.observer = Some(Mutex::new(Box::new(move |leaf, gradient| look(&leaf.name(), gradient))));
+        self.observer = Some(Mutex::new(Box::new(move |leaf, gradient| look(&leaf.name(), &gradient.value()?))));
         self
     }
 

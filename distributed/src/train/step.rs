@@ -2,9 +2,9 @@
 
 use std::{collections::HashSet, panic::Location, sync::Arc};
 
-use autograd::{Leaf, backward_with_hooks};
+use autograd::{Leaf, LeafGrad, backward_with_hooks};
 use numcore::{
-    Error, ErrorKind, Result, Runtime, Tensor, Within,
+    Error, ErrorKind, Result, Runtime, Within,
     trace::{self, SpanKind},
 };
 use optim::LossScaler;
@@ -174,7 +174,8 @@ impl<R: Runtime> TrainStep<R> {
 
     /// Calls `look` with the leaf and the gradient of each parameter in later steps, as
     /// [`TrainStepBuilder::on_gradient`](super::TrainStepBuilder::on_gradient) says. It replaces the function before.
-    pub fn on_gradient(&mut self, look: impl FnMut(&Arc<Leaf<R>>, &Tensor<R>) -> Result<()> + Send + 'static) {
+    /// A [`LeafGrad::Own`] is of this micro-batch alone. A [`LeafGrad::Slot`] includes the sums in its memory.
+    pub fn on_gradient(&mut self, look: impl FnMut(&Arc<Leaf<R>>, &LeafGrad<R>) -> Result<()> + Send + 'static) {
         self.observer = Some(Mutex::new(Box::new(look)));
     }
 

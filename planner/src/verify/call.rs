@@ -11,6 +11,8 @@ pub(super) struct CallRecord {
     pub module: String,
     /// The names of the parameters among its inputs, in order.
     pub parameters: Vec<String>,
+    /// True if the call uses random values.
+    pub draws: bool,
     pub outputs: Vec<CallOutput>,
 }
 
@@ -31,14 +33,9 @@ impl CallRecord {
         let record = |((call, module), outputs): ((ObservedOp, String), Vec<Tensor<R>>)| {
             let outputs = outputs.iter().map(CallOutput::of).collect::<Result<_>>()?;
             let parameters = call.parameters.iter().map(|name| name.to_string()).collect();
-            Ok(CallRecord { op: call.op.name(), module, parameters, outputs })
+            Ok(CallRecord { op: call.op.name(), module, parameters, draws: call.draws, outputs })
         };
         calls.into_iter().zip(modules).zip(outputs).map(record).collect()
-    }
-
-    /// Tells whether a call draws random values.
-    pub(super) fn draws(call: &ObservedOp) -> bool {
-        call.op.name().contains("drop")
     }
 
     /// Tells whether two calls do the same with the same parameters.

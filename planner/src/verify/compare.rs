@@ -77,7 +77,11 @@ impl Comparison<'_> {
         let shares = self.records.iter().filter(|record| first(record.rank));
         let means: Vec<f64> = shares.filter_map(|record| record.steps[step].own_loss).collect();
         let mean = means.iter().sum::<f64>() / means.len().max(1) as f64;
-        let is_mean = means.len() > 1 && !is_above(relative(&[loss], &[mean], floor), bound);
+        // Means of shares weigh as much as others, whatever their numbers of tokens.
+        let weights = [&self.records[ranks[0]], self.reference].map(|record| record.steps[step].weight);
+        let is_mean = means.len() > 1
+            && is_above(relative(&weights[..1], &weights[1..], 0.0), 1e-9)
+            && !is_above(relative(&[loss], &[mean], floor), bound);
         let cause = match axis {
             Some(_) => Cause::NotSummed,
             None if is_mean => Cause::MeanOfMeans,

@@ -31,11 +31,18 @@ impl Comparison<'_> {
         }
         let one = under_saved_names(reference, step);
         let (floor, many) = (allowed.floor * norm_of_all(&one), summed(plan, step, records));
+        // Parameters that have a gradient on the plan's ranks alone.
+        let known = reference.parameters.iter().filter(|(_, parameter)| parameter.trained);
+        let none: NamedValues = known
+            .map(|(name, parameter)| (reference.saved_name(name), parameter.placement.logical().numel()))
+            .filter(|(name, _)| !one.contains_key(*name) && many.contains_key(name))
+            .map(|(name, len)| (name.into(), vec![0.0; len]))
+            .collect();
         let of = |name: &str, cause| Difference::of(step, StepPart::Gradient, name, cause);
         let mut wrong: Vec<Difference> = Vec::new();
         // The first that is wrong in the order of the backward pass is the origin of those that follow.
         let ready = reference.steps[step].ready.iter().map(|name| reference.saved_name(name));
-        for (name, whole) in ready.filter_map(|name| one.get_key_value(name)) {
+        for (name, whole) in ready.filter_map(|name| one.get_key_value(name)).chain(&none) {
             let parts = many.get(name.as_str());
             if parts.is_none() && norm(whole) > floor {
                 wrong.push(Difference { distance: Some(1.0), ..of(name, Cause::GradientDiffers) });
@@ -136,8 +143,8 @@ fn summed<'a>(
     let mut all: BTreeMap<&str, Vec<PieceGradient<'_>>> = BTreeMap::new();
     for record in records {
         let tensor = plan.coordinate(Axis::Tensor, record.rank);
-        for (name, gradient) in &record.steps[step].gradients {
-            let Some(parameter) = record.parameters.get(name) else { continue };
+        let gradients = &record.steps[step].gradients;
+        for (name, parameter) in record.parameters.iter().filter(|(_, parameter)| parameter.trained) {
             let parts = all.entry(record.saved_name(name)).or_default();
             let place = parts.iter().position(|part| *part.placement == parameter.placement);
             let place = place.unwrap_or_else(|| {
@@ -151,7 +158,11 @@ fn summed<'a>(
             });
             let part = &mut parts[place];
             part.ranks.push(record.rank);
-            add_to(&mut part.along_tensor, tensor, gradient);
+            // A rank without a gradient has none of the sum.
+            match gradients.get(name) {
+                Some(gradient) => add_to(&mut part.along_tensor, tensor, gradient),
+                None => add_to(&mut part.along_tensor, tensor, &vec![0.0; parameter.placement.local().numel()]),
+            }
         }
     }
     all

@@ -122,7 +122,8 @@ impl Verify {
     /// # Errors
     /// Fails if a run fails, on one rank or on many; the error says on which. The rows of a step must be a multiple of
     /// its micro-batches times the shares of ranks. A model in stages may draw no random values, since each stage has a
-    /// stream of its own. A difference is not an error, but part of the report.
+    /// stream of its own. Nor may a model whose ranks exchange values of different examples, unless nothing differs. A
+    /// difference is otherwise not an error, but part of the report.
     pub fn run<R, M, I>(
         &self,
         runtime: impl Fn(usize) -> Result<R>,
@@ -155,22 +156,29 @@ impl Verify {
             let why = "each stage of a pipeline draws random values of its own, which are not those of one rank: set dropout to 0";
             return Err(Error::usage("Verify::run", why));
         }
+        let records = many(self.steps, None)?;
+        let mixes = records.iter().any(|record| record.mixes);
         // Chunks in canonical order are those of the shares, and have the bits of one rank if nothing else is cut.
-        let is_canonical = reference.features.has(Feature::Canonical);
+        let is_canonical = reference.features.has(Feature::Canonical) && !mixes;
         if (reference.draws || is_canonical) && shares > 1 {
             (taken, reference) = (shares, one(shares, self.steps, None)?);
         }
-        let records = many(self.steps, None)?;
         let allowed = AllowedDistances::of(&reference, is_canonical && shares == self.plan.world());
-        let mut report = Verification::new(self.plan.clone(), self.steps, taken > 1);
         let comparison = Comparison { plan: &self.plan, reference: &reference, records: &records, allowed };
+        let mut report = Verification::new(self.plan.clone(), self.steps, taken > 1, comparison.not_compared());
         let Some(mut found) = comparison.first_difference() else { return Ok(report) };
+        if reference.draws && mixes && found.stage != StepPart::InitialWeights {
+            let why = "the model draws random values and exchanges values between ranks that read other examples, as `SyncBatchNorm` and \
+                       losses of all ranks do, which one rank that takes shares one after the other cannot: set dropout to 0";
+            return Err(Error::usage("Verify::run", why));
+        }
         drop((reference, records));
         let at = found.step;
         let forward = match found.stage {
             StepPart::InitialWeights => None,
             _ => {
-                let (reference, records) = (one(taken, at + 1, Some(at))?, many(at + 1, Some(at))?);
+                let (mut reference, mut records) = (one(taken, at + 1, Some(at))?, many(at + 1, Some(at))?);
+                forward::remove_experts(&mut reference, &mut records);
                 let comparison = Comparison { plan: &self.plan, reference: &reference, records: &records, allowed };
                 comparison.first_call(at as usize)
             }

@@ -1,17 +1,20 @@
 //! The values of one rank in a run.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use autograd::{manual_seed, observe_ops, observe_outputs, random_state, set_random_state};
 use distributed::{
     combinations::Features,
-    comm::{Comm, Communicator},
+    comm::{Comm, Communicator, CountingCommunicator},
     mesh::Mesh,
-    plan::ParallelPlan,
+    plan::{Axis, ParallelPlan},
     strategy::BatchShare,
     train::{Step, StepInput, TrainStep},
 };
-use nn::{Module, ModuleExt};
+use nn::{Module, ModuleExt, parallel::TensorStyle};
 use numcore::{DType, Error, Result, Runtime, Tensor, ops::ViewOps, placement::TensorPlacement};
 
 use super::{Examples, call::CallRecord, observed::ObservedGradients};
@@ -32,6 +35,8 @@ pub(super) struct RankRecord {
     pub features: Features,
     /// True if the model drew random values.
     pub draws: bool,
+    /// True if the model exchanged values of a forward pass with ranks that read other examples.
+    pub mixes: bool,
     /// The dtype of fewest digits among the outputs of op calls in the first step.
     pub narrowest: DType,
     /// The names of parameters that are copies of tied ones, and those of the tied ones.
@@ -52,8 +57,11 @@ pub(super) struct ParameterRecord {
     pub order: usize,
     pub placement: TensorPlacement,
     pub dtype: DType,
+    pub trained: bool,
     /// True if each rank along tensor has a part of the gradient.
     pub is_partial: bool,
+    /// True for a parameter of experts that are shared out among ranks.
+    pub is_expert: bool,
 }
 
 /// The values of one step.
@@ -61,6 +69,8 @@ pub(super) struct StepRecord {
     /// False if the update was left out, since a gradient was not finite.
     pub stepped: bool,
     pub loss: f64,
+    /// The total weight of the losses of all ranks.
+    pub weight: f64,
     pub own_loss: Option<f64>,
     pub norm: Option<f64>,
     /// Gradients of this rank, over the total weight of the losses of all ranks.
@@ -92,6 +102,8 @@ impl Trial {
         I: Into<StepInput<R>>,
     {
         manual_seed(0);
+        let counts = Arc::new(CountingCommunicator::new(comm));
+        let comm: Comm<R> = counts.clone();
         let (rt, mesh) = (comm.runtime().clone(), Mesh::new(&comm, self.plan.clone())?);
         let (model, mut step) = make(&mesh)?;
         let (share, own, properties) = (step.ranks().share, step.accumulation(), step.properties());
@@ -103,10 +115,11 @@ impl Trial {
             rank: comm.rank(),
             features: properties.features,
             draws: false,
+            mixes: false,
             narrowest: DType::F64,
             copies: copies(&modules(&model, &step), &properties.copies),
             parameters: parameters(&modules(&model, &step)),
-            initial: if results { weights(&model, &step)? } else { NamedValues::new() },
+            initial: if results { weights(&model, &step, true)? } else { NamedValues::new() },
             steps: Vec::new(),
             calls: Vec::new(),
         };
@@ -115,7 +128,7 @@ impl Trial {
         if self.shares > 1 {
             states.iter_mut().zip(0..).for_each(|(state, stream)| state.stream = stream);
         }
-        let (before, mut present) = (random_state().drawn, None);
+        let (mut present, mut mixes) = (None, false);
         for number in 0..self.steps {
             let tensors = batch(&rt, number)?;
             let mut calls: Vec<Vec<Vec<CallRecord>>> = (0..own).map(|_| Vec::new()).collect();
@@ -130,7 +143,11 @@ impl Trial {
                 let tensors = tensors.iter().map(own_rows).collect::<Result<_>>()?;
                 let examples = Examples { mesh: &mesh, step: number, micro_batch, share, tensors };
                 if !observes {
-                    return input(&model, &examples);
+                    let before = self.mixed(&counts);
+                    let result = input(&model, &examples);
+                    // A first step also agrees on things.
+                    mixes |= number + 1 == self.steps && self.mixed(&counts) > before;
+                    return result;
                 }
                 let (result, seen) = observe_outputs::<R, _>(|| input(&model, &examples));
                 calls[micro_batch].push(CallRecord::all(&model, seen)?);
@@ -139,15 +156,15 @@ impl Trial {
             let (metrics, seen) = observe_ops(|| step.step(take));
             let metrics = metrics?;
             let outputs = seen.iter().flat_map(|call| &call.outputs).map(|output| output.dtype);
-            let weights_of = record.parameters.values().map(|parameter| parameter.dtype);
+            let trained = record.parameters.values().filter(|parameter| parameter.trained);
+            let weights_of = trained.map(|parameter| parameter.dtype);
             let floats = outputs.chain(weights_of).filter(|dtype| dtype.is_float());
             record.narrowest = floats.fold(record.narrowest, |a, b| if b.size() < a.size() { b } else { a });
-            // A pipeline reserves random values for each pass, whether it draws some or not.
-            let is_whole = step.pipeline().is_none();
-            record.draws |= is_whole && random_state().drawn != before || seen.iter().any(CallRecord::draws);
+            record.draws |= seen.iter().any(|call| call.draws);
+            record.mixes = mixes;
+            let weight = metrics.weight()?;
             // Each rank along context reports the weight of whole sequences.
-            let weight = metrics.weight()? * step.ranks().context_ranks as f64;
-            let (gradients, ready) = gradients.take(weight)?;
+            let (gradients, ready) = gradients.take(weight * step.ranks().context_ranks as f64);
             let mut buffers = NamedValues::new();
             for (name, buffer) in modules(&model, &step).iter().flat_map(|module| module.named_buffers()) {
                 // A counter of batches counts each share.
@@ -159,11 +176,12 @@ impl Trial {
             record.steps.push(StepRecord {
                 stepped: metrics.stepped(),
                 loss: metrics.loss()?,
+                weight,
                 own_loss: metrics.own_loss()?,
                 norm: metrics.grad_norm()?,
                 gradients,
                 ready,
-                weights: if results { weights(&model, &step)? } else { NamedValues::new() },
+                weights: if results { weights(&model, &step, false)? } else { NamedValues::new() },
                 buffers,
             });
             if observes {
@@ -171,6 +189,19 @@ impl Trial {
             }
         }
         Ok(record)
+    }
+}
+
+impl Trial {
+    /// The number of calls among ranks that read other examples, but for those that gather units of parameters.
+    fn mixed<R: Runtime>(&self, counts: &CountingCommunicator<R>) -> u64 {
+        let place = |rank: usize| [Axis::Data, Axis::Shard].map(|axis| self.plan.coordinate(axis, rank));
+        let mixes = |group: &[usize]| group.iter().any(|&rank| place(rank) != place(group[0]));
+        let all =
+            counts.by_group().into_iter().filter(|((group, _), _)| mixes(group)).map(|(_, traffic)| traffic.calls);
+        let is_unit = |name: &Option<Arc<str>>| name.as_ref().is_some_and(|name| name.contains("unit `"));
+        let units = counts.by_name().into_iter().filter(|(name, _)| is_unit(name)).map(|(_, traffic)| traffic.calls);
+        all.sum::<u64>().saturating_sub(units.sum())
     }
 }
 
@@ -198,23 +229,25 @@ fn copies<R: Runtime>(modules: &[&dyn Module<R>], of: &HashMap<usize, String>) -
 }
 
 fn parameters<R: Runtime>(modules: &[&dyn Module<R>]) -> BTreeMap<String, ParameterRecord> {
-    let named = modules.iter().flat_map(|module| module.named_parameters()).filter(|(_, p)| p.requires_grad());
+    let named = modules.iter().flat_map(|module| module.named_parameters());
     let record = |(order, (name, parameter)): (usize, (String, nn::Param<R>))| {
         let whole = || TensorPlacement::whole(parameter.logical_shape());
         let placed = parameter.placed();
         let placement = placed.as_ref().map_or_else(whole, |placed| placed.placement().clone());
         let is_partial = placed.as_ref().is_some_and(|placed| placed.has_partial_gradient());
-        (name, ParameterRecord { order, placement, dtype: parameter.dtype(), is_partial })
+        let is_expert = placed.is_some_and(|placed| placed.style() == TensorStyle::Experts);
+        let (dtype, trained) = (parameter.dtype(), parameter.requires_grad());
+        (name, ParameterRecord { order, placement, dtype, trained, is_partial, is_expert })
     };
     named.enumerate().map(record).collect()
 }
 
-/// The values of all trained parameters, gathered from shards.
-fn weights<R: Runtime, M: Module<R>>(model: &M, step: &TrainStep<R>) -> Result<NamedValues> {
+/// The values of all parameters, or of the trained ones, gathered from shards.
+fn weights<R: Runtime, M: Module<R>>(model: &M, step: &TrainStep<R>, with_frozen: bool) -> Result<NamedValues> {
     let scope = step.gather_full_params()?;
     let mut values = NamedValues::new();
     let named = modules(model, step).into_iter().flat_map(|module| module.named_parameters());
-    for (name, parameter) in named.filter(|(_, p)| p.requires_grad()) {
+    for (name, parameter) in named.filter(|(_, p)| with_frozen || p.requires_grad()) {
         values.insert(name, parameter.value()?.to_f64s()?);
     }
     scope.release()?;

@@ -15,6 +15,9 @@ pub struct Verification {
     takes_shares: bool,
     /// The differences, the likely origin first; empty if the plan trains the model of one rank.
     pub differences: Vec<Difference>,
+    /// The full names of buffers that were not compared: one of the runs lacks them, or has them in another shape. They
+    /// include counters of batches where the one rank took the shares one after the other.
+    pub not_compared: Vec<String>,
 }
 
 /// A value that is another on the ranks of a plan.
@@ -75,8 +78,8 @@ impl Difference {
 }
 
 impl Verification {
-    pub(super) fn new(plan: ParallelPlan, steps: u64, takes_shares: bool) -> Self {
-        Verification { plan, steps, takes_shares, differences: Vec::new() }
+    pub(super) fn new(plan: ParallelPlan, steps: u64, takes_shares: bool, not_compared: Vec<String>) -> Self {
+        Verification { plan, steps, takes_shares, differences: Vec::new(), not_compared }
     }
 
     /// Tells whether the plan trains the model of one rank.
@@ -100,14 +103,17 @@ impl fmt::Display for Verification {
         let sizes: Vec<String> = sizes.map(|axis| format!("{} {}", axis.name(), self.plan.size(axis))).collect();
         let ranks = if sizes.is_empty() { "1 rank".into() } else { sizes.join(", ") };
         let shares = if self.takes_shares { ", which took the shares one after the other" } else { "" };
-        if self.is_equal() {
-            return write!(f, "{ranks}: {} steps equal those of one rank{shares}", self.steps);
+        match self.is_equal() {
+            true => write!(f, "{ranks}: {} steps equal those of one rank{shares}", self.steps)?,
+            false => write!(f, "{ranks}: the model is not that of one rank{shares}")?,
         }
-        write!(f, "{ranks}: the model is not that of one rank{shares}")?;
         for difference in &self.differences {
             write!(f, "\n{difference}")?;
         }
-        Ok(())
+        match &self.not_compared[..] {
+            [] => Ok(()),
+            names => write!(f, "\nbuffers that were not compared: {}", names.join(", ")),
+        }
     }
 }
 

@@ -75,6 +75,17 @@ impl Comparison<'_> {
         })
     }
 
+    /// The buffers that [`buffer`](Comparison::buffer) does not compare: pieces, and those of one of the runs alone.
+    pub(super) fn not_compared(&self) -> Vec<String> {
+        let of = |record: &RankRecord| -> BTreeSet<(String, usize)> {
+            let last = record.steps.last().into_iter();
+            last.flat_map(|step| &step.buffers).map(|(name, values)| (name.clone(), values.len())).collect()
+        };
+        let (one, many) = (of(self.reference), self.records.iter().flat_map(of).collect());
+        let names: BTreeSet<String> = one.symmetric_difference(&many).map(|(name, _)| name.clone()).collect();
+        names.into_iter().collect()
+    }
+
     /// The first parameter that only one of the two runs has, after tied copies are counted as one.
     pub(super) fn missing_parameter(&self) -> Option<Difference> {
         fn names(record: &RankRecord) -> BTreeSet<&str> {

@@ -8,7 +8,7 @@ use numcore::ops::{Apply, MatmulOps};
 use crate::common::*;
 
 /// The first difference that a report names.
-fn first(report: Verification) -> (StepPart, Cause, String) {
+pub fn first(report: Verification) -> (StepPart, Cause, String) {
     let found = report.differences.first().unwrap_or_else(|| panic!("no difference: {report}"));
     let named = format!("{} {}", found.module, found.what);
     (found.stage, found.cause, named)
@@ -58,6 +58,18 @@ fn a_loss_of_means_is_named() {
         Ok(Loss::mean(sum.div(counts.iter().sum::<f64>().max(1.0))?))
     };
     is(report_of(&[(Axis::Data, 2)], mlp, loss), StepPart::Loss, Cause::MeanOfMeans, "in place of");
+}
+
+/// Shares weigh as much as on one rank, and the mean of their losses is the loss of the ranks.
+#[test]
+fn a_loss_of_another_scale_is_no_mean_of_means() {
+    let loss = |model: &Sequential<Cpu>, examples: &Examples<'_, Cpu>| {
+        let factor = if examples.mesh.world().size() > 1 { 1.25 } else { 1.0 };
+        let x = Var::new(examples.tensors[0].clone());
+        let sum = model.forward(&x)?.sub(&x)?.square()?.sum_all()?;
+        Loss::sum(sum.mul(factor)?, examples.rows() as f64)
+    };
+    is(report_of(&[(Axis::Data, 2)], mlp, loss), StepPart::Loss, Cause::LossDiffers, "in place of");
 }
 
 #[test]

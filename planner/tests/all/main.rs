@@ -1,8 +1,10 @@
 //! Comparisons of plans with one rank: right models raise no alarm, and faults put in by hand are named.
 
 mod common;
+mod compared;
 mod faults;
 mod megatron;
+mod mixed;
 mod plans;
 mod published;
 mod right;
