@@ -136,8 +136,7 @@ fn run(command: Command) -> Result<()> {
                 PlanSearch { most_context, most_expert, main_gradients: !of.f32, ..PlanSearch::new(ranks, batch) };
             let found = search.run(&machine, &of.optimizer(!of.f32)?, |plan, mesh| of.planned(&config, plan, mesh))?;
             print(&found.table(&machine))?;
-            let Some(best) = found.best.first() else { return Ok(()) };
-            of.write(&config, &best.plan, &machine, &out)
+            of.write(&config, &found.best[0].plan, &machine, &out)
         }
         Command::Show { of, plan, out } => {
             let (config, machine) = (of.config()?, of.machine()?);

@@ -42,7 +42,7 @@ pub struct FoundPlan {
 /// The result of a search.
 #[derive(Clone, Debug, Default)]
 pub struct FoundPlans {
-    /// The best plans, the fastest first.
+    /// The best plans, the fastest first; a search finds at least one.
     pub best: Vec<FoundPlan>,
     /// The number of plans that were estimated.
     pub estimated: usize,
@@ -84,8 +84,19 @@ impl PlanSearch {
         make: impl Fn(&TrainingPlan, &Mesh<NullRuntime>) -> Result<PlannedModel>,
     ) -> Result<FoundPlans> {
         let mut found = FoundPlans::default();
-        let mut best: Vec<FoundPlan> = Vec::new();
+        let mut candidates: Vec<FoundPlan> = Vec::new();
         let mut smallest: Option<(u64, TrainingPlan)> = None;
+        let mut fits = |found: &mut FoundPlans, estimate: &Estimate, plan: &TrainingPlan| {
+            let bytes = estimate.memory.total();
+            let fits = bytes as f64 <= machine.memory;
+            if !fits {
+                found.too_large += 1;
+                if smallest.as_ref().is_none_or(|(least, _)| bytes < *least) {
+                    smallest = Some((bytes, plan.clone()));
+                }
+            }
+            fits
+        };
         for (cut, plans) in self.by_cut(machine)? {
             let Some(first) = plans.first() else { continue };
             let costs = match ModelCosts::measure(first, machine.recomputes, |mesh| make(first, mesh)) {
@@ -99,32 +110,31 @@ impl PlanSearch {
             for plan in plans.into_iter().filter(|plan| plan.stages() <= costs.parts.len()) {
                 let estimate = Estimate::of(&plan, &costs, optimizer, machine)?;
                 found.estimated += 1;
-                let bytes = estimate.memory.total();
-                if bytes as f64 > machine.memory {
-                    found.too_large += 1;
-                    if smallest.as_ref().is_none_or(|(least, _)| bytes < *least) {
-                        smallest = Some((bytes, plan));
-                    }
-                    continue;
+                if fits(&mut found, &estimate, &plan) {
+                    candidates.push(FoundPlan { plan, estimate });
                 }
-                best.push(FoundPlan { plan, estimate });
             }
-            sort(&mut best);
-            best.truncate(self.keep.max(1) * 2);
         }
-        if best.is_empty() {
+        sort(&mut candidates);
+        // Simulations put plans in another order, so twice as many are simulated as are kept.
+        let keep = self.keep.max(1);
+        for (number, FoundPlan { plan, .. }) in candidates.into_iter().enumerate() {
+            if number >= 2 * keep && found.best.len() >= keep {
+                break;
+            }
+            // Costs of the few best are measured again, rather than kept of all.
+            let costs = ModelCosts::measure(&plan, machine.recomputes, |mesh| make(&plan, mesh))?;
+            let estimate = SimulatedStep::of(&plan, &costs, optimizer, machine)?.estimate;
+            if fits(&mut found, &estimate, &plan) {
+                found.best.push(FoundPlan { plan, estimate });
+            }
+        }
+        if found.best.is_empty() {
             return Err(self.nothing_fits(&found, smallest, machine));
         }
-        // Costs of the few best are measured again, rather than kept of all.
-        for candidate in &mut best {
-            let plan = &candidate.plan;
-            let costs = ModelCosts::measure(plan, machine.recomputes, |mesh| make(plan, mesh))?;
-            candidate.estimate = SimulatedStep::of(plan, &costs, optimizer, machine)?.estimate;
-        }
-        best.retain(|candidate| candidate.estimate.memory.total() as f64 <= machine.memory);
-        sort(&mut best);
-        best.truncate(self.keep.max(1));
-        Ok(FoundPlans { best, ..found })
+        sort(&mut found.best);
+        found.best.truncate(keep);
+        Ok(found)
     }
 
     fn nothing_fits(&self, found: &FoundPlans, smallest: Option<(u64, TrainingPlan)>, machine: &Machine) -> Error {

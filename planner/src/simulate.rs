@@ -32,7 +32,7 @@ impl SimulatedStep {
     /// Fails for a plan that [`TrainingPlan::check`] refuses.
     pub fn of(plan: &TrainingPlan, costs: &ModelCosts, optimizer: &OptimizerCosts, machine: &Machine) -> Result<Self> {
         let estimate = Estimate::of(plan, costs, optimizer, machine)?;
-        let passes = plan.passes()?;
+        let (passes, placement) = (plan.passes()?, plan.placement()?);
         let sends = if machine.blocking_transfers { SendMode::Synchronous } else { SendMode::Overlapped };
         let stages = StageSeconds::all(plan, costs, machine)?;
         let ticks = |seconds: f64| ((seconds * TICKS).round() as u64).max(1);
@@ -41,7 +41,7 @@ impl SimulatedStep {
             b: ticks(seconds.b),
             i: ticks(seconds.i),
             w: ticks(seconds.w),
-            activations: costs.stage(number, plan.stages()).iter().map(|part| part.saved).sum(),
+            activations: costs.kept(number, &placement, |part| part.saved),
         };
         let all = stages.iter().enumerate().map(stage).collect();
         let comm = (transfer_seconds(plan, costs, machine)? * TICKS).round() as u64;
@@ -51,17 +51,23 @@ impl SimulatedStep {
             SendMode::Overlapped => passes,
             SendMode::Synchronous => passes.lower(distributed::pipeline::Lowering::default())?,
         };
-        let placement = schedule.placement();
-        let held = |rank: usize| {
-            let own: Vec<usize> = placement.stages_on(rank).collect();
-            Ok(MemoryEstimate { activations: 0, ..memory_of(plan, costs, optimizer, &own, rank)? })
-        };
+        let held = |rank| Ok(MemoryEstimate { activations: 0, ..memory_of(plan, costs, optimizer, &placement, rank)? });
         let held = (0..plan.pipe).map(held).collect::<Result<Vec<_>>>()?;
-        let makespan = schedule.simulate(&ticks, sends)?.makespan() as f64 / TICKS;
-        let waits = |stage: usize| costs.stage(stage, plan.stages()).iter().map(|part| part.deferred).sum();
-        let deferred = (0..plan.stages()).map(waits).collect();
-        let bubble = (makespan - estimate.compute - estimate.layers - estimate.transfers).max(0.0);
-        let estimate = Estimate { bubble, ..estimate };
+        // Transfers are exposed as far as the passes would end earlier without them.
+        let slowest = |costs: &Costs| {
+            let simulation = schedule.simulate(costs, sends)?;
+            let work = simulation.ranks().iter().map(|rank| rank.work).max().unwrap_or(0);
+            Ok::<_, Error>((simulation.makespan() as f64 / TICKS, work as f64 / TICKS))
+        };
+        let (makespan, _) = slowest(&ticks)?;
+        let (passes, work) = slowest(&Costs { comm: 0, ..ticks.clone() })?;
+        let deferred = (0..plan.stages()).map(|stage| costs.waiting(stage, &placement)).collect();
+        let estimate = Estimate {
+            compute: work - estimate.layers,
+            bubble: passes - work,
+            transfers: makespan - passes,
+            ..estimate
+        };
         let mut step = SimulatedStep { estimate, schedule, costs: ticks, sends, held, deferred };
         let full = |rank: usize| MemoryEstimate { activations: step.peak(rank), ..step.held[rank] };
         step.estimate.memory = (0..plan.pipe).map(full).max_by_key(MemoryEstimate::total).unwrap_or_default();

@@ -123,12 +123,12 @@ impl Meter<'_> {
         is_first: bool,
         loss: Option<(&LossFn, &[Tensor<NullRuntime>])>,
     ) -> Result<(PartCosts, Vec<Tensor<NullRuntime>>)> {
-        let inputs_of = || inputs(values, is_first);
+        let inputs_of = |values: &[Tensor<NullRuntime>]| inputs(values, is_first);
         // The first pass also agrees on things, and makes some once: it is no pass of a step.
-        self.forward(part, &inputs_of()?, loss)?;
+        self.forward(part, &inputs_of(values)?, loss)?;
         let live = self.live();
         self.rt.reset_peak();
-        let inputs = inputs_of()?;
+        let inputs = inputs_of(values)?;
         let (forward, (outputs, roots)) = self.pass(|| self.forward(part, &inputs, loss))?;
         let saved = self.live() - live;
         let specs: Vec<_> = outputs.iter().map(Apply::spec).collect();
@@ -139,12 +139,15 @@ impl Meter<'_> {
         let (backward, ()) = self.pass(|| seeded(roots)?.run(&mut gradients))?;
         let peak = self.rt.memory().total.peak as u64 - live;
 
+        // An input counts if the second part reads it: memory of its own shows that. Those of a batch are kept anyway.
         let before = self.live();
-        let again = inputs_of()?;
+        let copy = |value: &Tensor<NullRuntime>| if is_first { Ok(value.clone()) } else { value.copy() };
+        let again = inputs_of(&values.iter().map(copy).collect::<Result<Vec<_>>>()?)?;
         let (_, roots) = self.forward(part, &again, loss)?;
         self.counts.take();
         let wanted: Vec<&Var<NullRuntime>> = again.iter().filter(|x| x.requires_grad()).collect();
         let ((input, _), deferred) = self.pass(|| seeded(roots)?.inputs_only(&wanted, &mut gradients))?;
+        drop(again);
         let kept = self.live() - before;
         let ((weights, _), ()) = self.pass(|| deferred.run(&mut gradients))?;
 

@@ -5,7 +5,7 @@ mod optimizer;
 
 use std::ops::AddAssign;
 
-use distributed::plan::Axis;
+use distributed::{pipeline::StagePlacement, plan::Axis};
 use numcore::{DType, KernelWork};
 
 pub use measure::PlannedModel;
@@ -32,7 +32,8 @@ pub struct PartCosts {
     pub backward_exchanges: Vec<ExchangeCosts>,
     /// Bytes that are kept from the forward pass to the backward pass. The output is included, and the input is not.
     pub saved: u64,
-    /// Bytes that are kept from the first to the second part of a split backward pass, gradients of values among them.
+    /// Bytes that are kept from the first to the second part of a split backward pass: gradients of values, and the
+    /// input, if gradients of weights read it.
     pub deferred: u64,
     /// Bytes beside those that the part holds at most for a moment, in forward or in backward.
     pub transient: u64,
@@ -136,6 +137,39 @@ impl ModelCosts {
     pub fn stage(&self, stage: usize, stages: usize) -> &[PartCosts] {
         let at = |k: usize| k * self.parts.len() / stages.max(1);
         self.parts.get(at(stage)..at(stage + 1)).unwrap_or_default()
+    }
+
+    /// Bytes that a stage keeps of a micro-batch until its backward pass: values that its parts save, by `of`, and the
+    /// input, if another rank sent it. Otherwise that is an output of the same rank, or a part of the batch.
+    pub(crate) fn kept(&self, stage: usize, placement: &StagePlacement, of: impl Fn(&PartCosts) -> u64) -> u64 {
+        let [received, _] = self.crossing(stage, placement);
+        self.stage(stage, placement.stages()).iter().map(of).fold(received, u64::saturating_add)
+    }
+
+    /// Bytes that a stage keeps of a micro-batch from the first part of its split backward pass to the second. The
+    /// first part does nothing in the first stage, whose input has no gradient.
+    pub(crate) fn waiting(&self, stage: usize, placement: &StagePlacement) -> u64 {
+        let [_, sent] = self.crossing(stage, placement);
+        match stage {
+            0 => self.kept(stage, placement, |part| part.saved).saturating_add(sent),
+            _ => self.stage(stage, placement.stages()).iter().map(|part| part.deferred).sum(),
+        }
+    }
+
+    /// Bytes of the messages of a stage that are in memory at once: the next input and the gradient of the last one,
+    /// which is on its way, and the gradient of an output.
+    pub(crate) fn messages(&self, stage: usize, placement: &StagePlacement) -> u64 {
+        let [received, sent] = self.crossing(stage, placement);
+        received.saturating_mul(2).saturating_add(sent)
+    }
+
+    /// The bytes of a micro-batch's values that a stage gets from another rank, and that it gives to one.
+    fn crossing(&self, stage: usize, placement: &StagePlacement) -> [u64; 2] {
+        let parts = self.stage(stage, placement.stages());
+        let crosses = |a: usize, b: usize| b < placement.stages() && !placement.together(a, b);
+        let received = stage.checked_sub(1).is_some_and(|before| crosses(before, stage));
+        let received = parts.first().filter(|_| received).map_or(0, |part| part.input);
+        [received, parts.last().filter(|_| crosses(stage, stage + 1)).map_or(0, |part| part.output)]
     }
 
     /// Floating-point operations of the forward and backward passes of a micro-batch, without what is recomputed: three

@@ -1,6 +1,6 @@
 //! The memory of a rank under a plan.
 
-use distributed::zero::ZeroStage;
+use distributed::{pipeline::StagePlacement, zero::ZeroStage};
 use numcore::Result;
 
 use super::{
@@ -20,7 +20,7 @@ pub struct MemoryEstimate {
     pub optimizer: u64,
     /// Values that are kept for backward, of all micro-batches in flight.
     pub activations: u64,
-    /// Values of the part that is computed, for a moment.
+    /// Values of the part that is computed, and messages between stages, for a moment.
     pub transient: u64,
 }
 
@@ -36,20 +36,23 @@ pub(crate) fn memory_of(
     plan: &TrainingPlan,
     costs: &ModelCosts,
     optimizer: &OptimizerCosts,
-    stages: &[usize],
+    placement: &StagePlacement,
     rank: usize,
 ) -> Result<MemoryEstimate> {
+    let stages: Vec<usize> = placement.stages_on(rank).collect();
     let (ranks, zero, kind) = (plan.parallel()?, plan.zero_stage()?, plan.kind()?);
     let groups = [StateGroups::of(&ranks, 0), StateGroups::of_experts(&ranks, 0)];
     let mut memory = MemoryEstimate::default();
-    let (mut saved, mut root, mut largest, mut whole) = (0, 0, [0, 0], Vec::new());
-    for &stage in stages {
+    let (mut saved, mut messages, mut root, mut largest, mut whole) = (0, 0, 0, [0, 0], Vec::new());
+    for &stage in &stages {
         let parts = costs.stage(stage, plan.stages());
         let mut values = 0;
         // Where backward passes are split, some micro-batches wait for their second part.
-        let kept = |part: &PartCosts| if splits(kind) { part.saved.max(part.deferred) } else { part.saved };
-        saved += parts.iter().map(kept).sum::<u64>();
+        let waits = splits(kind) && stage > 0;
+        let kept = |part: &PartCosts| if waits { part.saved.max(part.deferred) } else { part.saved };
+        saved += costs.kept(stage, placement, kept);
         memory.transient = parts.iter().map(|part| part.transient).fold(memory.transient, u64::max);
+        messages = messages.max(costs.messages(stage, placement));
         for (experts, groups) in [false, true].into_iter().zip(&groups) {
             let shards = if zero == ZeroStage::None { 1 } else { groups.shard.ranks };
             for buffer in buffers(&parameters(parts, experts), zero != ZeroStage::None, shards, plan.main_gradients) {
@@ -79,6 +82,7 @@ pub(crate) fn memory_of(
     if zero.shards_gradients() {
         memory.gradients += largest[1];
     }
+    memory.transient += messages;
     let held = in_flight(kind, plan.shape(), rank) as u64;
     memory.activations = saved.saturating_mul(held) / stages.len().max(1) as u64;
     Ok(memory)

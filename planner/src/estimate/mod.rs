@@ -171,14 +171,14 @@ impl Estimate {
 
         // The rank that keeps most for backward, and those with an embedding, with a head, and with most work.
         let kept = |rank: usize| {
-            let parts = own(rank).into_iter().flat_map(|stage| costs.stage(stage, plan.stages()));
-            let saved = parts.map(|part| part.saved).fold(0, u64::saturating_add);
+            let of_stage = |stage| costs.kept(stage, &placement, |part| part.saved);
+            let saved = placement.stages_on(rank).map(of_stage).fold(0, u64::saturating_add);
             saved.saturating_mul(in_flight(kind, plan.shape(), rank) as u64)
         };
         let fullest = (0..p).max_by_key(|&rank| kept(rank)).unwrap_or(0);
         let mut memory = MemoryEstimate::default();
         for rank in [0, fullest, slowest, p - 1] {
-            let other = memory_of(plan, costs, optimizer, &own(rank), rank)?;
+            let other = memory_of(plan, costs, optimizer, &placement, rank)?;
             memory = if other.total() > memory.total() { other } else { memory };
         }
         Ok(Estimate {

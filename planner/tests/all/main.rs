@@ -5,6 +5,7 @@ mod compared;
 mod faults;
 mod megatron;
 mod mixed;
+mod peaks;
 mod plans;
 mod published;
 mod right;

@@ -236,6 +236,8 @@ fn planner_memory_of_table_b_is_exact() {
             let mut block = model.costs(&plan, sequence).unwrap().parts[1].clone();
             let rows = (plan.micro_batch * model.length / if sequence { plan.tensor } else { 1 }) as u64;
             block.saved -= 2 * 8 * rows;
+            // Megatron-LM frees the output of a stage once it is sent; a stage of ours keeps it beside its input.
+            block.input = 0;
             let (b, s, h, a, t) = (plan.micro_batch, model.length, model.width, model.heads, plan.tensor);
             let formula = if sequence { 34 * s * b * h / t } else { s * b * h * 10 + s * b * (24 * h + 5 * a * s) / t };
             assert_eq!(block.saved, formula as u64, "{}", runs[0].name);

@@ -43,7 +43,9 @@ fn planner_estimates_are_near_simulations() {
                 machine.node.bandwidth = bandwidth;
                 // Small blocks take as long as larger ones on a slower device.
                 (machine.flops, machine.memory_bandwidth) = (1e10, 1e9);
-                let costs = alike(&plan);
+                let mut costs = alike(&plan);
+                // The first stage receives nothing: it would be another.
+                costs.parts.iter_mut().for_each(|part| part.input = 0);
                 let estimate = Estimate::of(&plan, &costs, &adam(), &machine).unwrap();
                 let simulated = SimulatedStep::of(&plan, &costs, &adam(), &machine).unwrap();
                 let error = estimate.step() / simulated.estimate.step() - 1.0;
@@ -54,6 +56,17 @@ fn planner_estimates_are_near_simulations() {
                 let splits = splits || kind == ScheduleKind::InterleavedZeroBubble;
                 let most = if splits { memory[1] * 2 } else { memory[1] };
                 assert!((memory[1]..=most).contains(&memory[0]), "{plan}: {memory:?}");
+                // The parts of a simulated step add up to the end of its passes, and none is that of the formula.
+                let Estimate { compute, layers, bubble, transfers, .. } = simulated.estimate;
+                let makespan = simulated.simulation().unwrap().makespan() as f64 * 1e-9;
+                let sum = compute + layers + bubble + transfers;
+                assert!((sum / makespan - 1.0).abs() < 1e-9, "{plan}: {sum} of {makespan}");
+                assert!(compute >= 0.0 && bubble >= 0.0 && transfers >= 0.0, "{plan}: {:?}", simulated.estimate);
+                let share = transfers / makespan;
+                assert!(
+                    if bandwidth == 1e15 { share < 1e-6 } else { bandwidth > 1e8 || share > 1e-3 },
+                    "{plan}: {share}"
+                );
             }
         }
     }
@@ -71,7 +84,9 @@ fn planner_simulations_have_memory_over_time_and_a_picture() {
             let peak = over_time.iter().map(|(_, bytes)| *bytes).max().unwrap();
             let (first, last) = (over_time[0].1, over_time[over_time.len() - 1].1);
             assert_eq!(first, last, "activations are gone after the step");
-            assert_eq!(peak - first, (4 - rank as u64) * costs.parts[0].saved, "1F1B holds p − r micro-batches");
+            let received = if rank == 0 { 0 } else { costs.parts[0].input };
+            let held = (4 - rank as u64) * (costs.parts[0].saved + received);
+            assert_eq!(peak - first, held, "1F1B holds p − r micro-batches");
             assert!(over_time.is_sorted_by(|a, b| a.0 <= b.0));
         }
         assert!(step.memory_over_time(4).unwrap_err().to_string().contains("below 4"));
@@ -170,6 +185,46 @@ fn planner_search_prunes_by_memory_and_says_what_is_missing() {
     // Two sequences cannot be shared out among three ranks, but one rank of each of three pieces can read all.
     assert!(odd.is_ok_and(|found| found.best.iter().all(|plan| plan.plan.data == 1)));
     assert!(PlanSearch::new(0, 8).run(&slow(), &adam(), any_gpt).is_err());
+}
+
+/// A block, and a table that nothing reads.
+#[derive(nn::Module)]
+struct Wide<R: numcore::Runtime> {
+    block: Linear<R>,
+    table: Option<nn::Param<R>>,
+}
+
+impl<R: numcore::Runtime> nn::Stage<R> for Wide<R> {
+    fn forward_values(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        Ok(vec![self.block.forward(&inputs[0])?])
+    }
+}
+
+/// Four parts, of which the third has a table of 4 MB. An estimate looks at the ranks with most work, most activations
+/// and the ends; a simulation looks at all.
+fn wide_third(plan: &TrainingPlan, mesh: &Mesh<NullRuntime>) -> Result<PlannedModel> {
+    let init = Init::new(mesh.world().runtime(), 42);
+    let part = |number: usize| {
+        let table = (number == 2).then(|| init.param([1 << 20], nn::Initializer::Zeros)).transpose()?;
+        Ok(Wide { block: Linear::new(&init, 64, 64)?, table })
+    };
+    let parts = (0..4).map(part).collect::<Result<Vec<_>>>()?;
+    let loss = |y: &[Var<NullRuntime>], _: &[Var<NullRuntime>]| Loss::sum(y[0].square()?.sum_all()?, 1.0);
+    let x = Tensor::zeros(mesh.world().runtime(), [plan.micro_batch, 64], DType::F32)?;
+    Ok(PlannedModel::new(parts, loss).micro_batch(vec![x], vec![]))
+}
+
+#[test]
+fn planner_search_simulates_until_plans_fit() {
+    let search = PlanSearch { most_tensor: Some(1), keep: 2, ..PlanSearch::new(4, 16) };
+    // State of the table is 16 MB whole, and a quarter of it in shards.
+    let small = Machine { memory: 2e6, ..slow() };
+    let none = search.run(&small, &adam(), wide_third).map(|found| found.best.len()).map_err(|e| e.to_string());
+    assert!(none.as_ref().is_err_and(|why| why.contains("no plan of 4 ranks fits")), "{none:?}");
+    let large = Machine { memory: 1.2e7, ..slow() };
+    let found = search.run(&large, &adam(), wide_third).unwrap();
+    assert_eq!(found.best.len(), 2);
+    assert!(found.best.iter().all(|plan| plan.estimate.memory.total() as f64 <= large.memory), "{found:?}");
 }
 
 /// A change of a machine, by a factor.

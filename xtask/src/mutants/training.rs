@@ -38,6 +38,11 @@ const CUT_TOKENS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "a
 const SHARED_HEADS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "tensor_decisions"];
 const CUT_WHOLE: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "whole_rules_cut"];
 const ROUNDED: &[&str] = &["test", "-p", "weftgrad-optim", "--test", "all", "--", "bf16_state"];
+const COMPARED: &[&str] =
+    &["test", "-p", "weftgrad-planner", "--test", "all", "--", "compared::", "mixed::canonical", "mean_of_means"];
+const SEARCHED: &[&str] =
+    &["test", "-p", "weftgrad-planner", "--test", "all", "--", "planner_search", "planner_estimates"];
+const PEAKS: &[&str] = &["test", "-p", "weftgrad-planner", "--test", "all", "--", "peaks::"];
 const CLIPPED: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "qk_clip"];
 
 #[rustfmt::skip]
@@ -154,4 +159,12 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "train/src/trainer/train_loop.rs", from: "|leg| leg.time_before(self.replayed)", to: "|_| self.clock.elapsed()", test: REPLAYS },
     Mutant { file: "train/src/trainer/start.rs", from: "state.saves &= replay.is_none();", to: "", test: REPLAYS },
     Mutant { file: "train/src/replay/route.rs", from: "of.step <= line.step && line.step <= of.step + 1", to: "true", test: REPLAYS },
+    Mutant { file: "planner/src/verify/observed.rs", from: "each_pass || matches!(gradient, LeafGrad::Own(_))", to: "each_pass", test: COMPARED },
+    Mutant { file: "planner/src/verify/mod.rs", from: "has(Feature::Canonical) && !mixes", to: "has(Feature::Canonical)", test: COMPARED },
+    Mutant { file: "planner/src/verify/compare.rs", from: "&& is_above(relative(&weights[..1], &weights[1..], 0.0), 1e-9)", to: "", test: COMPARED },
+    Mutant { file: "planner/src/verify/gradients.rs", from: ".chain(&none)", to: "", test: COMPARED },
+    Mutant { file: "planner/src/verify/record.rs", from: "with_frozen || p.requires_grad()", to: "!with_frozen || p.requires_grad()", test: COMPARED },
+    Mutant { file: "planner/src/search.rs", from: "number >= 2 * keep && found.best.len() >= keep", to: "number >= 2 * keep", test: SEARCHED },
+    Mutant { file: "planner/src/simulate.rs", from: "Costs { comm: 0, ..ticks.clone() }", to: "ticks.clone()", test: SEARCHED },
+    Mutant { file: "planner/src/costs/mod.rs", from: "map(of).fold(received, ", to: "map(of).fold(0, ", test: PEAKS },
 ];
