@@ -61,6 +61,7 @@ fn zeros() -> Decoder<runtime_cpu::Cpu> {
         output_bias: true,
         mlp_bias: true,
         windows: vec![None],
+        options: Default::default(),
         mixtures: None,
         tied: true,
         padding: None,
@@ -165,10 +166,19 @@ fn a_graph_has_its_weights_beside_it() {
 }
 
 #[test]
-fn experts_are_not_exported() {
-    let model = decoder("mixtral");
+fn experts_and_families_with_parts_of_their_own_are_not_exported() {
     let path = std::env::temp_dir().join(format!("weftgrad-never-{}", std::process::id()));
-    let gguf = save_gguf(&model, &path, &Default::default()).map(drop).unwrap_err().to_string();
-    let onnx = save_onnx_decoder(&model, &path, &Default::default()).map(drop).unwrap_err().to_string();
-    assert!(gguf.contains("experts of `mixtral`") && onnx.contains("experts of `mixtral`"), "{gguf}\n{onnx}");
+    for (name, due) in [
+        ("mixtral", "experts of `mixtral`"),
+        ("olmo2", "`olmo2` is not written"),
+        ("phi3", "`phi3` is not written"),
+        ("smollm3", "`smollm3` is not written"),
+        ("gemma2", "`gemma2` is not written"),
+        ("gemma3", "`gemma3_text` is not written"),
+    ] {
+        let model = decoder(name);
+        let gguf = save_gguf(&model, &path, &Default::default()).map(drop).unwrap_err().to_string();
+        let onnx = save_onnx_decoder(&model, &path, &Default::default()).map(drop).unwrap_err().to_string();
+        assert!(gguf.contains(due) && onnx.contains(due), "{gguf}\n{onnx}");
+    }
 }

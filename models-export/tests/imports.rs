@@ -75,6 +75,7 @@ fn blocks_are_read_as_they_were_written() {
         head_dim: 16,
         hidden: 96,
         windows: vec![None; 2],
+        options: Default::default(),
         ..decoder("llama").config().clone()
     };
     let folder = Scratch::new();

@@ -50,6 +50,21 @@ DECODERS = {
     "qwen3_moe": lambda: (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig(
         **SIZES, head_dim=6, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=5, norm_topk_prob=True,
         decoder_sparse_step=2)),
+    "olmo2": lambda: (transformers.Olmo2ForCausalLM, transformers.Olmo2Config(
+        **SIZES, head_dim=6, attention_bias=True, pad_token_id=3)),
+    "phi3": lambda: (transformers.Phi3ForCausalLM, transformers.Phi3Config(
+        **SIZES, head_dim=6, sliding_window=5, pad_token_id=None)),
+    "smollm3": lambda: (transformers.SmolLM3ForCausalLM, transformers.SmolLM3Config(
+        **{**SIZES, "num_hidden_layers": 3}, head_dim=6, no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=4,
+        mlp_bias=True, pad_token_id=None)),
+    "gemma2": lambda: (transformers.Gemma2ForCausalLM, transformers.Gemma2Config(
+        **{**SIZES, "num_hidden_layers": 3}, head_dim=6, query_pre_attn_scalar=7, sliding_window=4, attn_logit_softcapping=3.0,
+        final_logit_softcapping=5.0)),
+    "gemma3": lambda: (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig(
+        **{**SIZES, "num_hidden_layers": 3}, head_dim=6, query_pre_attn_scalar=5, sliding_window=4, sliding_window_pattern=3,
+        attention_bias=True, tie_word_embeddings=False, rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}})),
 }
 
 
@@ -59,6 +74,8 @@ def randomize(model):
         for name, p in model.named_parameters():
             if p.dim() == 1:
                 norm = "weight" in name and ("norm" in name.lower() or "ln_" in name)
+                # Gemma adds 1 to its weights.
+                norm = norm and not model.config.model_type.startswith("gemma")
                 p.copy_((1.0 if norm else 0.0) + 0.2 * torch.randn_like(p))
             else:
                 p.copy_(0.35 * torch.randn_like(p))

@@ -35,9 +35,11 @@ mod source;
 #[cfg(feature = "text")]
 pub use chat::{ChatDate, ChatTemplate, Conversation};
 pub use chat::{ChatExample, pack_examples};
-pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, Family, RopeConfig, RopeScaling};
+pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, DecoderOptions, Family, RopeConfig, RopeScaling};
 pub use convert::{Change, ConversionRule, ConversionTable, Converted, GGUF_TABLE, StackNames, StackPlace, StackRule};
-pub use decoder::{Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
+pub use decoder::{
+    Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache, UpProjection,
+};
 pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Pooling, Vit, VitConfig};
 #[cfg(feature = "text")]
 pub use encoder::{SentenceEncoder, cosine_similarities};

@@ -30,6 +30,7 @@ impl MoeBlock<Cpu> {
             output_bias: false,
             head_norm: None,
             window: None,
+            scores: Default::default(),
         };
         Ok(MoeBlock {
             norm1: RmsNorm::new(init, WIDTH)?,

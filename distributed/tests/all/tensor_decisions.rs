@@ -27,8 +27,9 @@ impl Grouped<Cpu> {
             fused: false,
             bias: true,
             output_bias: false,
-            head_norm: Some(1e-6),
+            head_norm: Some(nn::HeadNorm::each(1e-6)),
             window: None,
+            scores: Default::default(),
         };
         Ok(Grouped {
             table: Embedding::new(init, 16, 8)?,

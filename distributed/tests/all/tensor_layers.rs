@@ -105,7 +105,8 @@ fn a_column_and_a_row_make_a_feed_forward_network() {
 #[test]
 fn heads_of_queries_share_those_of_keys_on_any_number_of_ranks() {
     for (t, heads, kv_heads) in [(2, 4, 2), (2, 4, 1), (4, 4, 2), (4, 4, 1), (3, 6, 3), (8, 8, 2), (2, 4, 4)] {
-        for head_norm in [None, Some(1e-6)] {
+        let norm = nn::HeadNorm::each(1e-6);
+        for head_norm in [None, Some(norm), Some(nn::HeadNorm { offset: 1.0, together: true, ..norm })] {
             let config = GroupedQueryConfig {
                 width: 6,
                 heads,
@@ -116,6 +117,7 @@ fn heads_of_queries_share_those_of_keys_on_any_number_of_ranks() {
                 output_bias: true,
                 head_norm,
                 window: None,
+                scores: nn::ScoreOptions { scale: Some(0.7), softcap: Some(1.5) },
             };
             let mut plan = TensorPlan::new().column("q_proj").column("k_proj").column("v_proj").row("o_proj");
             if head_norm.is_some() {
@@ -142,16 +144,24 @@ fn heads_of_queries_share_those_of_keys_on_any_number_of_ranks() {
         output_bias: false,
         head_norm: None,
         window: None,
+        scores: Default::default(),
     };
-    same(
-        3,
-        &TensorPlan::new().column("qkv_proj").row("o_proj"),
-        |init| GroupedQueryAttention::new(init, fused),
-        |m, rt| {
+    let plan = TensorPlan::new().column("qkv_proj").row("o_proj");
+    for (t, heads, kv_heads) in [(3, 3, 3), (2, 4, 2), (3, 6, 3), (5, 10, 5), (8, 8, 8)] {
+        let config = GroupedQueryConfig { heads, kv_heads, ..fused };
+        let make = |init: &Init<Cpu>| GroupedQueryAttention::new(init, config);
+        same(t, &plan, make, |m, rt| {
             let x = input(rt, &[2, 5, 6])?;
             m.attend(m.project(&x, None)?, None, &x)
-        },
-    );
+        });
+    }
+    let refused = Ranks::new(2).run(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
+        let config = GroupedQueryConfig { heads: 6, kv_heads: 3, ..fused };
+        mesh.parallelize(&GroupedQueryAttention::new(&Init::new(comm.runtime(), 5), config)?, &plan)
+    });
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("3 rows or heads cannot be shared out among 2 ranks"), "{error}");
 }
 
 #[derive(Module)]

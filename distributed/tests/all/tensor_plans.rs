@@ -79,8 +79,9 @@ fn queries_keys_and_values_are_cut_alike() {
         fused: false,
         bias: false,
         output_bias: false,
-        head_norm: Some(1e-6),
+        head_norm: Some(nn::HeadNorm::each(1e-6)),
         window: None,
+        scores: Default::default(),
     };
     let refused = |plan: TensorPlan| {
         let outcome = Ranks::new(2).run(cpu, |comm| {

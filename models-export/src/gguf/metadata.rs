@@ -104,6 +104,7 @@ fn check(config: &DecoderConfig, context: usize) -> Result<()> {
             format!("experts of `{}` are not written: save it by `save_pretrained`", config.family.name()),
         );
     }
+    crate::check_family("gguf", config.family)?;
     let activation = if config.family == Family::Gpt2 { Activation::GeluTanh } else { Activation::Silu };
     if config.activation != activation {
         let why = format!("is {:?}; llama.cpp computes this family with {activation:?}", config.activation);

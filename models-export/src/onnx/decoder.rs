@@ -13,7 +13,7 @@ use super::{
 /// Builds the graph of a model, from tokens to logits.
 ///
 /// # Errors
-/// Fails if the model lacks a parameter of its family, or has mixtures of experts.
+/// Fails if the model lacks a parameter of its family, has mixtures of experts, or is of a family that is not written.
 pub(super) fn graph<'a, R: Runtime>(model: &Decoder<R>) -> Result<OnnxGraph<'a>> {
     let (config, mut m) = (model.config(), ModelGraph::new("decoder", model));
     if config.mixtures.is_some() {
@@ -23,6 +23,7 @@ pub(super) fn graph<'a, R: Runtime>(model: &Decoder<R>) -> Result<OnnxGraph<'a>>
         );
         return Err(Error::config("onnx", "mixtures", why));
     }
+    crate::check_family("onnx", config.family)?;
     let (any, vocab) = ([Size::Any("batch"), Size::Any("sequence")], Size::Is(config.vocab));
     let tokens = m.graph.input("input_ids", OnnxType::I64, &any);
     let positions = positions(&mut m.graph, &tokens);

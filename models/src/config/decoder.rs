@@ -4,7 +4,10 @@ use nn::{Activation, moe::MoeConfig};
 use numcore::{Error, Result, Within};
 use serde_json::{Map, Value, json};
 
-use super::{ConfigFields, DecoderMixtures, Family, RopeConfig, RopeScaling, activation_name, check_sizes};
+use super::{
+    ConfigFields, DecoderMixtures, DecoderOptions, Family, RopeConfig, activation_name, check_sizes,
+    windows::{insert_windows, windows},
+};
 use crate::{files::JsonObject, quantize::quantization};
 
 /// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` has them.
@@ -42,6 +45,8 @@ pub struct DecoderConfig {
     pub mlp_bias: bool,
     /// The number of keys that a query sees, for each layer; all if `None`.
     pub windows: Vec<Option<usize>>,
+    /// Options that Llama does not have.
+    pub options: DecoderOptions,
     /// Mixtures of experts, in the families that have them.
     pub mixtures: Option<DecoderMixtures>,
     /// True if the head shares the weight of the token embedding.
@@ -68,7 +73,6 @@ impl DecoderConfig {
     fn parsed(fields: &ConfigFields) -> Result<Self> {
         let family = Family::of(fields)?;
         let config = if family == Family::Gpt2 { gpt2(fields)? } else { llama(fields, family)? };
-        fields.flag_or("tie_word_embeddings", false)?;
         fields.require("is_causal", true)?;
         fields.part("quantization_config")?;
         quantization(fields)?;
@@ -109,7 +113,11 @@ impl DecoderConfig {
             fields.insert(name.into(), value.into());
         }
         fields.insert("rms_norm_eps".into(), json!(self.norm_eps));
-        fields.insert("hidden_act".into(), activation_name(self.activation).into());
+        match (self.family.is_gemma(), self.activation) {
+            (true, Activation::GeluTanh) => fields.insert("hidden_activation".into(), "gelu_pytorch_tanh".into()),
+            (true, other) => fields.insert("hidden_activation".into(), activation_name(other).into()),
+            (false, activation) => fields.insert("hidden_act".into(), activation_name(activation).into()),
+        };
         self.insert_options(&mut fields);
         fields
     }
@@ -120,45 +128,39 @@ impl DecoderConfig {
         mixtures.layers.get(layer).copied()?.then(|| mixtures.mixture.clone())
     }
 
+    /// The place of a layer's positions in [`ropes`](DecoderConfig::ropes); `None` if it has none.
+    pub(crate) fn rotary_of(&self, layer: usize) -> Option<usize> {
+        let is_local = self.options.local_rope.is_some() && self.windows[layer].is_some();
+        (self.rope.is_some() && !self.options.unrotated.contains(&layer)).then_some(usize::from(is_local))
+    }
+
+    /// The rotary positions of layers: those of most, then those of layers with a window, if they have others.
+    pub(crate) fn ropes(&self) -> impl Iterator<Item = RopeConfig> {
+        self.rope.into_iter().chain(self.options.local_rope)
+    }
+
     /// The fields of positions, biases and windows.
     fn insert_options(&self, fields: &mut Map<String, Value>) {
-        if self.padding.is_some() || fields.contains_key("pad_token_id") {
+        let has_padding = self.padding.or(self.family.defaults().padding).is_some();
+        if has_padding || fields.contains_key("pad_token_id") {
             fields.insert("pad_token_id".into(), json!(self.padding));
         }
         if let Some(rope) = &self.rope {
-            fields.remove("rope_scaling");
-            fields.insert("rope_parameters".into(), Value::Object(rope.to_json()));
-            // Versions of transformers before 5 read these.
-            fields.insert("rope_theta".into(), json!(rope.theta));
-            if rope.scaling != RopeScaling::Default {
-                fields.insert("rope_scaling".into(), Value::Object(rope.to_json()));
-            }
+            rope.insert_into(fields, self.options.local_rope.as_ref());
         }
-        if matches!(self.family, Family::Llama | Family::Qwen3 | Family::Qwen3Moe) {
+        if self.family.has_attention_bias() {
             fields.insert("attention_bias".into(), self.qkv_bias.into());
         }
-        if self.family == Family::Llama {
+        if self.family.has_mlp_bias() {
             fields.insert("mlp_bias".into(), self.mlp_bias.into());
         }
-        let window = self.windows.iter().flatten().next();
-        fields.remove("layer_types");
-        if matches!(self.family, Family::Mistral | Family::Mixtral | Family::Qwen3Moe) {
-            fields.insert("sliding_window".into(), json!(window));
-        }
-        if self.family == Family::Qwen3Moe {
-            fields.insert("use_sliding_window".into(), window.is_some().into());
-        }
+        insert_windows(fields, self.family, &self.windows);
+        self.options.insert_into(fields, self.family, self.layers);
         if self.family == Family::Qwen2Moe {
             fields.insert("qkv_bias".into(), self.qkv_bias.into());
         }
         if let Some(mixtures) = &self.mixtures {
             mixtures.insert_into(fields, self.family);
-        }
-        if matches!(self.family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe) {
-            let kind = |w: &Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
-            fields.insert("use_sliding_window".into(), window.is_some().into());
-            fields.insert("sliding_window".into(), json!(window));
-            fields.insert("layer_types".into(), self.windows.iter().map(kind).collect());
         }
     }
 
@@ -218,8 +220,9 @@ impl DecoderConfig {
             let sizes = (config.vocab, config.width, config.heads, config.kv_heads, config.head_dim, config.hidden);
             let biases = (config.qkv_bias, config.output_bias, config.mlp_bias);
             let (rope, windows, mixtures, padding) = (config.rope, &config.windows, &config.mixtures, config.padding);
+            let options = &config.options;
             format!(
-                "sizes {sizes:?}, {rope:?}, biases {biases:?}, windows {windows:?}, mixtures {mixtures:?}, padding {padding:?}"
+                "sizes {sizes:?}, {rope:?}, biases {biases:?}, windows {windows:?}, {options:?}, mixtures {mixtures:?}, padding {padding:?}"
             )
         };
         let (family, own, theirs) = (self.family.name(), options(self), options(&again));
@@ -257,8 +260,9 @@ fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
         output_bias: true,
         mlp_bias: true,
         windows: vec![None; layers],
+        options: DecoderOptions::default(),
         mixtures: None,
-        tied: fields.flag_or("tie_word_embeddings", true)?,
+        tied: fields.flag_or("tie_word_embeddings", defaults.tied)?,
         padding: None,
         fields: fields.fields().clone(),
     })
@@ -272,8 +276,7 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     let context = fields.size_or("max_position_embeddings", defaults.context)?;
     // Null gives as many as heads of queries.
     let kv_default = defaults.kv_heads.filter(|_| !fields.has("num_key_value_heads")).unwrap_or(heads);
-    let has_biases = matches!(family, Family::Llama | Family::Qwen3 | Family::Qwen3Moe);
-    let attention_bias = has_biases && fields.flag_or("attention_bias", false)?;
+    let attention_bias = family.has_attention_bias() && fields.flag_or("attention_bias", false)?;
     let qkv_bias = match family {
         Family::Qwen2 => true,
         Family::Qwen2Moe => fields.flag_or("qkv_bias", true)?,
@@ -282,6 +285,20 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     let own_dim = fields.maybe_size("head_dim")?.or(defaults.head_dim);
     let mixtures = family.has_experts().then(|| DecoderMixtures::read(fields, family, width, layers));
     let vocab = fields.size_or("vocab_size", defaults.vocab)?;
+    if family == Family::Phi3 {
+        // Scaled positions alone read it, and they have it too.
+        fields.maybe_size("original_max_position_embeddings")?;
+    }
+    let activation = if family.is_gemma() {
+        // A field of published files that transformers does not read.
+        fields.activation("hidden_act", Activation::GeluTanh)?;
+        fields.activation("hidden_activation", Activation::GeluTanh)?
+    } else {
+        fields.activation("hidden_act", Activation::Silu)?
+    };
+    let (rope, local_rope) = RopeConfig::read_all(fields, family, defaults.theta, context)?;
+    let options = DecoderOptions { local_rope, ..DecoderOptions::read(fields, family, layers)? };
+    let own_padding = defaults.padding.filter(|_| !fields.has("pad_token_id"));
     Ok(DecoderConfig {
         family,
         vocab,
@@ -293,15 +310,16 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
         hidden: fields.size_or("intermediate_size", defaults.hidden)?,
         context,
         norm_eps: fields.number_or("rms_norm_eps", defaults.norm_eps)?,
-        activation: fields.activation("hidden_act", Activation::Silu)?,
-        rope: Some(RopeConfig::read(fields, defaults.theta, context)?),
+        activation,
+        rope: Some(rope),
         qkv_bias,
         output_bias: attention_bias,
-        mlp_bias: family == Family::Llama && fields.flag_or("mlp_bias", false)?,
-        windows: windows(fields, family, layers)?,
+        mlp_bias: family.has_mlp_bias() && fields.flag_or("mlp_bias", false)?,
+        windows: windows(fields, family, layers, &options.unrotated)?,
+        options,
         mixtures: mixtures.transpose()?,
-        tied: fields.flag_or("tie_word_embeddings", false)?,
-        padding: fields.row("pad_token_id", vocab)?,
+        tied: fields.flag_or("tie_word_embeddings", defaults.tied)?,
+        padding: fields.row("pad_token_id", vocab)?.or(own_padding),
         fields: fields.fields().clone(),
     })
 }
@@ -313,48 +331,6 @@ fn head_dim(fields: &ConfigFields, width: usize, heads: usize) -> Result<usize> 
         );
     }
     Ok(width / heads)
-}
-
-/// The window of each layer. Qwen has one only where a flag is set, from some layer on.
-fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
-    // The default applies to an absent field; null means no window.
-    let has_default = !matches!(family, Family::Llama | Family::Mixtral);
-    let is_absent = has_default && !fields.has("sliding_window");
-    let given = if family == Family::Llama { None } else { fields.maybe_size("sliding_window")? };
-    let window = given.or(is_absent.then_some(4096));
-    let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe);
-    let border = if is_qwen { fields.size_or("max_window_layers", 28)? } else { 0 };
-    if family == Family::Qwen3Moe {
-        // A field of published files that transformers does not read.
-        fields.maybe_size("max_window_layers")?;
-    }
-    let used = !is_qwen && family != Family::Qwen3Moe || fields.flag_or("use_sliding_window", false)?;
-    let window = window.filter(|_| used);
-    if window == Some(0) {
-        return Err(fields.wrong("sliding_window", "is 0: no query would see a key; null means no window"));
-    }
-    let Some(types) = fields.list("layer_types")? else {
-        // Qwen 2 with experts has windows in every other layer before the border, and none after it.
-        let has = |layer: usize| match family {
-            Family::Qwen2Moe => layer < border && layer.is_multiple_of(2),
-            _ => layer >= border,
-        };
-        return Ok((0..layers).map(|layer| window.filter(|_| has(layer))).collect());
-    };
-    if types.len() != layers {
-        return Err(fields.wrong("layer_types", format_args!("lists {} layers of {layers}", types.len())));
-    }
-    let of_type = |kind: &str| match kind {
-        "full_attention" => Ok(None),
-        "sliding_attention" if window.is_some() => Ok(window),
-        other => Err(fields.wrong("layer_types", format_args!("has `{other}`, which goes with no `sliding_window`"))),
-    };
-    let windows = types.into_iter().map(of_type).collect::<Result<Vec<_>>>()?;
-    if !is_qwen && windows.iter().any(|of_layer| *of_layer != window) {
-        let why = format_args!("differ, and a `{}` has all layers alike: `sliding_window` says how", family.name());
-        return Err(fields.wrong("layer_types", why));
-    }
-    Ok(windows)
 }
 
 #[cfg(test)]
@@ -380,13 +356,38 @@ mod tests {
             ("mixtral", [32_000, 4096, 14_336, 32, 32, 8, 128, 131_072], 1e-5, Some(1e6)),
             ("qwen2_moe", [151_936, 2048, 5632, 24, 16, 16, 128, 32_768], 1e-6, Some(1e4)),
             ("qwen3_moe", [151_936, 2048, 6144, 24, 32, 4, 64, 32_768], 1e-6, Some(1e4)),
+            ("olmo2", [50_304, 4096, 11_008, 32, 32, 32, 128, 2048], 1e-5, Some(1e4)),
+            ("phi3", [32_064, 3072, 8192, 32, 32, 32, 96, 4096], 1e-5, Some(1e4)),
+            ("smollm3", [128_256, 2048, 11_008, 36, 16, 4, 128, 32_768], 1e-6, Some(2e6)),
+            ("gemma2", [256_000, 2304, 9216, 26, 8, 4, 256, 8192], 1e-6, Some(1e4)),
+            ("gemma3_text", [262_208, 2304, 9216, 26, 8, 4, 256, 131_072], 1e-6, Some(1e6)),
         ] {
             let c = read(family, json!({})).unwrap();
             let got = [c.vocab, c.width, c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.context];
             assert_eq!((got, c.norm_eps, c.rope.map(|rope| rope.theta)), (sizes, eps, theta), "{family}");
-            let window = (family == "mistral").then_some(4096);
-            assert!(c.windows.iter().all(|of_layer| *of_layer == window) && c.tied == (family == "gpt2"), "{family}");
+            let full = |layer: usize| match family {
+                "mistral" => false,
+                "gemma2" => layer % 2 == 1,
+                "gemma3_text" => layer % 6 == 5,
+                _ => true,
+            };
+            let windows = (0..c.layers).map(|layer| (!full(layer)).then_some(4096));
+            assert!(windows.eq(c.windows.iter().copied()), "{family}");
+            assert_eq!(c.tied, matches!(family, "gpt2" | "smollm3" | "gemma2" | "gemma3_text"), "{family}");
         }
+        let padding = |family, fields| read(family, fields).unwrap().padding;
+        assert_eq!((padding("olmo2", json!({})), padding("olmo2", json!({"pad_token_id": null}))), (Some(1), None));
+        let smollm3 = read("smollm3", json!({"num_hidden_layers": 9})).unwrap();
+        assert_eq!(smollm3.options.unrotated, [3, 7]);
+        let gemma2 = read("gemma2", json!({})).unwrap().options;
+        assert_eq!(
+            (gemma2.score_width, gemma2.score_softcap, gemma2.logit_softcap),
+            (Some(256), Some(50.0), Some(30.0))
+        );
+        let old = json!({"rope_local_base_freq": 20.0, "rope_theta": 30.0, "sliding_window_pattern": 2});
+        let gemma3 = read("gemma3_text", old).unwrap();
+        assert_eq!((gemma3.rope.unwrap().theta, gemma3.options.local_rope.unwrap().theta), (30.0, 20.0));
+        assert_eq!((gemma3.windows[0], gemma3.windows[1]), (Some(4096), None));
         let qwen3 = read("qwen3", json!({"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}));
         assert_eq!(qwen3.unwrap().head_dim, 128);
         let null = read("mistral", json!({"num_key_value_heads": null, "sliding_window": null})).unwrap();

@@ -23,6 +23,35 @@ pub enum Family {
     Qwen2Moe,
     /// Qwen 3 with mixtures of experts.
     Qwen3Moe,
+    /// OLMo 2: norms of outputs in place of inputs, and of all heads of queries and of keys together.
+    Olmo2,
+    /// Phi 3 and 4: Mistral with fused projections.
+    Phi3,
+    /// SmolLM 3: Llama with layers without positions.
+    SmolLm3,
+    /// Gemma 2: norms of inputs and outputs, soft caps, a window in every other layer.
+    Gemma2,
+    /// Gemma 3, its text model: norms on heads, and positions of their own in layers with a window.
+    Gemma3,
+}
+
+/// The parts of a family's layers that no field of a configuration describes.
+#[derive(Clone, Copy)]
+pub(crate) struct FamilyParts {
+    /// True if the inputs of attention and of the linear layers are normalized.
+    pub input_norms: bool,
+    /// True if their outputs are normalized, before they are added.
+    pub output_norms: bool,
+    /// The number added to the weights of norms.
+    pub norm_offset: f64,
+    /// The norms of queries and keys: of all heads together if true, of each head if false.
+    pub head_norms: Option<bool>,
+    /// True if projections of one input are one.
+    pub fused: bool,
+    /// True if the linear layers have a gate.
+    pub gated: bool,
+    /// True if the embeddings of tokens are multiplied by the root of the width.
+    pub scaled_embedding: bool,
 }
 
 /// The sizes of a family where a configuration has no field.
@@ -40,11 +69,16 @@ pub(super) struct Defaults {
     pub context: usize,
     pub norm_eps: f64,
     pub theta: f64,
+    /// The token whose embedding is not trained.
+    pub padding: Option<usize>,
+    pub tied: bool,
+    /// The sliding window.
+    pub window: Option<usize>,
 }
 
 impl Family {
     /// The families, each with its name in `model_type` and its class in transformers.
-    const ALL: [(Family, &'static str, &'static str); 8] = [
+    const ALL: [(Family, &'static str, &'static str); 13] = [
         (Family::Gpt2, "gpt2", "GPT2LMHeadModel"),
         (Family::Llama, "llama", "LlamaForCausalLM"),
         (Family::Mistral, "mistral", "MistralForCausalLM"),
@@ -53,6 +87,11 @@ impl Family {
         (Family::Mixtral, "mixtral", "MixtralForCausalLM"),
         (Family::Qwen2Moe, "qwen2_moe", "Qwen2MoeForCausalLM"),
         (Family::Qwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM"),
+        (Family::Olmo2, "olmo2", "Olmo2ForCausalLM"),
+        (Family::Phi3, "phi3", "Phi3ForCausalLM"),
+        (Family::SmolLm3, "smollm3", "SmolLM3ForCausalLM"),
+        (Family::Gemma2, "gemma2", "Gemma2ForCausalLM"),
+        (Family::Gemma3, "gemma3_text", "Gemma3ForCausalLM"),
     ];
 
     /// The family that a configuration names.
@@ -87,34 +126,87 @@ impl Family {
             context: 2048,
             norm_eps: 1e-6,
             theta: 10_000.0,
+            padding: None,
+            tied: false,
+            window: None,
         };
-        let mistral = Defaults { hidden: 14_336, kv_heads: Some(8), context: 131_072, ..llama };
-        let qwen = Defaults { vocab: 151_936, hidden: 22_016, kv_heads: Some(32), context: 32_768, ..llama };
+        let window = Some(4096);
+        let mistral = Defaults { hidden: 14_336, kv_heads: Some(8), context: 131_072, window, ..llama };
+        let qwen = Defaults { vocab: 151_936, hidden: 22_016, kv_heads: Some(32), context: 32_768, window, ..llama };
+        let gemma = Defaults { hidden: 9216, layers: 26, heads: 8, kv_heads: Some(4), head_dim: Some(256), ..llama };
+        let gemma = Defaults { width: 2304, padding: Some(0), tied: true, window, ..gemma };
         match self {
             Family::Gpt2 => {
                 let sizes = Defaults { vocab: 50_257, width: 768, layers: 12, heads: 12, context: 1024, ..llama };
-                Defaults { norm_eps: 1e-5, ..sizes }
+                Defaults { norm_eps: 1e-5, tied: true, ..sizes }
             }
             Family::Llama => llama,
             Family::Mistral => mistral,
-            Family::Mixtral => Defaults { norm_eps: 1e-5, theta: 1_000_000.0, ..mistral },
+            Family::Mixtral => Defaults { norm_eps: 1e-5, theta: 1_000_000.0, window: None, ..mistral },
             Family::Qwen2 => qwen,
             Family::Qwen3 => Defaults { head_dim: Some(128), ..qwen },
             Family::Qwen2Moe => {
                 Defaults { width: 2048, hidden: 5632, layers: 24, heads: 16, kv_heads: Some(16), ..qwen }
             }
             Family::Qwen3Moe => Defaults { width: 2048, hidden: 6144, layers: 24, kv_heads: Some(4), ..qwen },
+            Family::Olmo2 => Defaults { vocab: 50_304, norm_eps: 1e-5, padding: Some(1), ..llama },
+            Family::Phi3 => {
+                let sizes = Defaults { vocab: 32_064, width: 3072, hidden: 8192, context: 4096, ..llama };
+                Defaults { norm_eps: 1e-5, padding: Some(32_000), ..sizes }
+            }
+            Family::SmolLm3 => {
+                let sizes = Defaults { vocab: 128_256, width: 2048, layers: 36, heads: 16, kv_heads: Some(4), ..llama };
+                Defaults { context: 32_768, theta: 2_000_000.0, padding: Some(128_004), tied: true, ..sizes }
+            }
+            Family::Gemma2 => Defaults { vocab: 256_000, context: 8192, ..gemma },
+            Family::Gemma3 => Defaults { vocab: 262_208, context: 131_072, theta: 1_000_000.0, ..gemma },
         }
+    }
+
+    /// The parts of the family's layers.
+    pub(crate) fn parts(self) -> FamilyParts {
+        let llama = FamilyParts {
+            input_norms: true,
+            output_norms: false,
+            norm_offset: 0.0,
+            head_norms: None,
+            fused: false,
+            gated: true,
+            scaled_embedding: false,
+        };
+        let gemma = FamilyParts { output_norms: true, norm_offset: 1.0, scaled_embedding: true, ..llama };
+        match self {
+            Family::Gpt2 => FamilyParts { fused: true, gated: false, ..llama },
+            Family::Phi3 => FamilyParts { fused: true, ..llama },
+            Family::Qwen3 | Family::Qwen3Moe => FamilyParts { head_norms: Some(false), ..llama },
+            Family::Olmo2 => FamilyParts { input_norms: false, output_norms: true, head_norms: Some(true), ..llama },
+            Family::Gemma2 => gemma,
+            Family::Gemma3 => FamilyParts { head_norms: Some(false), ..gemma },
+            _ => llama,
+        }
+    }
+
+    /// Tells whether linear layers of attention may have biases, by the field `attention_bias`.
+    pub(super) fn has_attention_bias(self) -> bool {
+        !matches!(
+            self,
+            Family::Gpt2 | Family::Mistral | Family::Mixtral | Family::Qwen2 | Family::Qwen2Moe | Family::Phi3
+        )
+    }
+
+    /// Tells whether the other linear layers may have biases, by the field `mlp_bias`.
+    pub(super) fn has_mlp_bias(self) -> bool {
+        matches!(self, Family::Llama | Family::SmolLm3)
+    }
+
+    /// Tells whether this is a Gemma.
+    pub(super) fn is_gemma(self) -> bool {
+        matches!(self, Family::Gemma2 | Family::Gemma3)
     }
 
     /// Tells whether layers may have mixtures of experts.
     pub fn has_experts(self) -> bool {
         matches!(self, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe)
-    }
-
-    /// Tells whether heads of queries and keys are normalized.
-    pub(crate) fn has_head_norms(self) -> bool {
-        matches!(self, Family::Qwen3 | Family::Qwen3Moe)
     }
 
     /// The name in `model_type`.

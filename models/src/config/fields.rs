@@ -208,7 +208,13 @@ impl ConfigFields {
     /// A number, or `default` if absent.
     #[track_caller]
     pub fn number_or(&self, name: &'static str, default: f64) -> Result<f64> {
-        Ok(self.number(self.known(name))?.unwrap_or(default))
+        Ok(self.maybe_number(name)?.unwrap_or(default))
+    }
+
+    /// A number that may be absent.
+    #[track_caller]
+    pub fn maybe_number(&self, name: &'static str) -> Result<Option<f64>> {
+        self.number(self.known(name))
     }
 
     /// A boolean, or `default` if absent.

@@ -6,7 +6,9 @@ mod fields;
 mod generation_fields;
 mod gguf;
 mod mixtures;
+mod options;
 mod rope;
+mod windows;
 
 pub use decoder::DecoderConfig;
 pub use family::Family;
@@ -15,4 +17,5 @@ pub(crate) use fields::activation_name;
 pub(crate) use fields::check_sizes;
 pub(crate) use generation_fields::{UNSUPPORTED, is_generation_field};
 pub use mixtures::DecoderMixtures;
+pub use options::DecoderOptions;
 pub use rope::{RopeConfig, RopeScaling};

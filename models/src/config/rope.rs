@@ -4,7 +4,7 @@ use nn::Rotary;
 use numcore::{Error, Result, Within};
 use serde_json::{Map, Value, json};
 
-use super::ConfigFields;
+use super::{ConfigFields, Family};
 use crate::files::JsonObject;
 
 /// Rotary positions: the base and the scaling of frequencies.
@@ -63,19 +63,67 @@ impl RopeConfig {
     /// field is not of that kind, or the two objects differ.
     #[track_caller]
     pub fn read(fields: &ConfigFields, default_theta: f64, context: usize) -> Result<Self> {
+        Self::read_of(fields, fields.part("rope_parameters").at_caller()?, default_theta, context).at_caller()
+    }
+
+    /// The positions of a family's layers, and of its layers with a window where they have others.
+    pub(super) fn read_all(
+        fields: &ConfigFields,
+        family: Family,
+        theta: f64,
+        context: usize,
+    ) -> Result<(Self, Option<Self>)> {
+        if family != Family::Gemma3 {
+            return Ok((Self::read(fields, theta, context)?, None));
+        }
+        const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+        let both = fields.part("rope_parameters")?;
+        if let Some(name) = both.as_ref().and_then(|both| both.fields().keys().find(|name| !KINDS.contains(&&***name)))
+        {
+            return Err(
+                fields.wrong("rope_parameters", format_args!("has `{name}`; {} are known", KINDS.join(" and ")))
+            );
+        }
+        let part = |kind| both.as_ref().map_or(Ok(None), |both| both.object(kind));
+        let local = fields.number_or("rope_local_base_freq", 10_000.0)?;
+        let none = || JsonObject::of("config.json", Map::new());
+        let local = Self::of(&part(KINDS[1])?.unwrap_or_else(none), local, context)?;
+        Ok((Self::read_of(fields, part(KINDS[0])?, theta, context)?, Some(local)))
+    }
+
+    /// Writes the fields from which these positions, and those of layers with a window, can be read again.
+    pub(super) fn insert_into(&self, fields: &mut Map<String, Value>, local: Option<&Self>) {
+        let own = Value::Object(self.to_json());
+        fields.remove("rope_scaling");
+        // Versions of transformers before 5 read these.
+        fields.insert("rope_theta".into(), json!(self.theta));
+        if self.scaling != RopeScaling::Default {
+            fields.insert("rope_scaling".into(), own.clone());
+        }
+        let parameters = match local {
+            None => own,
+            Some(local) => {
+                fields.insert("rope_local_base_freq".into(), json!(local.theta));
+                json!({ "full_attention": own, "sliding_attention": local.to_json() })
+            }
+        };
+        fields.insert("rope_parameters".into(), parameters);
+    }
+
+    fn read_of(fields: &ConfigFields, new: Option<JsonObject>, default_theta: f64, context: usize) -> Result<Self> {
         // Files often have both, one of them empty.
-        let part = |name| Ok::<_, Error>(fields.part(name)?.filter(|part| !part.fields().is_empty()));
-        let (new, old) = (part("rope_parameters").at_caller()?, part("rope_scaling").at_caller()?);
+        let filled = |part: &JsonObject| !part.fields().is_empty();
+        let (new, old) = (new.filter(filled), fields.part("rope_scaling")?.filter(filled));
         let plain = fields.number_or("rope_theta", default_theta)?;
         fields.number_or("partial_rotary_factor", 1.0)?;
         let read = |part: &JsonObject| Self::of(part, plain, context);
-        rotates_whole_heads(fields).at_caller()?;
+        rotates_whole_heads(fields)?;
         match (new.as_ref().map(read).transpose()?, old.as_ref().map(read).transpose()?) {
             (Some(new), Some(old)) if new != old => {
-                Err(fields.wrong("rope_parameters", "differs from `rope_scaling`: remove the wrong one")).at_caller()
+                Err(fields.wrong("rope_parameters", "differs from `rope_scaling`: remove the wrong one"))
             }
             (Some(found), _) | (None, Some(found)) => Ok(found),
-            (None, None) => read(&JsonObject::of("config.json", Map::new())).at_caller(),
+            (None, None) => read(&JsonObject::of("config.json", Map::new())),
         }
     }
 

@@ -25,7 +25,7 @@ pub(crate) const GPT2: ConversionTable = ConversionTable {
 };
 
 /// The rules that all families derived from Llama share.
-const OF_LLAMA: [Rule; 11] = [
+const OF_LLAMA: [Rule; 10] = [
     Rule::keep("model.embed_tokens", "embed_tokens"),
     Rule::keep("model.layers.{}.input_layernorm", "layers.{}.input_norm"),
     Rule::keep("model.layers.{}.self_attn.q_proj", "layers.{}.self_attn.q_proj"),
@@ -34,7 +34,6 @@ const OF_LLAMA: [Rule; 11] = [
     Rule::keep("model.layers.{}.self_attn.q_norm", "layers.{}.self_attn.q_norm"),
     Rule::keep("model.layers.{}.self_attn.k_norm", "layers.{}.self_attn.k_norm"),
     Rule::keep("model.layers.{}.self_attn.o_proj", "layers.{}.self_attn.o_proj"),
-    Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
     Rule::keep("model.norm", "norm"),
     Rule::keep("lm_head", "lm_head"),
 ];
@@ -50,9 +49,13 @@ const fn with<const M: usize, const N: usize>(more: [Rule; M]) -> [Rule; N] {
     rules
 }
 
-/// Llama, Mistral, Qwen 2 and 3, and Qwen with mixtures, whose experts are one by one in files.
+/// Llama, Mistral, SmolLM 3, Phi 3 with its fused projections, Qwen 2 and 3, and Qwen with mixtures, whose experts are
+/// one by one in files.
 pub(crate) const LLAMA: ConversionTable = ConversionTable {
-    rules: &with::<8, 19>([
+    rules: &with::<11, 21>([
+        Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+        Rule::keep("model.layers.{}.self_attn.qkv_proj", "layers.{}.self_attn.qkv_proj"),
+        Rule::keep("model.layers.{}.mlp.gate_up_proj", "layers.{}.mlp.gate_up_proj"),
         Rule::keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
         Rule::keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
         Rule::keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
@@ -77,7 +80,10 @@ pub(crate) const LLAMA: ConversionTable = ConversionTable {
 
 /// Mixtral, whose files have their own names for experts.
 pub(crate) const MIXTRAL: ConversionTable = ConversionTable {
-    rules: &with::<1, 12>([Rule::keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate")]),
+    rules: &with::<2, 12>([
+        Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+        Rule::keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate"),
+    ]),
     stacks: &[
         StackRule {
             theirs: &[
@@ -91,6 +97,20 @@ pub(crate) const MIXTRAL: ConversionTable = ConversionTable {
             ours: "layers.{}.mlp.experts.down_proj",
         },
     ],
+    ..LLAMA
+};
+
+/// Gemma 2 and 3, and OLMo 2, which has norms of outputs alone.
+pub(crate) const GEMMA: ConversionTable = ConversionTable {
+    rules: &with::<6, 16>([
+        Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.post_attention_norm"),
+        Rule::keep("model.layers.{}.pre_feedforward_layernorm", "layers.{}.mlp_norm"),
+        Rule::keep("model.layers.{}.post_feedforward_layernorm", "layers.{}.post_mlp_norm"),
+        Rule::keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
+        Rule::keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
+        Rule::keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
+    ]),
+    stacks: &[],
     ..LLAMA
 };
 

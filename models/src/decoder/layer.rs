@@ -2,10 +2,10 @@
 
 use autograd::{Var, recomputed};
 use nn::{
-    Activation, Forward, GroupedQueryAttention, GroupedQueryConfig, Init, LayerNorm, Linear, Module, RmsNorm,
-    RotaryTables, Visitor,
+    Activation, Forward, GroupedQueryAttention, GroupedQueryConfig, HeadNorm, Init, LayerNorm, Linear, Module, RmsNorm,
+    RotaryTables, ScoreOptions, Visitor,
     moe::{MixtureOfExperts, Routing},
-    parallel::SharedInput,
+    parallel::{CutLayer, Cuts, RowCut, SharedInput},
 };
 use numcore::{
     Error, Result, Runtime, Within,
@@ -16,37 +16,53 @@ use numcore::{
 use super::{cache::LayerCache, inputs::Placement};
 use crate::config::{DecoderConfig, Family};
 
-/// A pre-norm layer of `x: [B, T, C]`: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+/// A layer of `x: [B, T, C]`: `x + attention(norm(x))`, then `x + mlp(norm(x))`. Some families have norms of the outputs
+/// of attention and of the linear layers besides, or instead.
 #[derive(Debug, Module)]
 pub struct DecoderLayer<R: Runtime> {
     /// The norm before attention.
-    pub input_norm: DecoderNorm<R>,
+    pub input_norm: Option<DecoderNorm<R>>,
     /// Causal self-attention.
     pub self_attn: GroupedQueryAttention<R>,
+    /// The norm of attention's output.
+    pub post_attention_norm: Option<DecoderNorm<R>>,
     /// The norm before the feed-forward part.
-    pub mlp_norm: DecoderNorm<R>,
+    pub mlp_norm: Option<DecoderNorm<R>>,
     /// The linear layers, or a mixture of experts in their place.
     pub mlp: DecoderFeedForward<R>,
+    /// The norm of the feed-forward part's output.
+    pub post_mlp_norm: Option<DecoderNorm<R>>,
+    /// The place of the layer's rotary positions among the model's; `None` without positions.
+    #[module(skip)]
+    rotary: Option<usize>,
 }
 
 impl<R: Runtime> DecoderLayer<R> {
     pub(super) fn new(init: &Init<R>, config: &DecoderConfig, layer: usize) -> Result<Self> {
+        let (parts, options) = (config.family.parts(), &config.options);
+        let norm = |together| HeadNorm { eps: config.norm_eps, offset: parts.norm_offset, together };
+        let scale = options.score_width.map(|width| 1.0 / (width as f64).sqrt());
         let attention = GroupedQueryConfig {
             width: config.width,
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim: config.head_dim,
-            fused: config.family == Family::Gpt2,
+            fused: parts.fused,
             bias: config.qkv_bias,
             output_bias: config.output_bias,
-            head_norm: config.family.has_head_norms().then_some(config.norm_eps),
+            head_norm: parts.head_norms.map(norm),
             window: config.windows[layer],
+            scores: ScoreOptions { scale, softcap: options.score_softcap },
         };
+        let norm = |has: bool| has.then(|| DecoderNorm::new(init, config)).transpose();
         Ok(DecoderLayer {
-            input_norm: DecoderNorm::new(init, config)?,
+            input_norm: norm(parts.input_norms)?,
             self_attn: GroupedQueryAttention::new(init, attention)?,
-            mlp_norm: DecoderNorm::new(init, config)?,
+            post_attention_norm: norm(parts.output_norms)?,
+            mlp_norm: norm(parts.input_norms)?,
             mlp: DecoderFeedForward::new(init, config, layer)?,
+            post_mlp_norm: norm(parts.output_norms)?,
+            rotary: config.rotary_of(layer),
         })
     }
 
@@ -58,11 +74,12 @@ impl<R: Runtime> DecoderLayer<R> {
     pub(super) fn forward(
         &self,
         x: &Var<R>,
-        tables: Option<&RotaryTables<R>>,
+        tables: &[RotaryTables<R>],
         placement: &Placement<R>,
         cache: Option<&mut LayerCache<R>>,
     ) -> Result<(Var<R>, Option<Routing<R>>)> {
-        let h = self.input_norm.forward(x).within("input_norm")?;
+        let h = normalized(&self.input_norm, x).within("input_norm")?;
+        let tables = self.rotary.and_then(|at| tables.get(at));
         let [q, mut k, mut v] = self.self_attn.project(&h, tables).within("self_attn")?;
         if let Some(cache) = cache {
             [k, v] = cache.extend(&k, &v)?;
@@ -70,13 +87,28 @@ impl<R: Runtime> DecoderLayer<R> {
         // The mask has columns of tokens that the cache has dropped.
         let kept = k.dims()[2];
         let mask = placement.mask.as_ref().map(|mask| last_columns(mask, kept)).transpose()?;
-        let x = match &placement.segments {
-            Some(segments) => self.self_attn.attend_segments([q, k, v], segments, x),
-            None => self.self_attn.attend([q, k, v], mask.as_ref(), x),
+        // Without a norm of the output, the last product adds to `x`.
+        let onto = self.post_attention_norm.is_none().then_some(x);
+        let found = match &placement.segments {
+            Some(segments) => self.self_attn.attend_segments([q, k, v], segments, onto),
+            None => self.self_attn.attend([q, k, v], mask.as_ref(), onto),
         };
-        let x = x.within("self_attn")?;
-        self.mlp.forward_onto(&self.mlp_norm.forward(&x).within("mlp_norm")?, &x).within("mlp")
+        let x = added(&self.post_attention_norm, x, found.within("self_attn")?).within("post_attention_norm")?;
+        let h = normalized(&self.mlp_norm, &x).within("mlp_norm")?;
+        let onto = self.post_mlp_norm.is_none().then_some(&x);
+        let (y, routing) = self.mlp.forward_onto(&h, onto).within("mlp")?;
+        Ok((added(&self.post_mlp_norm, &x, y).within("post_mlp_norm")?, routing))
     }
+}
+
+/// The normalized value, or the value itself without a norm.
+fn normalized<R: Runtime>(norm: &Option<DecoderNorm<R>>, x: &Var<R>) -> Result<Var<R>> {
+    norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(x))
+}
+
+/// The sum of `x` and the normalized `y`; `y` itself, which is onto `x` already, without a norm.
+fn added<R: Runtime>(norm: &Option<DecoderNorm<R>>, x: &Var<R>, y: Var<R>) -> Result<Var<R>> {
+    norm.as_ref().map_or(Ok(y.clone()), |norm| x.add(&norm.forward(&y)?))
 }
 
 /// The feed-forward part of a layer, which computes each token by itself.
@@ -104,13 +136,13 @@ impl<R: Runtime> DecoderFeedForward<R> {
         }
     }
 
-    /// The output plus `residual`, and the routing if this is a mixture.
-    fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<(Var<R>, Option<Routing<R>>)> {
+    /// The output, plus `residual` if given, and the routing if this is a mixture.
+    fn forward_onto(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<(Var<R>, Option<Routing<R>>)> {
         match self {
             DecoderFeedForward::Dense(mlp) => Ok((mlp.forward_onto(x, residual)?, None)),
             DecoderFeedForward::Mixture(mixture) => {
                 let out = mixture.forward_routed(x)?;
-                Ok((residual.add(&out.y)?, Some(out.routing)))
+                Ok((residual.map_or(Ok(out.y.clone()), |residual| residual.add(&out.y))?, Some(out.routing)))
             }
         }
     }
@@ -134,14 +166,38 @@ fn last_columns<R: Runtime>(mask: &Var<R>, count: usize) -> Result<Var<R>> {
 /// The linear layers of a decoder layer: `down(act(up(x)))`, or `down(act(gate(x)) · up(x))` with a gate.
 #[derive(Debug, Module)]
 pub struct DecoderMlp<R: Runtime> {
-    /// The projection that goes through the activation; GPT-2 has none.
-    pub gate_proj: Option<Linear<R>>,
-    /// The projection to the hidden width.
-    pub up_proj: Linear<R>,
+    /// The projections to the hidden width.
+    #[module(flatten)]
+    pub up: UpProjection<R>,
     /// The projection from the hidden width back.
     pub down_proj: Linear<R>,
     #[module(skip)]
     activation: Activation,
+}
+
+/// The projections to the hidden width: of values and their gate, in one layer or two, or of values alone.
+#[derive(Debug)]
+pub enum UpProjection<R: Runtime> {
+    /// `up_proj`, without a gate (GPT-2).
+    Plain(Linear<R>),
+    /// `gate_proj`, which goes through the activation, and `up_proj`.
+    Gated([Linear<R>; 2]),
+    /// `gate_up_proj`, whose outputs are those of the gate, then the others (Phi 3).
+    Fused(Linear<R>),
+}
+
+impl<R: Runtime> Module<R> for UpProjection<R> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        visitor.enter(name);
+        match self {
+            UpProjection::Plain(up) => up.visit("up_proj", visitor),
+            UpProjection::Gated(both) => {
+                both.iter().zip(["gate_proj", "up_proj"]).for_each(|(linear, name)| linear.visit(name, visitor));
+            }
+            UpProjection::Fused(both) => both.visit("gate_up_proj", visitor),
+        }
+        visitor.leave();
+    }
 }
 
 impl<R: Runtime> DecoderMlp<R> {
@@ -149,31 +205,44 @@ impl<R: Runtime> DecoderMlp<R> {
         let linear =
             |inputs, outputs| Ok::<_, Error>(Linear::new(init, inputs, outputs)?.with_bias_if(config.mlp_bias));
         let (width, hidden) = (config.width, config.hidden);
-        let gated = config.family != Family::Gpt2;
-        Ok(DecoderMlp {
-            gate_proj: gated.then(|| linear(width, hidden)).transpose()?,
-            up_proj: linear(width, hidden)?,
-            down_proj: linear(hidden, width)?,
-            activation: config.activation,
-        })
+        let parts = config.family.parts();
+        let halves = RowCut { parts: 2, ..RowCut::of_heads(hidden) };
+        let up = match (parts.gated, parts.fused) {
+            (false, _) => UpProjection::Plain(linear(width, hidden)?),
+            (true, false) => UpProjection::Gated([linear(width, hidden)?, linear(width, hidden)?]),
+            (true, true) => UpProjection::Fused(linear(width, 2 * hidden)?.with_cuts(Cuts::Weight(halves))),
+        };
+        Ok(DecoderMlp { up, down_proj: linear(hidden, width)?, activation: config.activation })
     }
 
-    /// The output, plus `residual`. The activation's output is [`recomputed`] in backward.
-    fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
-        // Where both are cut over ranks, the gradient of their input is summed over the ranks once.
-        let x = &self.up_proj.enter(x)?;
-        let (up, activation) = (self.up_proj.forward_entered(x).within("up_proj")?, self.activation);
-        let active = match &self.gate_proj {
-            None => recomputed(&[&up], move |x| activation.apply(&x[0]))?,
-            Some(gate) => {
-                let gate = gate.forward_entered(x).within("gate_proj")?;
-                recomputed(&[&gate, &up], move |x| match activation {
-                    Activation::Silu => x[0].swiglu(&x[1]),
-                    other => other.apply(&x[0])?.mul(&x[1]),
+    /// The output, plus `residual` if given. The activation's output is [`recomputed`] in backward.
+    fn forward_onto(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
+        let activation = self.activation;
+        let gated = move |gate: &Var<R>, up: &Var<R>| match activation {
+            Activation::Silu => gate.swiglu(up),
+            other => other.apply(gate)?.mul(up),
+        };
+        let active = match &self.up {
+            UpProjection::Plain(up) => {
+                recomputed(&[&up.forward(x).within("up_proj")?], move |x| activation.apply(&x[0]))?
+            }
+            UpProjection::Gated([gate, up]) => {
+                // Where both are cut over ranks, the gradient of their input is summed over the ranks once.
+                let x = &up.enter(x)?;
+                let up = up.forward_entered(x).within("up_proj")?;
+                recomputed(&[&gate.forward_entered(x).within("gate_proj")?, &up], move |x| gated(&x[0], &x[1]))?
+            }
+            UpProjection::Fused(both) => {
+                recomputed(&[&both.forward(x).within("gate_up_proj")?], move |x| match &x[0].chunk(-1, 2)?[..] {
+                    [gate, up] => gated(gate, up),
+                    _ => Err(Error::internal("DecoderMlp", "outputs of gate and up have two halves")),
                 })?
             }
         };
-        self.down_proj.forward_onto(&active, residual).within("down_proj")
+        let down = &self.down_proj;
+        residual
+            .map_or_else(|| down.forward(&active), |residual| down.forward_onto(&active, residual))
+            .within("down_proj")
     }
 }
 
@@ -191,7 +260,10 @@ impl<R: Runtime> DecoderNorm<R> {
         let (width, eps) = (config.width, config.norm_eps);
         Ok(match config.family {
             Family::Gpt2 => DecoderNorm::Layer(LayerNorm { eps, ..LayerNorm::new(init, width)? }),
-            _ => DecoderNorm::Rms(RmsNorm { eps: Some(eps), ..RmsNorm::new(init, width)? }),
+            family => {
+                let norm = RmsNorm::with_offset(init, width, family.parts().norm_offset)?;
+                DecoderNorm::Rms(RmsNorm { eps: Some(eps), ..norm })
+            }
         })
     }
 }

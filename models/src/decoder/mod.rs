@@ -13,7 +13,7 @@ use nn::{
     parallel::{CutLayer, Cuts, VocabularyLoss},
 };
 use numcore::{
-    Error, Result, Runtime, Within,
+    Error, Result, Runtime, Tensor, Within,
     fused::{CrossEntropyOptions, Reduction},
     ops::{Apply, IndexOps, PointwiseOps},
 };
@@ -22,11 +22,11 @@ use serde_json::{Map, Value};
 pub use cache::KvCache;
 pub use inputs::DecoderInputs;
 use inputs::Placement;
-pub use layer::{DecoderFeedForward, DecoderLayer, DecoderMlp, DecoderNorm};
+pub use layer::{DecoderFeedForward, DecoderLayer, DecoderMlp, DecoderNorm, UpProjection};
 
 use crate::{
     config::{ConfigFields, DecoderConfig, Family},
-    convert::{ConversionTable, GPT2, LLAMA, MIXTRAL},
+    convert::{ConversionTable, GEMMA, GPT2, LLAMA, MIXTRAL},
     pretrained::Pretrained,
 };
 
@@ -38,8 +38,8 @@ const NAMES: LanguageModelNames = LanguageModelNames {
     head: "lm_head",
 };
 
-/// A decoder-only language model in Hugging Face's format: GPT-2, Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3. Mixtral
-/// and Qwen 1.5, 2 and 3 may have mixtures of experts.
+/// A decoder-only language model in Hugging Face's format, of one of the families in [`Family`]. Mixtral and Qwen 1.5, 2
+/// and 3 may have mixtures of experts.
 ///
 /// Input: tokens `[B, T]` (`i64`). Output: logits of each next token, `[B, T, V]`; where sequences are cut over ranks,
 /// those of this rank's tokens. There is no dropout: its fields in `config.json` are kept and written back.
@@ -51,8 +51,9 @@ pub struct Decoder<R: Runtime> {
     pub parts: LanguageModel<R, DecoderLayer<R>, DecoderNorm<R>>,
     #[module(skip)]
     config: DecoderConfig,
+    /// The rotary positions that layers have.
     #[module(skip)]
-    rotary: Option<Rotary>,
+    rotaries: Vec<Rotary>,
 }
 
 impl<R: Runtime> Decoder<R> {
@@ -80,12 +81,13 @@ impl<R: Runtime> Decoder<R> {
         let layers =
             (0..config.layers).map(|i| DecoderLayer::new(init, &config, i)).collect::<Result<_>>().at_caller()?;
         let (norm, head) = (DecoderNorm::new(init, &config).at_caller()?, (!config.tied).then(head).transpose()?);
-        Ok(Decoder::of(LanguageModel::of(&NAMES, embedding, layers, norm, head), &config))
+        let parts = LanguageModel::of(&NAMES, embedding, layers, norm, head);
+        Ok(Decoder::of(parts.with_logit_softcap(config.options.logit_softcap), &config))
     }
 
     fn of(parts: LanguageModel<R, DecoderLayer<R>, DecoderNorm<R>>, config: &DecoderConfig) -> Self {
-        let rotary = config.rope.map(|rope| rope.rotary(config.head_dim));
-        Decoder { parts, rotary, config: config.clone() }
+        let rotaries = config.ropes().map(|rope| rope.rotary(config.head_dim)).collect();
+        Decoder { parts, rotaries, config: config.clone() }
     }
 
     /// Splits this model into pipeline stages; see [`LanguageModel::split`]. A rank reads the stages it keeps, if the
@@ -188,11 +190,12 @@ impl<R: Runtime> Decoder<R> {
         placement: &Placement<R>,
         mut cache: Option<&mut KvCache<R>>,
     ) -> Result<(Var<R>, Vec<Routing<R>>)> {
-        let tables = self.rotary.as_ref().map(|rotary| rotary.tables(&placement.positions, x.dtype())).transpose()?;
+        let tables = self.rotaries.iter().map(|rotary| rotary.tables(&placement.positions, x.dtype()));
+        let tables = tables.collect::<Result<Vec<_>>>()?;
         let mut routings = Vec::new();
         let x = self.parts.through_blocks(x, |i, layer, x| {
             let cache = cache.as_deref_mut().map(|cache| cache.layer(i));
-            let (x, routing) = layer.forward(&x, tables.as_ref(), placement, cache)?;
+            let (x, routing) = layer.forward(&x, &tables, placement, cache)?;
             routings.extend(routing);
             Ok(x)
         })?;
@@ -271,7 +274,13 @@ impl<R: Runtime> Decoder<R> {
 
     fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
         let TokenEmbedding { tokens: table, positions, .. } = self.parts.start()?;
-        let x = table.forward(&self.parts.context.take_tokens(tokens)?).within(NAMES.tokens)?;
+        let mut x = table.forward(&self.parts.context.take_tokens(tokens)?).within(NAMES.tokens)?;
+        if self.config.family.parts().scaled_embedding {
+            // The factor has the type of the table, which rounds it.
+            let factor = (self.config.width as f64).sqrt();
+            let factor = Tensor::from_f64_fn(x.runtime(), [1], table.weight.dtype(), || factor)?;
+            x = x.mul(&Var::new(factor.to_dtype(x.dtype())?))?;
+        }
         if positions.is_some() && placement.end > self.config.context {
             let why = format!("{} positions are more than the context of {}", placement.end, self.config.context);
             return Err(Error::shape("decoder", &[tokens.spec().shape], why));
@@ -317,6 +326,7 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
         match self.config.family {
             Family::Gpt2 => GPT2,
             Family::Mixtral => MIXTRAL,
+            Family::Olmo2 | Family::Gemma2 | Family::Gemma3 => GEMMA,
             _ => LLAMA,
         }
     }

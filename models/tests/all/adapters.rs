@@ -88,6 +88,34 @@ fn a_new_adapter_changes_nothing() {
     }
 }
 
+/// On projections of any kind and norms at any place; files have transformers' names of the layers.
+#[test]
+fn every_family_has_adapters() {
+    for name in ["olmo2", "phi3", "smollm3", "gemma2", "gemma3"] {
+        // In `f64`, where a merged weight computes the same to many digits.
+        let init = init().dtype(DType::F64);
+        let open = || Decoder::from_pretrained(reference(name), &init).unwrap();
+        let (model, due) = (open(), Reference::read(name));
+        let config = LoraConfig { rank: 2, target_modules: LoraTargets::AllLinear, ..LoraConfig::default() };
+        let mut lora = Lora::new(&model, &init, config).unwrap();
+        for (_, b) in lora.named_parameters().iter().filter(|(name, _)| name.contains("lora_B")) {
+            b.set(Tensor::normal(&cpu(), b.shape(), DType::F64, 0.0, 0.3, 7).unwrap()).unwrap();
+        }
+        let (adapted, scratch) = (logits(&model, &due), Scratch::new());
+        assert_ne!(adapted.to_bytes().unwrap(), due.tensor("logits").to_bytes().unwrap());
+        lora.save(&scratch.0).unwrap();
+        let again = open();
+        Lora::load(&again, &init, &scratch.0).unwrap();
+        close(name, &logits(&again, &due), &adapted, 0.0);
+        lora.merge().unwrap();
+        close(name, &logits(&model, &due), &adapted, 1e-10);
+        let saved = numcore::safetensors::load::<Cpu>(&weight_files(&scratch.0)[0], &cpu()).unwrap();
+        let projection = if name == "phi3" { "qkv_proj" } else { "q_proj" };
+        let due = format!("base_model.model.model.layers.1.self_attn.{projection}.lora_A.weight");
+        assert!(saved.iter().any(|(name, _)| *name == due), "{due}");
+    }
+}
+
 /// An optimizer of the adapters holds and changes nothing else.
 #[test]
 fn only_adapters_are_trained() {

@@ -56,7 +56,7 @@ fn run<T: Send>(ranks: usize, f: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<
 
 #[test]
 fn every_family_gives_the_logits_of_one_rank() {
-    for name in ["gpt2", "llama", "mistral", "qwen3"] {
+    for name in ["gpt2", "llama", "mistral", "qwen3", "olmo2", "gemma2", "gemma3"] {
         for packs in [false, true] {
             let logits = |ranks: usize, exchange: ContextExchange| {
                 run(ranks, |comm| {

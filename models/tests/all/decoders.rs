@@ -5,13 +5,28 @@ use models::{Decoder, DecoderInputs, Pretrained, SaveOptions};
 use nn::{Forward, Init, ModuleExt};
 use numcore::{
     DType, Runtime, Tensor,
-    ops::{PointwiseOps, ViewOps},
+    fused::NnOps,
+    ops::{IndexOps, PointwiseOps, ViewOps},
 };
 
 use crate::common::*;
 
-const ALL: [&str; 9] =
-    ["gpt2", "llama", "llama_yarn", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"];
+const ALL: [&str; 14] = [
+    "gpt2",
+    "llama",
+    "llama_yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmo2",
+    "phi3",
+    "smollm3",
+    "gemma2",
+    "gemma3",
+];
 
 /// The tolerance of values whose bits do not depend on the texts around them; with AMX they depend on them.
 fn same_bits() -> f64 {
@@ -117,6 +132,38 @@ fn lazy_models_hold_nothing_and_read_the_same_values() {
             assert!(!a.leaf().is_resident());
             close(name, &a.value().unwrap(), &b.value().unwrap(), 0.0);
         }
+    }
+}
+
+/// Not all logits are in memory at a time, unless a soft cap is between them and the head.
+#[test]
+fn log_probabilities_are_those_of_the_logits() {
+    for name in ALL {
+        let model = Decoder::from_pretrained(reference(name), &init().dtype(DType::F64)).unwrap();
+        let ids = Reference::read(name).var("ids");
+        let states = model.states(&ids, DecoderInputs::default()).unwrap();
+        let all = model.logits(&states).unwrap().log_softmax(-1).unwrap();
+        let due = all.gather(-1, &ids.unsqueeze(-1).unwrap()).unwrap().squeeze(-1).unwrap();
+        let found = model.logprobs(&states, &ids).unwrap();
+        close(name, &found.value().unwrap(), &due.value().unwrap(), 1e-12);
+    }
+}
+
+/// The factor of Gemma's embeddings has the element type of the table: √12 is 3.46875 in `bf16`.
+#[test]
+fn the_scale_of_embeddings_is_rounded_as_in_transformers() {
+    let ids = Reference::read("gemma2").var("ids");
+    for (dtype, factor) in [(DType::BF16, 3.46875), (DType::F64, 12f64.sqrt())] {
+        let init = init().dtype(dtype);
+        let mut stages = Decoder::from_pretrained(reference("gemma2"), &init).unwrap().split(5).unwrap();
+        assert!(stages[0].parts.blocks.is_empty());
+        let table = stages[0].parts.start().unwrap().tokens.weight.value().unwrap().to_f64s().unwrap();
+        let first = nn::Stage::forward_values(&stages.remove(0), std::slice::from_ref(&ids)).unwrap().remove(0);
+        let tokens = ids.value().unwrap().to_vec::<i64>().unwrap();
+        let due = tokens.iter().flat_map(|&token| &table[token as usize * 12..][..12]).map(|x| x * factor);
+        let due: Vec<f64> = due.collect();
+        let due = Tensor::from_slice(&cpu(), first.dims(), &due).unwrap().to_dtype(dtype).unwrap();
+        close("embeddings", &first.value().unwrap(), &due, 0.0);
     }
 }
 

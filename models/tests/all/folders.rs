@@ -93,6 +93,29 @@ fn configurations_that_are_not_understood() {
     expect(&change("is_encoder_decoder", json!(true)), &["`is_encoder_decoder`"]);
     let nf4 = json!({"load_in_4bit": true, "bnb_4bit_quant_type": "nf4", "bnb_4bit_rotation": true});
     expect(&change("quantization_config", nf4), &["`bnb_4bit_rotation`"]);
+    for (name, field, value, due) in [
+        ("olmo2", "sliding_window", json!(4), "`sliding_window`"),
+        ("phi3", "rope_scaling", json!({"type": "longrope", "factor": 2.0}), "`longrope`"),
+        ("phi3", "partial_rotary_factor", json!(0.5), "`partial_rotary_factor` is 0.5"),
+        ("phi3", "attention_bias", json!(true), "`attention_bias`"),
+        ("phi3", "num_key_value_heads", json!(3), "3 heads of keys do not divide 4"),
+        ("smollm3", "no_rope_layers", json!([1, 0]), "0 or 1 for each of 3 layers"),
+        ("smollm3", "no_rope_layers", json!([1, 2, 0]), "0 or 1 for each of 3 layers"),
+        ("smollm3", "use_sliding_window", json!(false), "`sliding_attention`"),
+        ("gemma2", "use_bidirectional_attention", json!(true), "`use_bidirectional_attention` is true"),
+        ("gemma2", "query_pre_attn_scalar", json!(0), "`query_pre_attn_scalar` is 0"),
+        ("gemma2", "attn_logit_softcapping", json!(-1.0), "must be above 0"),
+        ("gemma2", "sliding_window", json!(null), "`sliding_attention`"),
+        ("gemma2", "hidden_activation", json!("xielu"), "`hidden_activation` is `xielu`"),
+        ("gemma2", "no_rope_layers", json!([1, 1, 1]), "`no_rope_layers`"),
+        ("gemma3", "attn_logit_softcapping", json!(3.0), "no soft cap of scores"),
+        ("gemma3", "rope_parameters", json!({"rope_theta": 500.0}), "`rope_theta`"),
+        ("gemma3", "rope_parameters", json!({"full_attention": {"rope_type": "dynamic"}}), "`dynamic`"),
+        ("gemma3", "rope_scaling", json!({"rope_type": "linear", "factor": 2.0}), "differs from `rope_scaling`"),
+    ] {
+        let folder = Scratch::copy_of(name).with_config(|fields| drop(fields.insert(field.into(), value)));
+        expect(&folder, &[due]);
+    }
     for text in ["", "[1]", "{\"a\":", "{\"a\": 1}"] {
         let folder = Scratch::copy_of("llama");
         fs::write(folder.0.join("config.json"), text).unwrap();

@@ -37,6 +37,7 @@ fn model(simd: Simd, dtype: DType, kind: usize) -> Decoder<Cpu> {
         output_bias: false,
         mlp_bias: false,
         windows: vec![None; 2],
+        options: Default::default(),
         mixtures: None,
         tied: false,
         padding: None,

@@ -24,7 +24,21 @@ use runtime_cpu::Cpu;
 
 use crate::common::*;
 
-const EVERY: [&str; 8] = ["gpt2", "llama", "llama_yarn", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe"];
+const EVERY: [&str; 13] = [
+    "gpt2",
+    "llama",
+    "llama_yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen2_moe",
+    "olmo2",
+    "phi3",
+    "smollm3",
+    "gemma2",
+    "gemma3",
+];
 
 fn summed() -> VocabularyLoss {
     let cross_entropy = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };

@@ -53,7 +53,9 @@ impl Case {
     /// Twelve heads, of which ranks may share those of keys.
     fn model(&self, comm: &Comm<Cpu>) -> Result<Decoder<Cpu>> {
         let config = DecoderConfig::read(&ConfigFields::open(&reference(self.family))?)?;
-        let kv_heads = if self.family == "gpt2" { 12 } else { [12, 4, 4, 3, 2][self.size(Axis::Tensor)] };
+        // Fused projections have whole heads of keys on each rank.
+        let shared = if self.family == "phi3" { 4 } else { 2 };
+        let kv_heads = if self.family == "gpt2" { 12 } else { [12, 4, 4, 3, shared][self.size(Axis::Tensor)] };
         let sizes = DecoderConfig { vocab: 41, width: 24, heads: 12, kv_heads, head_dim: 2, hidden: 24, ..config };
         Decoder::new(&Init::new(comm.runtime(), 5).dtype(DType::F64).lazily(), sizes)
     }
@@ -165,7 +167,7 @@ fn four_bits(stage: &Decoder<Cpu>) -> Vec<Param<Cpu>> {
 
 #[test]
 fn every_family_trains_as_on_one_rank() {
-    for family in ["gpt2", "llama", "qwen2", "qwen3"] {
+    for family in ["gpt2", "llama", "qwen2", "qwen3", "olmo2", "phi3", "smollm3", "gemma2", "gemma3"] {
         for axes in [&[(Axis::Tensor, 2)], &[(Axis::Tensor, 3)], &[(Axis::Tensor, 4)]] {
             case(family, axes).check();
         }
@@ -177,6 +179,7 @@ fn so_it_does_in_stages_and_beside_other_axes() {
     case("llama", &[(Axis::Pipe, 2), (Axis::Tensor, 2)]).check();
     case("qwen3", &[(Axis::Pipe, 2), (Axis::Tensor, 3)]).check();
     case("gpt2", &[(Axis::Pipe, 2), (Axis::Tensor, 4)]).check();
+    case("gemma2", &[(Axis::Pipe, 2), (Axis::Tensor, 2)]).check();
     case("llama", &[(Axis::Context, 2), (Axis::Tensor, 2)]).check();
     case("gpt2", &[(Axis::Context, 2), (Axis::Tensor, 3)]).check();
     case("llama", &[(Axis::Pipe, 2), (Axis::Context, 2), (Axis::Tensor, 2)]).check();
@@ -196,6 +199,7 @@ fn so_do_adapters_over_weights_in_four_bits() {
     adapters("gpt2", &[(Axis::Tensor, 2)]).check();
     adapters("llama", &[(Axis::Tensor, 3)]).check();
     adapters("qwen3", &[(Axis::Tensor, 4)]).check();
+    adapters("phi3", &[(Axis::Tensor, 2)]).check();
     adapters("llama", &[(Axis::Pipe, 2), (Axis::Tensor, 2)]).check();
     adapters("qwen2", &[(Axis::Pipe, 2), (Axis::Tensor, 3)]).check();
     Case { zero: ZeroStage::Parameters, ..adapters("llama", &[(Axis::Shard, 2), (Axis::Tensor, 2)]) }.check();

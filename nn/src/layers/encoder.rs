@@ -66,7 +66,7 @@ impl<R: Runtime> EncoderBlock<R> {
         let EncoderBlockConfig { width, heads, hidden, eps, .. } = config;
         check_heads(width, heads)?;
         let norm = || Ok::<_, Error>(LayerNorm { eps, ..LayerNorm::new(init, width)? });
-        let rows = RowCut { parts: 1, heads, shared: false };
+        let rows = RowCut::of_heads(heads);
         let projection = || {
             Ok::<_, Error>(Linear::new(init, width, width)?.with_bias_if(config.qkv_bias).with_cuts(Cuts::Weight(rows)))
         };

@@ -4,16 +4,16 @@ use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Within,
     fused::SdpaOptions,
-    ops::{Apply, ViewOps},
+    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
 };
 
 use super::{
     Linear, RmsNorm, RotaryTables,
-    attention::{check_cut_alike, merge_heads, three},
+    attention::{check_cut_alike, merge_heads},
 };
 use crate::{
     Forward, Init, Module, Visitor,
-    parallel::{ContextSlot, CutLayer, Cuts, RowCut, SharedInput},
+    parallel::{ContextSlot, CutLayer, Cuts, Exchange, RowCut, SharedInput},
 };
 
 /// The sizes and options of a [`GroupedQueryAttention`].
@@ -27,17 +27,45 @@ pub struct GroupedQueryConfig {
     pub kv_heads: usize,
     /// The width of a head, D; `H · D` need not be C.
     pub head_dim: usize,
-    /// True if queries, keys and values come from one projection, which needs `G = H`.
+    /// True if queries, keys and values come from one projection.
     pub fused: bool,
     /// True if the projections of queries, keys and values have biases.
     pub bias: bool,
     /// True if the output projection has a bias.
     pub output_bias: bool,
-    /// The constant added to the mean square if each head of queries and keys is RMS-normalized before its rotation
-    /// (Qwen 3); `None` without such norms.
-    pub head_norm: Option<f64>,
+    /// The RMS norms of queries and keys before their rotation, if there are any.
+    pub head_norm: Option<HeadNorm>,
     /// The number of keys that a query sees, its own included; all up to its own if `None`.
     pub window: Option<usize>,
+    /// The scale and the soft cap of scores.
+    pub scores: ScoreOptions,
+}
+
+/// The RMS norms of queries and of keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadNorm {
+    /// The constant added to mean squares.
+    pub eps: f64,
+    /// The number added to weights: 1 in Gemma 3, else 0.
+    pub offset: f64,
+    /// True if all heads of a token are normalized together (OLMo 2); otherwise each head by itself (Qwen 3).
+    pub together: bool,
+}
+
+impl HeadNorm {
+    /// The norm of each head by itself, with this constant added to mean squares.
+    pub fn each(eps: f64) -> Self {
+        HeadNorm { eps, offset: 0.0, together: false }
+    }
+}
+
+/// The scale and the soft cap of attention's scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ScoreOptions {
+    /// The factor of scores; `1/√D` if `None`.
+    pub scale: Option<f64>,
+    /// The soft cap `c`: scaled scores become `c · tanh(score / c)`; none if `None`.
+    pub softcap: Option<f64>,
 }
 
 /// Causal self-attention of `x: [B, T, C]` in which groups of query heads share one head of keys and values (Ainslie et
@@ -47,9 +75,9 @@ pub struct GroupedQueryAttention<R: Runtime> {
     /// The projections to queries, keys and values.
     #[module(flatten)]
     pub qkv: QkvProjection<R>,
-    /// The norm of each head of queries.
+    /// The norm of queries.
     pub q_norm: Option<RmsNorm<R>>,
-    /// The norm of each head of keys.
+    /// The norm of keys.
     pub k_norm: Option<RmsNorm<R>>,
     /// The output projection, applied to the concatenated heads.
     pub o_proj: Linear<R>,
@@ -84,28 +112,34 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     /// Creates a layer of these sizes.
     ///
     /// # Errors
-    /// An error if the configuration is inconsistent: `kv_heads` does not divide `heads`, `fused` with `G ≠ H`, or a
-    /// `head_dim` or `window` of 0.
+    /// An error if the configuration is inconsistent: `kv_heads` does not divide `heads`, a `head_dim` or `window` is
+    /// 0, or heads of `fused` projections are normalized together.
     #[track_caller]
     pub fn new(init: &Init<R>, config: GroupedQueryConfig) -> Result<Self> {
         config.check()?;
         let GroupedQueryConfig { width, heads, kv_heads, head_dim, .. } = config;
         let linear = |rows: RowCut| {
-            let linear = Linear::new(init, width, rows.parts * rows.heads * head_dim)?;
+            let linear = Linear::new(init, width, rows.pieces() * head_dim)?;
             Ok::<_, Error>(linear.with_bias_if(config.bias).with_cuts(Cuts::Weight(rows)))
         };
-        let queries = |parts| RowCut { parts, heads, shared: false };
+        let queries = RowCut::of_heads(heads);
         // Ranks with different heads of queries may share a head of keys and values.
-        let keys = RowCut { parts: 1, heads: kv_heads, shared: true };
+        let keys = RowCut { shared: true, ..RowCut::of_heads(kv_heads) };
         let qkv = match config.fused {
-            true => QkvProjection::Fused(Box::new(linear(queries(3))?)),
-            false => QkvProjection::Separate(Box::new([linear(queries(1))?, linear(keys)?, linear(keys)?])),
+            true => QkvProjection::Fused(Box::new(linear(RowCut { keys: kv_heads, ..queries })?)),
+            false => QkvProjection::Separate(Box::new([linear(queries)?, linear(keys)?, linear(keys)?])),
         };
-        let norm = |eps| Ok::<_, Error>(RmsNorm { eps: Some(eps), ..RmsNorm::new(init, head_dim)? });
+        let norm = |heads: usize| {
+            let norm = |HeadNorm { eps, offset, together }: HeadNorm| {
+                let width = if together { heads * head_dim } else { head_dim };
+                Ok::<_, Error>(RmsNorm { eps: Some(eps), ..RmsNorm::with_offset(init, width, offset)? })
+            };
+            config.head_norm.map(norm).transpose()
+        };
         Ok(GroupedQueryAttention {
             qkv,
-            q_norm: config.head_norm.map(norm).transpose()?,
-            k_norm: config.head_norm.map(norm).transpose()?,
+            q_norm: norm(heads)?,
+            k_norm: norm(kv_heads)?,
             o_proj: Linear::new(init, heads * head_dim, width)?.with_bias_if(config.output_bias),
             context: ContextSlot::attends(),
             config,
@@ -118,7 +152,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     pub fn project(&self, x: &Var<R>, rotary: Option<&RotaryTables<R>>) -> Result<[Var<R>; 3]> {
         self.check_head_norms()?;
         let [q, k, v] = match &self.qkv {
-            QkvProjection::Fused(one) => three(one.forward(x).within("qkv_proj")?.chunk(-1, 3)?)?,
+            QkvProjection::Fused(one) => self.parts(&one.forward(x).within("qkv_proj")?)?,
             QkvProjection::Separate(three) => {
                 let [q, k, v] = &**three;
                 check_cut_alike([q, k, v])?;
@@ -131,25 +165,35 @@ impl<R: Runtime> GroupedQueryAttention<R> {
                 ]
             }
         };
-        let q = self.placed(q, self.q_norm.as_ref(), rotary)?;
-        let k = self.placed(k, self.k_norm.as_ref(), rotary)?;
+        let q = self.placed(q, (&self.q_norm, 0), rotary)?;
+        let k = self.placed(k, (&self.k_norm, 1), rotary)?;
         Ok([q, k, self.heads_of(&v)?.transpose(1, 2)?])
     }
 
-    /// Computes attention, projects it to `[B, T, C]` and adds `residual`. Queries are at the last positions of the
-    /// keys. A `bool` mask that broadcasts to `[B, H, T, S]` is false where a query must not attend; later keys are
+    /// Computes attention, projects it to `[B, T, C]` and adds `residual`, if given. Queries are at the last positions
+    /// of the keys. A `bool` mask that broadcasts to `[B, H, T, S]` is false where a query must not attend; later keys are
     /// hidden in any case.
     #[track_caller]
-    pub fn attend(&self, qkv: [Var<R>; 3], mask: Option<&Var<R>>, residual: &Var<R>) -> Result<Var<R>> {
-        self.attend_within(qkv, mask, None, residual)
+    pub fn attend<'r>(
+        &self,
+        qkv: [Var<R>; 3],
+        mask: Option<&Var<R>>,
+        residual: impl Into<Option<&'r Var<R>>>,
+    ) -> Result<Var<R>> {
+        self.attend_within(qkv, mask, None, residual.into())
     }
 
     /// Attends as [`attend`](GroupedQueryAttention::attend) does, but tokens see only their own document. `segments`,
     /// `[B, T]` (`i64`), gives the document of each token of the sequence; of the whole sequence, where it is cut over
     /// ranks.
     #[track_caller]
-    pub fn attend_segments(&self, qkv: [Var<R>; 3], segments: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
-        self.attend_within(qkv, None, Some(segments), residual)
+    pub fn attend_segments<'r>(
+        &self,
+        qkv: [Var<R>; 3],
+        segments: &Var<R>,
+        residual: impl Into<Option<&'r Var<R>>>,
+    ) -> Result<Var<R>> {
+        self.attend_within(qkv, None, Some(segments), residual.into())
     }
 
     #[track_caller]
@@ -158,12 +202,22 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         [q, k, v]: [Var<R>; 3],
         mask: Option<&Var<R>>,
         segments: Option<&Var<R>>,
-        residual: &Var<R>,
+        residual: Option<&Var<R>>,
     ) -> Result<Var<R>> {
         let window = (self.config.window.map(|keys| keys.saturating_sub(1)), None);
-        let options = SdpaOptions { mask, causal: true, window, lower_right: true, scale: None, softcap: None };
+        let ScoreOptions { scale, softcap } = self.config.scores;
+        let options = SdpaOptions { mask, causal: true, window, lower_right: true, scale, softcap };
         let found = merge_heads(&self.context.attention([&q, &k, &v], options, segments)?)?;
-        self.o_proj.forward_onto(&found, residual).within("o_proj")
+        let out =
+            residual.map_or_else(|| self.o_proj.forward(&found), |residual| self.o_proj.forward_onto(&found, residual));
+        out.within("o_proj")
+    }
+
+    /// The queries, keys and values of this rank's heads, from the output of the one projection.
+    fn parts(&self, x: &Var<R>) -> Result<[Var<R>; 3]> {
+        let (width, [h, g]) = (x.dims().last().copied().unwrap_or(0), [self.config.heads, self.config.kv_heads]);
+        let [q, k] = [h, g].map(|heads| width * heads / (h + 2 * g));
+        Ok([x.narrow(-1, 0, q)?, x.narrow(-1, q, k)?, x.narrow(-1, q + k, k)?])
     }
 
     /// Returns an error unless gradients of the head norms are summed over ranks exactly where ranks have different
@@ -198,25 +252,52 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         x.reshape([b, t, c / depth, depth])
     }
 
-    /// Splits queries or keys into heads, normalizes and rotates them: `[B, H, T, D]`.
+    /// Splits queries or keys into heads, normalizes and rotates them: `[B, H, T, D]`. `which` is their place among the
+    /// projections.
     #[track_caller]
-    fn placed(&self, x: Var<R>, norm: Option<&RmsNorm<R>>, rotary: Option<&RotaryTables<R>>) -> Result<Var<R>> {
-        let x = self.heads_of(&x)?;
-        let x = norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))?.transpose(1, 2)?;
+    fn placed(
+        &self,
+        x: Var<R>,
+        (norm, which): (&Option<RmsNorm<R>>, usize),
+        rotary: Option<&RotaryTables<R>>,
+    ) -> Result<Var<R>> {
+        let together = self.config.head_norm.is_some_and(|norm| norm.together);
+        let x = match norm {
+            Some(norm) if together => self.heads_of(&self.normalized_together(x, norm, which)?)?,
+            Some(norm) => norm.forward(&self.heads_of(&x)?)?,
+            None => self.heads_of(&x)?,
+        };
+        let x = x.transpose(1, 2)?;
         rotary.map_or(Ok(x.clone()), |tables| tables.rotate(&x))
+    }
+
+    /// Normalizes all heads of a token together. Where ranks have some of them, mean squares are summed over ranks.
+    fn normalized_together(&self, x: Var<R>, norm: &RmsNorm<R>, which: usize) -> Result<Var<R>> {
+        let placed = match &self.qkv {
+            QkvProjection::Separate(three) if three[which].is_column() => three[which].weight.placed(),
+            _ => None,
+        };
+        let Some(placed) = placed else { return norm.forward(&x) };
+        let (own, all) = (placed.placement().ranges(0)[0].clone(), placed.placement().logical()[0]);
+        let wide = x.to_dtype(x.dtype().compute())?;
+        // Several ranks may have one head. The sum is equal on all ranks, and each uses it for its own heads.
+        let squares = placed.exchange(Exchange::AllReduce, &wide.square()?.sum_keepdim(&[-1])?)?;
+        let mean = placed.exchange(Exchange::Copy, &squares)?.div((all * placed.replicas()) as f64)?;
+        let rstd = mean.add(norm.eps.unwrap_or(x.dtype().epsilon()))?.rsqrt()?;
+        let weight = norm.weight.var().narrow(0, own.start, own.len())?.to_dtype(wide.dtype())?;
+        wide.mul(&rstd)?.mul(&weight.add(norm.offset)?)?.to_dtype(x.dtype())
     }
 }
 
 impl GroupedQueryConfig {
     fn check(&self) -> Result<()> {
-        let GroupedQueryConfig { heads, kv_heads, head_dim, fused, window, .. } = *self;
+        let GroupedQueryConfig { heads, kv_heads, head_dim, fused, head_norm, window, .. } = *self;
         let wrong = |field, why: String| Err(Error::config("attention", field, why));
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return wrong("kv_heads", format!("{kv_heads} heads of keys do not divide {heads} heads of queries"));
         }
-        if fused && heads != kv_heads {
-            let why = format!("one projection has as many heads of keys as of queries, not {kv_heads} and {heads}");
-            return wrong("fused", why);
+        if fused && head_norm.is_some_and(|norm| norm.together) {
+            return wrong("fused", "heads that are normalized together need a projection of their own".into());
         }
         if head_dim == 0 {
             return wrong("head_dim", "a head is at least 1 wide".into());

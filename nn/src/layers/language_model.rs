@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{Var, is_grad_enabled};
-use numcore::{Error, Result, Runtime, Within, fused::NnOps};
+use numcore::{Error, Result, Runtime, Within, fused::NnOps, ops::PointwiseOps};
 
 use super::{Dropout, Embedding, Linear, Numbered, optional};
 use crate::{
@@ -28,6 +28,8 @@ pub struct LanguageModel<R: Runtime, B, N> {
     names: &'static LanguageModelNames,
     /// True if logits that are cut along the vocabulary stay cut while gradients are recorded.
     leaves_cut: bool,
+    /// The soft cap `c` of logits, which become `c · tanh(logit / c)`.
+    softcap: Option<f64>,
 }
 
 /// The names of a language model's parts.
@@ -116,10 +118,16 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
             context: ContextSlot::cuts(),
             names,
             leaves_cut: false,
+            softcap: None,
         };
         // Errors name parameters from the first pass on.
         model.named_parameters();
         model
+    }
+
+    /// Sets the soft cap `c` of logits, which become `c · tanh(logit / c)` (Gemma 2); none at first.
+    pub fn with_logit_softcap(self, softcap: Option<f64>) -> Self {
+        LanguageModel { softcap, ..self }
     }
 
     /// Tells whether this has all parts: it is a full model and not a stage.
@@ -135,7 +143,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     /// An error if `stages` is 0.
     #[track_caller]
     pub fn split(self, stages: usize) -> Result<Vec<Self>> {
-        let LanguageModel { mut embedding, blocks, mut head, context, names, leaves_cut } = self;
+        let LanguageModel { mut embedding, blocks, mut head, context, names, leaves_cut, softcap } = self;
         if stages == 0 {
             return Err(Error::range("LanguageModel::split", "number of stages", stages, "at least 1")).at_caller();
         }
@@ -152,6 +160,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
             context: context.clone(),
             names,
             leaves_cut,
+            softcap,
         };
         Ok(blocks.split((1..stages).map(|k| k * count / stages)).into_iter().enumerate().map(stage).collect())
     }
@@ -254,14 +263,18 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         // An uncut projection computes with the whole sequence, on every rank alike.
         let whole = projection.weight().placed().filter(|placed| placed.style() != TensorStyle::Vocabulary);
         let x = whole.map_or(Ok(x.clone()), |placed| placed.leave_sequence(x))?;
-        match projection {
+        let logits = match projection {
             LanguageProjection::Linear(head) => head.project_here(&x).within(self.names.head),
             LanguageProjection::Tied(table) => table.project_here(&x).within(self.names.tokens),
+        }?;
+        match self.softcap {
+            None => Ok(logits),
+            Some(cap) => logits.div(cap)?.tanh()?.mul(cap),
         }
     }
 
     /// The loss of predicting `targets` (`i64`, `[B, T]`) from the output of the last block. If the projection is
-    /// unsharded and has no adapter, and the loss has no z-loss, only a few rows of logits are in memory at a time
+    /// unsharded and has no adapter, and there is neither a soft cap nor a z-loss, few rows of logits are in memory at a time
     /// ([`linear_cross_entropy`](numcore::fused::NnOps::linear_cross_entropy)). Where sequences are cut over ranks,
     /// targets are those of whole sequences. The loss then uses this rank's part of them ([`ContextSlot::loss`]).
     #[track_caller]
@@ -273,7 +286,9 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     /// [`normalized`](LanguageModel::normalized).
     #[track_caller]
     pub fn loss_of_normalized(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
-        let Some((weight, bias)) = self.end()?.projection.plain().filter(|_| loss.z_loss == 0.0) else {
+        let Some((weight, bias)) =
+            self.end()?.projection.plain().filter(|_| loss.z_loss == 0.0 && self.softcap.is_none())
+        else {
             return self.logits_loss(*loss)?.of(&self.project_here(x)?, targets);
         };
         self.context.loss(targets, loss, |targets, loss| {

@@ -41,7 +41,7 @@ pub use embedding::Embedding;
 pub use embedding_bag::{BagMode, EmbeddingBag};
 pub use encoder::{EncoderBlock, EncoderBlockConfig};
 pub use gpt::{Gpt, GptConfig};
-pub use grouped_query::{GroupedQueryAttention, GroupedQueryConfig, QkvProjection};
+pub use grouped_query::{GroupedQueryAttention, GroupedQueryConfig, HeadNorm, QkvProjection, ScoreOptions};
 pub use hooked::Hooked;
 pub use image::{Fold, Pad, PixelShuffle, PixelUnshuffle, Unfold, Upsample};
 pub use language_model::{

@@ -1,7 +1,11 @@
 //! Norms over the statistics of each sample.
 
 use autograd::Var;
-use numcore::{Error, Result, Runtime, Within, fused::NnOps, ops::Apply};
+use numcore::{
+    Error, Result, Runtime, Within,
+    fused::NnOps,
+    ops::{Apply, PointwiseOps},
+};
 
 use super::{optional, without_bias};
 use crate::{Forward, Init, Initializer, Module, Param, parallel::ContextSlot};
@@ -24,6 +28,8 @@ pub struct RmsNorm<R: Runtime> {
     pub weight: Param<R>,
     /// The constant added to the mean square; the machine epsilon of `x`'s dtype unless set.
     pub eps: Option<f64>,
+    /// The number added to the weight; 0 unless set. Gemma's is 1.
+    pub offset: f64,
 }
 
 /// Group norm (Wu & He 2018) of `x: [N, C, ..]`.
@@ -77,7 +83,13 @@ impl<R: Runtime> RmsNorm<R> {
     /// A norm with a weight of ones.
     #[track_caller]
     pub fn new(init: &Init<R>, width: usize) -> Result<Self> {
-        Ok(RmsNorm { weight: init.param([width], Initializer::Ones)?, eps: None })
+        Self::with_offset(init, width, 0.0)
+    }
+
+    /// A norm whose weight and `offset` add up to ones.
+    #[track_caller]
+    pub fn with_offset(init: &Init<R>, width: usize, offset: f64) -> Result<Self> {
+        Ok(RmsNorm { weight: init.param([width], Initializer::Constant(1.0 - offset))?, eps: None, offset })
     }
 }
 
@@ -119,7 +131,14 @@ impl<R: Runtime> Forward<R> for LayerNorm<R> {
 impl<R: Runtime> Forward<R> for RmsNorm<R> {
     #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.rms_norm(Some(&self.weight.var()), self.eps.unwrap_or(x.dtype().epsilon())).at_caller()
+        let (weight, eps) = (self.weight.var(), self.eps.unwrap_or(x.dtype().epsilon()));
+        if self.offset == 0.0 {
+            return x.rms_norm(Some(&weight), eps).at_caller();
+        }
+        // As Gemma has it: half precision would lose digits of the weight.
+        let wide = x.dtype().compute();
+        let weight = weight.to_dtype(wide)?.add(self.offset)?;
+        x.to_dtype(wide)?.rms_norm(Some(&weight), eps)?.to_dtype(x.dtype()).at_caller()
     }
 }
 

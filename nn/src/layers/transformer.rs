@@ -33,7 +33,7 @@ impl<R: Runtime> CausalSelfAttention<R> {
     #[track_caller]
     pub fn new(init: &Init<R>, width: usize, heads: usize) -> Result<Self> {
         check_heads(width, heads)?;
-        let rows = RowCut { parts: 3, heads, shared: false };
+        let rows = RowCut { parts: 3, ..RowCut::of_heads(heads) };
         Ok(CausalSelfAttention {
             qkv: Linear::new(init, width, 3 * width)?.with_cuts(Cuts::Weight(rows)),
             proj: Linear::new(init, width, width)?,

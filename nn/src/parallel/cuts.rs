@@ -15,12 +15,44 @@ pub struct RowCut {
     /// True if several ranks may share a head where there are more ranks than heads, as with keys and values of grouped
     /// queries.
     pub shared: bool,
+    /// The number of heads of keys, and of values, that follow those of queries in a fused weight with fewer of them; 0
+    /// without.
+    pub keys: usize,
 }
 
 impl RowCut {
     /// Allows a cut between any two of `rows` rows.
     pub fn anywhere(rows: usize) -> Self {
-        RowCut { parts: 1, heads: rows, shared: false }
+        Self::of_heads(rows)
+    }
+
+    /// Allows a cut between any two of `heads` heads.
+    pub fn of_heads(heads: usize) -> Self {
+        RowCut { parts: 1, heads, shared: false, keys: 0 }
+    }
+
+    /// The number of indivisible pieces of the weight.
+    pub(crate) fn pieces(self) -> usize {
+        self.parts * self.heads + 2 * self.keys
+    }
+
+    /// The rows of `rank` of `size` ranks, and the number of ranks that have them.
+    fn rows(self, shape: Shape, rank: usize, size: usize) -> std::result::Result<(TensorPlacement, usize), String> {
+        let words = |piece: Result<TensorPlacement>| piece.map_err(|error| error.to_string());
+        let (place, of) = self.piece(rank, size)?;
+        if self.keys == 0 {
+            return Ok((words(TensorPlacement::part(shape, 0, self.parts, place, of))?, size / of));
+        }
+        RowCut::of_heads(self.keys).piece(rank, size)?;
+        let rows = shape.dims().first().copied().unwrap_or(0) / self.pieces();
+        let part = |(first, heads): (usize, usize)| {
+            let own = heads / size * rows;
+            first * rows + rank * own..first * rows + (rank + 1) * own
+        };
+        let parts = [(0, self.heads), (self.heads, self.keys), (self.heads + self.keys, self.keys)].map(part);
+        let mut ranges: Vec<_> = shape.dims().iter().map(|&dim| std::iter::once(0..dim).collect()).collect();
+        ranges[0] = parts.into();
+        Ok((words(TensorPlacement::new(shape, ranges))?, 1))
     }
 
     /// The index of the piece of `rank`, of `size` ranks, and the number of pieces of a part. An error in words if
@@ -86,8 +118,7 @@ impl Cuts {
                 Ok((words(TensorPlacement::part(shape, 1, 1, rank, size))?, 1))
             }
             (Cuts::Weight(rows) | Cuts::Bias(rows) | Cuts::LowRankUp(rows), TensorStyle::Column) => {
-                let (place, of) = rows.piece(rank, size)?;
-                Ok((words(TensorPlacement::part(shape, 0, rows.parts, place, of))?, size / of))
+                rows.rows(shape, rank, size)
             }
             (Cuts::Weight(_) | Cuts::Bias(_) | Cuts::LowRankUp(_) | Cuts::Table, TensorStyle::Vocabulary) => {
                 // The first ranks have as many rows as each other, the last fewer or none.

@@ -53,8 +53,10 @@ fn halve<M: Module<Cpu>>(comm: &Comm<Cpu>, model: &M, forward: &dyn Fn(&M) -> Re
 fn grouped(rt: &Cpu, kv_heads: usize, head_norm: Option<f64>) -> Result<GroupedQueryAttention<Cpu>> {
     let (heads, head_dim, bias) = (4, 3, true);
     let (fused, output_bias, window) = (false, false, None);
+    let (head_norm, scores) = (head_norm.map(nn::HeadNorm::each), Default::default());
+    let width = WIDTH;
     let config =
-        GroupedQueryConfig { width: WIDTH, heads, kv_heads, head_dim, fused, bias, output_bias, head_norm, window };
+        GroupedQueryConfig { width, heads, kv_heads, head_dim, fused, bias, output_bias, head_norm, window, scores };
     GroupedQueryAttention::new(&init(rt).biases(nn::Initializer::Normal { mean: 0.0, std: 1.0 }), config)
 }
 

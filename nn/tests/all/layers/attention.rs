@@ -52,6 +52,7 @@ fn grouped_queries_are_repeated_keys() {
         output_bias: false,
         head_norm: None,
         window: None,
+        scores: Default::default(),
     };
     let grouped = GroupedQueryAttention::new(&init(), config).unwrap();
     let full = GroupedQueryAttention::new(&init(), GroupedQueryConfig { kv_heads: 4, ..config }).unwrap();
@@ -68,10 +69,27 @@ fn grouped_queries_are_repeated_keys() {
     let out =
         |layer: &GroupedQueryAttention<Cpu>| layer.attend(layer.project(&x, None).unwrap(), None, &residual).unwrap();
     same(&out(&grouped), &out(&full));
+    // The same by one projection, whose rows are those of queries, then of keys, then of values.
+    let fused = GroupedQueryAttention::new(&init(), GroupedQueryConfig { fused: true, ..config }).unwrap();
+    let [weights, biases] = ["weight", "bias"].map(|part| {
+        let named = grouped.named_parameters();
+        let of =
+            |name: &str| named.iter().find(|(n, _)| *n == format!("{name}_proj.{part}")).unwrap().1.value().unwrap();
+        cat(&[&of("q"), &of("k"), &of("v")], 0).unwrap()
+    });
+    for (name, p) in fused.named_parameters() {
+        match &*name {
+            "qkv_proj.weight" => p.set(weights.clone()).unwrap(),
+            "qkv_proj.bias" => p.set(biases.clone()).unwrap(),
+            _ => p.set(grouped.o_proj.weight.value().unwrap()).unwrap(),
+        }
+    }
+    same(&out(&fused), &out(&grouped));
+    let together = Some(HeadNorm { together: true, ..HeadNorm::each(1e-6) });
     for (wrong, due) in [
         (GroupedQueryConfig { kv_heads: 3, ..config }, "3 heads of keys do not divide 4"),
         (GroupedQueryConfig { kv_heads: 0, ..config }, "0 heads of keys"),
-        (GroupedQueryConfig { fused: true, ..config }, "one projection"),
+        (GroupedQueryConfig { fused: true, head_norm: together, ..config }, "need a projection of their own"),
         (GroupedQueryConfig { window: Some(0), ..config }, "window of 0"),
         (GroupedQueryConfig { head_dim: 0, ..config }, "at least 1 wide"),
     ] {

@@ -8,7 +8,7 @@ use numcore::{
 };
 
 use super::{init, message, same, uniform};
-use crate::common::{V, cpu, f64s};
+use crate::common::{V, close, cpu, f64s};
 
 /// After one batch the running statistics have moved by the momentum towards the batch's mean and unbiased variance.
 #[test]
@@ -75,4 +75,25 @@ fn dropout_drops_scales_and_repeats() {
     assert_eq!(draw().0, y, "the same seed gives the same mask");
     dropout.mode.set_training(false);
     assert!(draw().0.iter().all(|&v| v == 1.0));
+}
+
+/// The sum of a weight and its offset is not rounded in half precision, as in Gemma.
+#[test]
+fn an_offset_of_a_norms_weight_keeps_digits() {
+    let norm = RmsNorm { eps: Some(1e-6), ..RmsNorm::with_offset(&init().dtype(DType::BF16), 6, 1.0).unwrap() };
+    assert_eq!(norm.weight.value().unwrap().to_f64s().unwrap(), [0.0; 6]);
+    let weights = [0.001, -0.003, 0.01, 0.0, 0.25, -0.0078125];
+    norm.weight.set(Tensor::from_slice(&cpu(), [6], &weights).unwrap().to_dtype(DType::BF16).unwrap()).unwrap();
+    let weights = norm.weight.value().unwrap().to_f64s().unwrap();
+    let x = Var::new(uniform(&[3, 6], 4).value().unwrap().to_dtype(DType::BF16).unwrap());
+    let values = x.value().unwrap().to_f64s().unwrap();
+    let due: Vec<f64> = values
+        .chunks(6)
+        .flat_map(|row| {
+            let mean = row.iter().map(|x| x * x).sum::<f64>() / 6.0;
+            row.iter().zip(&weights).map(move |(x, w)| x / (mean + 1e-6).sqrt() * (1.0 + w)).collect::<Vec<_>>()
+        })
+        .collect();
+    let due = Tensor::from_slice(&cpu(), [3, 6], &due).unwrap().to_dtype(DType::BF16).unwrap();
+    close("norm", &norm.forward(&x).unwrap().value().unwrap(), &due, 0.0);
 }

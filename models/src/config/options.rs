@@ -1,0 +1,84 @@
+//! The options of decoders that Llama does not have, as `config.json` has them.
+
+use numcore::Result;
+use serde_json::{Map, Value, json};
+
+use super::{ConfigFields, Family, RopeConfig};
+
+/// The options of a decoder that Llama does not have; the default is none of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DecoderOptions {
+    /// Rotary positions of layers with a sliding window, where they are not those of other layers (Gemma 3).
+    pub local_rope: Option<RopeConfig>,
+    /// The layers without positions, in order (SmolLM 3).
+    pub unrotated: Vec<usize>,
+    /// The number whose inverse root is the factor of scores of attention; a head's width if `None`.
+    pub score_width: Option<usize>,
+    /// The soft cap `c` of scores of attention, which become `c · tanh(score / c)`.
+    pub score_softcap: Option<f64>,
+    /// The soft cap of logits.
+    pub logit_softcap: Option<f64>,
+}
+
+impl DecoderOptions {
+    /// Reads the fields of a family but those of positions, for a model of `layers` layers.
+    pub(super) fn read(fields: &ConfigFields, family: Family, layers: usize) -> Result<Self> {
+        let unrotated = if family == Family::SmolLm3 { unrotated(fields, layers)? } else { Vec::new() };
+        if !family.is_gemma() {
+            return Ok(DecoderOptions { unrotated, ..Default::default() });
+        }
+        fields.require("use_bidirectional_attention", false)?;
+        let score_width = Some(fields.size_or("query_pre_attn_scalar", 256)?);
+        if score_width == Some(0) {
+            return Err(fields.wrong("query_pre_attn_scalar", "is 0"));
+        }
+        let is_first = family == Family::Gemma2;
+        let score_softcap = softcap(fields, "attn_logit_softcapping", is_first.then_some(50.0))?;
+        if score_softcap.is_some() && !is_first {
+            // Transformers has the field, and does not compute it.
+            return Err(fields.wrong("attn_logit_softcapping", "is not null, and Gemma 3 has no soft cap of scores"));
+        }
+        let logit_softcap = softcap(fields, "final_logit_softcapping", is_first.then_some(30.0))?;
+        Ok(DecoderOptions { score_width, score_softcap, logit_softcap, ..Default::default() })
+    }
+
+    /// Writes the fields from which these options can be read again.
+    pub(super) fn insert_into(&self, fields: &mut Map<String, Value>, family: Family, layers: usize) {
+        if family == Family::SmolLm3 {
+            let rotated: Vec<u8> = (0..layers).map(|layer| u8::from(!self.unrotated.contains(&layer))).collect();
+            fields.insert("no_rope_layers".into(), json!(rotated));
+        }
+        if family.is_gemma() {
+            fields.insert("query_pre_attn_scalar".into(), json!(self.score_width));
+            fields.insert("attn_logit_softcapping".into(), json!(self.score_softcap));
+            fields.insert("final_logit_softcapping".into(), json!(self.logit_softcap));
+        }
+    }
+}
+
+/// A soft cap; `default` where the field is absent, none where it is null.
+fn softcap(fields: &ConfigFields, name: &'static str, default: Option<f64>) -> Result<Option<f64>> {
+    if !fields.has(name) {
+        return Ok(default);
+    }
+    match fields.maybe_number(name)? {
+        Some(cap) if cap <= 0.0 => Err(fields.wrong(name, format_args!("is {cap}, and must be above 0"))),
+        cap => Ok(cap),
+    }
+}
+
+/// The layers for which `no_rope_layers` has a 0: every fourth by default.
+fn unrotated(fields: &ConfigFields, layers: usize) -> Result<Vec<usize>> {
+    let interval = fields.size_or("no_rope_layer_interval", 4)?;
+    let Some(rotated) = fields.sizes("no_rope_layers")? else {
+        if interval == 0 {
+            return Err(fields.wrong("no_rope_layer_interval", "is 0"));
+        }
+        return Ok((0..layers).filter(|layer| (layer + 1).is_multiple_of(interval)).collect());
+    };
+    if rotated.len() != layers || rotated.iter().any(|&is| is > 1) {
+        let why = format_args!("must be 0 or 1 for each of {layers} layers, and is {rotated:?}");
+        return Err(fields.wrong("no_rope_layers", why));
+    }
+    Ok((0..layers).filter(|&layer| rotated[layer] == 0).collect())
+}
