@@ -326,6 +326,35 @@ def bert():
         finish(folder, {"ids": ids, "mask": mask, "types": types, "target": target, "logits": logits, **grads})
 
 
+def encoders():
+    """RoBERTa and DistilBERT with every head; padding follows the text, and is within it too."""
+    sizes = dict(vocab_size=VOCAB, max_position_embeddings=32, num_labels=3)
+    big = dict(hidden_size=12, num_hidden_layers=2, num_attention_heads=4, intermediate_size=20, hidden_dropout_prob=0.0,
+               attention_probs_dropout_prob=0.0)
+    for name, kind, options in [
+        ("roberta", "Roberta", dict(**big, type_vocab_size=1, pad_token_id=2, layer_norm_eps=1e-5, hidden_act="relu")),
+        ("distilbert", "DistilBert", dict(dim=12, n_layers=2, n_heads=4, hidden_dim=20, dropout=0.0, attention_dropout=0.0)),
+    ]:
+        config = getattr(transformers, f"{kind}Config")(**sizes, **options)
+        config._attn_implementation = "eager"
+        torch.manual_seed(sum(map(ord, name)))
+        ids = torch.randint(3, VOCAB, (2, 13))
+        mask = torch.ones_like(ids)
+        mask[1, 9:] = 0
+        mask[0, 4] = 0
+        ids[mask == 0] = config.pad_token_id
+        for head, task in [("mlm", "MaskedLM"), ("classifier", "SequenceClassification"), ("tokens", "TokenClassification")]:
+            model = getattr(transformers, f"{kind}For{task}")(config).eval()
+            randomize(model)
+            folder = fresh(f"{name}_{head}")
+            model.save_pretrained(folder)
+            logits = model(input_ids=ids, attention_mask=mask).logits
+            target = {"mlm": ids, "tokens": ids % 3, "classifier": torch.tensor([2, 0])}[head]
+            torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1)).backward()
+            grads = {f"grad/{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+            finish(folder, {"ids": ids, "mask": mask, "target": target, "logits": logits, **grads})
+
+
 def sentences():
     """Sentence embeddings of a tiny BERT by every way of pooling; needs sentence-transformers."""
     from sentence_transformers import SentenceTransformer
@@ -401,6 +430,7 @@ def main(names):
     wants("sampling") and sampling()
     wants("chat") and chat()
     wants("bert") and bert()
+    wants("encoders") and encoders()
     wants("vit") and vit()
     wants("sentences") and sentences()
     wants("classifier_adapters") and classifier_adapters()

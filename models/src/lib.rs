@@ -40,7 +40,7 @@ pub use convert::{Change, ConversionRule, ConversionTable, Converted, GGUF_TABLE
 pub use decoder::{
     Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache, UpProjection,
 };
-pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Pooling, Vit, VitConfig};
+pub use encoder::{Bert, BertConfig, BertFamily, BertHead, BertInputs, BertTask, Pooling, Vit, VitConfig};
 #[cfg(feature = "text")]
 pub use encoder::{SentenceEncoder, cosine_similarities};
 pub use files::{JsonObject, SaveOptions};

@@ -38,12 +38,12 @@ const OF_LLAMA: [Rule; 10] = [
     Rule::keep("lm_head", "lm_head"),
 ];
 
-/// Appends rules to [`OF_LLAMA`].
-const fn with<const M: usize, const N: usize>(more: [Rule; M]) -> [Rule; N] {
-    assert!(N == OF_LLAMA.len() + M);
-    let (mut rules, mut at) = ([OF_LLAMA[0]; N], 0);
+/// Joins a family's rules to those that it shares.
+const fn with<const M: usize, const K: usize, const N: usize>(own: [Rule; M], shared: [Rule; K]) -> [Rule; N] {
+    assert!(N == K + M);
+    let (mut rules, mut at) = ([shared[0]; N], 0);
     while at < N {
-        rules[at] = if at < OF_LLAMA.len() { OF_LLAMA[at] } else { more[at - OF_LLAMA.len()] };
+        rules[at] = if at < K { shared[at] } else { own[at - K] };
         at += 1;
     }
     rules
@@ -52,19 +52,22 @@ const fn with<const M: usize, const N: usize>(more: [Rule; M]) -> [Rule; N] {
 /// Llama, Mistral, SmolLM 3, Phi 3 with its fused projections, Qwen 2 and 3, and Qwen with mixtures, whose experts are
 /// one by one in files.
 pub(crate) const LLAMA: ConversionTable = ConversionTable {
-    rules: &with::<11, 21>([
-        Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
-        Rule::keep("model.layers.{}.self_attn.qkv_proj", "layers.{}.self_attn.qkv_proj"),
-        Rule::keep("model.layers.{}.mlp.gate_up_proj", "layers.{}.mlp.gate_up_proj"),
-        Rule::keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
-        Rule::keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
-        Rule::keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
-        Rule::keep("model.layers.{}.mlp.gate", "layers.{}.mlp.gate"),
-        Rule::keep("model.layers.{}.mlp.shared_expert.gate_proj", "layers.{}.mlp.shared_experts.gate_proj"),
-        Rule::keep("model.layers.{}.mlp.shared_expert.up_proj", "layers.{}.mlp.shared_experts.up_proj"),
-        Rule::keep("model.layers.{}.mlp.shared_expert.down_proj", "layers.{}.mlp.shared_experts.down_proj"),
-        Rule::keep("model.layers.{}.mlp.shared_expert_gate", "layers.{}.mlp.shared_expert_gate"),
-    ]),
+    rules: &with::<11, 10, 21>(
+        [
+            Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+            Rule::keep("model.layers.{}.self_attn.qkv_proj", "layers.{}.self_attn.qkv_proj"),
+            Rule::keep("model.layers.{}.mlp.gate_up_proj", "layers.{}.mlp.gate_up_proj"),
+            Rule::keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
+            Rule::keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
+            Rule::keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
+            Rule::keep("model.layers.{}.mlp.gate", "layers.{}.mlp.gate"),
+            Rule::keep("model.layers.{}.mlp.shared_expert.gate_proj", "layers.{}.mlp.shared_experts.gate_proj"),
+            Rule::keep("model.layers.{}.mlp.shared_expert.up_proj", "layers.{}.mlp.shared_experts.up_proj"),
+            Rule::keep("model.layers.{}.mlp.shared_expert.down_proj", "layers.{}.mlp.shared_experts.down_proj"),
+            Rule::keep("model.layers.{}.mlp.shared_expert_gate", "layers.{}.mlp.shared_expert_gate"),
+        ],
+        OF_LLAMA,
+    ),
     stacks: &[
         StackRule {
             theirs: &["model.layers.{}.mlp.experts.{}.gate_proj", "model.layers.{}.mlp.experts.{}.up_proj"],
@@ -80,10 +83,13 @@ pub(crate) const LLAMA: ConversionTable = ConversionTable {
 
 /// Mixtral, whose files have their own names for experts.
 pub(crate) const MIXTRAL: ConversionTable = ConversionTable {
-    rules: &with::<2, 12>([
-        Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
-        Rule::keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate"),
-    ]),
+    rules: &with::<2, 10, 12>(
+        [
+            Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+            Rule::keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate"),
+        ],
+        OF_LLAMA,
+    ),
     stacks: &[
         StackRule {
             theirs: &[
@@ -102,14 +108,17 @@ pub(crate) const MIXTRAL: ConversionTable = ConversionTable {
 
 /// Gemma 2 and 3, and OLMo 2, which has norms of outputs alone.
 pub(crate) const GEMMA: ConversionTable = ConversionTable {
-    rules: &with::<6, 16>([
-        Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.post_attention_norm"),
-        Rule::keep("model.layers.{}.pre_feedforward_layernorm", "layers.{}.mlp_norm"),
-        Rule::keep("model.layers.{}.post_feedforward_layernorm", "layers.{}.post_mlp_norm"),
-        Rule::keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
-        Rule::keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
-        Rule::keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
-    ]),
+    rules: &with::<6, 10, 16>(
+        [
+            Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.post_attention_norm"),
+            Rule::keep("model.layers.{}.pre_feedforward_layernorm", "layers.{}.mlp_norm"),
+            Rule::keep("model.layers.{}.post_feedforward_layernorm", "layers.{}.post_mlp_norm"),
+            Rule::keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
+            Rule::keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
+            Rule::keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
+        ],
+        OF_LLAMA,
+    ),
     stacks: &[],
     ..LLAMA
 };
@@ -143,6 +152,72 @@ pub(crate) const BERT: ConversionTable = ConversionTable {
     // Positions 0, 1, …, and the head for the next sentence.
     ignored: &["bert.embeddings.position_ids", "cls.seq_relationship.weight", "cls.seq_relationship.bias"],
     modules: &[],
+};
+
+/// The rules that all models of RoBERTa share.
+const OF_ROBERTA: [Rule; 16] = [
+    Rule::keep("roberta.embeddings.word_embeddings", "embed_tokens"),
+    Rule::keep("roberta.embeddings.position_embeddings", "embed_positions"),
+    Rule::keep("roberta.embeddings.token_type_embeddings", "embed_types"),
+    Rule::keep("roberta.embeddings.LayerNorm", "embed_norm"),
+    Rule::keep("roberta.encoder.layer.{}.attention.self.query", "layers.{}.query"),
+    Rule::keep("roberta.encoder.layer.{}.attention.self.key", "layers.{}.key"),
+    Rule::keep("roberta.encoder.layer.{}.attention.self.value", "layers.{}.value"),
+    Rule::keep("roberta.encoder.layer.{}.attention.output.dense", "layers.{}.output"),
+    Rule::keep("roberta.encoder.layer.{}.attention.output.LayerNorm", "layers.{}.norm1"),
+    Rule::keep("roberta.encoder.layer.{}.intermediate.dense", "layers.{}.fc1"),
+    Rule::keep("roberta.encoder.layer.{}.output.dense", "layers.{}.fc2"),
+    Rule::keep("roberta.encoder.layer.{}.output.LayerNorm", "layers.{}.norm2"),
+    Rule::keep("lm_head.dense", "head.transform"),
+    Rule::keep("lm_head.layer_norm", "head.norm"),
+    Rule::keep("lm_head.bias", "head.bias"),
+    Rule::keep("lm_head.decoder", "head.decoder"),
+];
+
+/// RoBERTa and its heads, but that for classes of texts.
+pub(crate) const ROBERTA: ConversionTable = ConversionTable {
+    rules: &with::<2, 16, 18>(
+        [Rule::keep("roberta.pooler.dense", "pooler"), Rule::keep("classifier", "head.classifier")],
+        OF_ROBERTA,
+    ),
+    prefix: "roberta.",
+    ignored: &["roberta.embeddings.position_ids"],
+    ..BERT
+};
+
+/// RoBERTa with a classifier of texts, which has the linear layer of the first token.
+pub(crate) const ROBERTA_OF_TEXTS: ConversionTable = ConversionTable {
+    rules: &with::<2, 16, 18>(
+        [Rule::keep("classifier.dense", "pooler"), Rule::keep("classifier.out_proj", "head.classifier")],
+        OF_ROBERTA,
+    ),
+    ..ROBERTA
+};
+
+/// DistilBERT and its heads.
+pub(crate) const DISTILBERT: ConversionTable = ConversionTable {
+    rules: &[
+        Rule::keep("distilbert.embeddings.word_embeddings", "embed_tokens"),
+        Rule::keep("distilbert.embeddings.position_embeddings", "embed_positions"),
+        Rule::keep("distilbert.embeddings.LayerNorm", "embed_norm"),
+        Rule::keep("distilbert.transformer.layer.{}.attention.q_lin", "layers.{}.query"),
+        Rule::keep("distilbert.transformer.layer.{}.attention.k_lin", "layers.{}.key"),
+        Rule::keep("distilbert.transformer.layer.{}.attention.v_lin", "layers.{}.value"),
+        Rule::keep("distilbert.transformer.layer.{}.attention.out_lin", "layers.{}.output"),
+        Rule::keep("distilbert.transformer.layer.{}.sa_layer_norm", "layers.{}.norm1"),
+        Rule::keep("distilbert.transformer.layer.{}.ffn.lin1", "layers.{}.fc1"),
+        Rule::keep("distilbert.transformer.layer.{}.ffn.lin2", "layers.{}.fc2"),
+        Rule::keep("distilbert.transformer.layer.{}.output_layer_norm", "layers.{}.norm2"),
+        Rule::keep("pre_classifier", "pooler"),
+        Rule::keep("vocab_transform", "head.transform"),
+        Rule::keep("vocab_layer_norm", "head.norm"),
+        Rule::keep("vocab_projector.bias", "head.bias"),
+        Rule::keep("vocab_projector", "head.decoder"),
+        Rule::keep("classifier", "head.classifier"),
+    ],
+    prefix: "distilbert.",
+    ignored: &["distilbert.embeddings.position_ids"],
+    ..BERT
 };
 
 /// ViT with its classifier.

@@ -1,40 +1,42 @@
-//! BERT: an encoder of text.
+//! BERT, RoBERTa and DistilBERT: encoders of text.
 
 use autograd::Var;
 use nn::{
-    Embedding, EncoderBlock, Forward, Init, Initializer, LayerNorm, Linear, Module, ModuleExt, Param, Visitor,
+    Activation, Embedding, EncoderBlock, Forward, Init, Initializer, LayerNorm, Linear, Module, ModuleExt, Param,
+    Visitor,
     parallel::{ContextSlot, CutLayer, Cuts},
 };
 use numcore::{
     DType, Error, Result, Runtime, Within,
-    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps},
+    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ScanOps, ViewOps},
 };
 use serde_json::{Map, Value};
 
-use super::{BertConfig, BertTask};
+use super::{BertConfig, BertFamily, BertTask};
 use crate::{
     config::ConfigFields,
-    convert::{BERT, ConversionTable},
+    convert::{BERT, ConversionTable, DISTILBERT, ROBERTA, ROBERTA_OF_TEXTS},
     pretrained::Pretrained,
 };
 
-/// An encoder of text (Devlin et al. 2019) in Hugging Face's format, with the head for its task.
+/// An encoder of text (Devlin et al. 2019) in Hugging Face's format, of one of the families in [`BertFamily`], with the
+/// head for its task.
 ///
 /// Dropout is not applied: its fields in `config.json` are kept and written back.
 #[derive(Debug, Module)]
 pub struct Bert<R: Runtime> {
     /// The token embedding, `[V, C]`.
     pub embed_tokens: Embedding<R>,
-    /// The position embedding, `[T, C]` for a context of `T` tokens.
+    /// The position embedding, `[T, C]` for a context of `T` tokens. RoBERTa's has rows before the first token's.
     pub embed_positions: Embedding<R>,
-    /// The embedding of segments, `[S, C]`: the first text, the second.
-    pub embed_types: Embedding<R>,
+    /// The embedding of segments, `[S, C]`: the first text, the second. DistilBERT has none.
+    pub embed_types: Option<Embedding<R>>,
     /// The norm of the sum of embeddings.
     pub embed_norm: LayerNorm<R>,
     /// The layers, in order.
     pub layers: Vec<EncoderBlock<R>>,
-    /// The linear layer that, with tanh, computes the first token's state for the head; `None` for tasks that do not
-    /// use it.
+    /// The linear layer that, with tanh (DistilBERT: ReLU), computes the first token's state for the head; `None` for
+    /// tasks that do not use it.
     pub pooler: Option<Linear<R>>,
     /// The head, by the task.
     pub head: BertHead<R>,
@@ -112,11 +114,21 @@ impl<R: Runtime> Bert<R> {
             // The head reads the table as its weight.
             embed_tokens = embed_tokens.with_cuts(Cuts::None);
         }
-        let pools = matches!(config.task, BertTask::States | BertTask::Sequence);
+        let pools = match config.task {
+            BertTask::Sequence => true,
+            BertTask::States => config.family != BertFamily::DistilBert,
+            _ => false,
+        };
+        let first = config.first_position();
+        let mut embed_positions = Embedding::new(init, config.context + first, width)?.with_cuts(Cuts::None);
+        if let Some(padding) = first.checked_sub(1) {
+            embed_positions = embed_positions.with_frozen_row(padding).at_caller()?;
+        }
+        let types = || Embedding::new(init, config.token_types, width).map(|types| types.with_cuts(Cuts::None));
         let model = Bert {
             embed_tokens,
-            embed_positions: Embedding::new(init, config.context, width)?.with_cuts(Cuts::None),
-            embed_types: Embedding::new(init, config.token_types, width)?.with_cuts(Cuts::None),
+            embed_positions,
+            embed_types: (config.token_types > 0).then(types).transpose()?,
             embed_norm: LayerNorm { eps: block.eps, ..LayerNorm::new(init, width)? },
             layers: (0..config.layers).map(|_| EncoderBlock::new(init, block)).collect::<Result<_>>().at_caller()?,
             pooler: pools.then(|| Linear::new(init, width, width)).transpose()?,
@@ -148,16 +160,22 @@ impl<R: Runtime> Bert<R> {
             let why = format!("{t} tokens are more than the context of {}", self.config.context);
             return Err(Error::shape("bert", &[shape], why)).at_caller();
         }
+        let positions = self.positions(tokens, t).within("embed_positions")?;
         let tokens = &self.context.take_tokens(tokens)?;
-        let positions = self.context.take(&self.embed_positions.weight.var().narrow(0, 0, t)?, 0)?;
-        let types = match inputs.token_types {
-            Some(types) => {
+        let types = match (&self.embed_types, inputs.token_types) {
+            (Some(table), Some(types)) => {
                 let types = self.context.take(types, 1)?;
-                self.embed_types.weight.var().embedding(&types).within("embed_types")?
+                Some(table.weight.var().embedding(&types).within("embed_types")?)
             }
-            None => self.embed_types.weight.var().narrow(0, 0, 1)?,
+            (Some(table), None) => Some(table.weight.var().narrow(0, 0, 1)?),
+            (None, None) => None,
+            (None, Some(_)) => {
+                let why = "this model has no segments: give no `token_types`";
+                return Err(Error::unsupported("bert", why)).at_caller();
+            }
         };
-        let x = self.embed_tokens.forward(tokens).within("embed_tokens")?.add(&positions)?.add(&types)?;
+        let x = self.embed_tokens.forward(tokens).within("embed_tokens")?.add(&positions)?;
+        let x = types.map_or(Ok(x.clone()), |types| x.add(&types))?;
         let mut x = self.embed_norm.forward(&x).within("embed_norm")?;
         let seen = |mask: &Var<R>| {
             let mask = if mask.dtype() == DType::Bool { mask.clone() } else { mask.ne(0.0)? };
@@ -168,6 +186,16 @@ impl<R: Runtime> Bert<R> {
             x = layer.forward_masked(&x, mask.as_ref()).within(format_args!("layers.{i}")).at_caller()?;
         }
         Ok(x)
+    }
+
+    /// The embeddings of this rank's positions: `[T, C]`, or `[B, T, C]` where they depend on the padding among tokens.
+    fn positions(&self, tokens: &Var<R>, t: usize) -> Result<Var<R>> {
+        let Some(padding) = self.config.first_position().checked_sub(1) else {
+            return self.context.take(&self.embed_positions.weight.var().narrow(0, 0, t)?, 0);
+        };
+        let counted = tokens.ne(padding as f64)?.to_dtype(DType::I64)?;
+        let positions = counted.cumsum(1)?.mul(&counted)?.add(padding as f64)?;
+        self.embed_positions.forward(&self.context.take(&positions, 1)?)
     }
 
     /// Computes the head's output: logits `[B, T, V]`, `[B, N]` or `[B, T, N]`; without a head, the states.
@@ -184,20 +212,18 @@ impl<R: Runtime> Bert<R> {
             }
             BertHead::Classifier(classifier) => classifier.forward(&states).within("head.classifier"),
             BertHead::MaskedLm { transform, norm, bias } => {
-                let x = self
-                    .config
-                    .block
-                    .activation
-                    .apply(&transform.forward(&states).within("head.transform")?)
-                    .at_caller()?;
+                // RoBERTa's head has GELU, whatever its layers have.
+                let is_fixed = self.config.family.skips_padding();
+                let activation = if is_fixed { Activation::Gelu } else { self.config.block.activation };
+                let x = activation.apply(&transform.forward(&states).within("head.transform")?).at_caller()?;
                 let x = norm.forward(&x).within("head.norm")?;
                 x.linear(&self.embed_tokens.weight.var(), Some(&bias.var())).within("head")
             }
         }
     }
 
-    /// Computes `pooler_output` of transformers, `[B, C]`, from `states: [B, T, C]`: `tanh` of the linear layer
-    /// [`pooler`](Bert::pooler) of the first token. Classifiers of texts read it.
+    /// Computes `pooler_output` of transformers, `[B, C]`, from `states: [B, T, C]`: `tanh` (DistilBERT: ReLU) of the
+    /// linear layer [`pooler`](Bert::pooler) of the first token. Classifiers of texts read it.
     ///
     /// # Errors
     /// Fails if the model has no pooler, as for the tasks [`MaskedLm`](BertTask::MaskedLm) and
@@ -211,7 +237,8 @@ impl<R: Runtime> Bert<R> {
             let why = "sequences are cut over ranks, of which one has the first token: classify by tokens, or leave sequences whole";
             return Err(Error::unsupported("bert", why)).at_caller();
         }
-        pooler.forward(&states.select(1, 0)?).within("pooler")?.tanh()
+        let pooled = pooler.forward(&states.select(1, 0)?).within("pooler")?;
+        if self.config.family == BertFamily::DistilBert { pooled.relu() } else { pooled.tanh() }
     }
 }
 
@@ -243,7 +270,12 @@ impl<R: Runtime> Pretrained<R> for Bert<R> {
     }
 
     fn table(&self) -> ConversionTable {
-        BERT
+        match (self.config.family, self.config.task) {
+            (BertFamily::Bert, _) => BERT,
+            (BertFamily::DistilBert, _) => DISTILBERT,
+            (_, BertTask::Sequence) => ROBERTA_OF_TEXTS,
+            _ => ROBERTA,
+        }
     }
 
     fn does_without(&self, parameter: &str) -> bool {

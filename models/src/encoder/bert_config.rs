@@ -1,4 +1,4 @@
-//! The sizes and options of a BERT.
+//! The sizes and options of a BERT, or of a family like it.
 
 use std::fmt::Debug;
 
@@ -12,54 +12,92 @@ use crate::{
     quantize::quantization,
 };
 
+/// A family of encoders of text, named by `model_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BertFamily {
+    /// BERT.
+    Bert,
+    /// RoBERTa: positions are counted from the padding token's number on, without padding.
+    Roberta,
+    /// XLM-RoBERTa, which computes as RoBERTa does.
+    XlmRoberta,
+    /// DistilBERT: no segments, and names of its own.
+    DistilBert,
+}
+
+impl BertFamily {
+    /// The families, each with its name in `model_type` and the first part of the names of its classes.
+    const ALL: [(BertFamily, &'static str, &'static str); 4] = [
+        (BertFamily::Bert, "bert", "Bert"),
+        (BertFamily::Roberta, "roberta", "Roberta"),
+        (BertFamily::XlmRoberta, "xlm-roberta", "XLMRoberta"),
+        (BertFamily::DistilBert, "distilbert", "DistilBert"),
+    ];
+
+    fn of(fields: &ConfigFields) -> Result<Self> {
+        let name = fields.need("model_type", fields.text("model_type")?)?;
+        Self::ALL.iter().find(|(_, known, _)| *known == name).map(|(family, ..)| *family).ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|(_, known, _)| *known).collect();
+            fields.wrong("model_type", format_args!("is `{name}`; encoders of text are: {}", known.join(", ")))
+        })
+    }
+
+    /// Tells whether positions are counted without padding, from the padding token's number on.
+    pub(super) fn skips_padding(self) -> bool {
+        matches!(self, BertFamily::Roberta | BertFamily::XlmRoberta)
+    }
+}
+
 /// The task of a [`Bert`](super::Bert), which determines its head. `architectures` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BertTask {
-    /// No task: states of tokens (`BertModel`).
+    /// No task: states of tokens (`…Model`).
     States,
-    /// The token at each mask (`BertForMaskedLM`).
+    /// The token at each mask (`…ForMaskedLM`).
     MaskedLm,
-    /// A class of the full text (`BertForSequenceClassification`).
+    /// A class of the full text (`…ForSequenceClassification`).
     Sequence,
-    /// A class of each token (`BertForTokenClassification`).
+    /// A class of each token (`…ForTokenClassification`).
     Tokens,
 }
 
 impl BertTask {
     const ALL: [(BertTask, &'static str); 4] = [
-        (BertTask::States, "BertModel"),
-        (BertTask::MaskedLm, "BertForMaskedLM"),
-        (BertTask::Sequence, "BertForSequenceClassification"),
-        (BertTask::Tokens, "BertForTokenClassification"),
+        (BertTask::States, "Model"),
+        (BertTask::MaskedLm, "ForMaskedLM"),
+        (BertTask::Sequence, "ForSequenceClassification"),
+        (BertTask::Tokens, "ForTokenClassification"),
     ];
 
-    fn of(fields: &ConfigFields) -> Result<BertTask> {
+    fn of(fields: &ConfigFields, family: BertFamily) -> Result<BertTask> {
         let named = fields.texts("architectures")?.and_then(|names| names.first().copied());
         let Some(name) = named else { return Ok(BertTask::States) };
         // Pretrained BERTs have two heads, of which the masked language model is supported.
         let name = if name == "BertForPreTraining" { "BertForMaskedLM" } else { name };
-        Self::ALL.iter().find(|(_, known)| *known == name).map(|(task, _)| *task).ok_or_else(|| {
-            let known: Vec<_> = Self::ALL.iter().map(|(_, known)| *known).collect();
+        Self::ALL.iter().map(|(task, _)| *task).find(|task| task.architecture(family) == name).ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|(task, _)| task.architecture(family)).collect();
             fields.wrong("architectures", format_args!("is `{name}`; known are: {}", known.join(", ")))
         })
     }
 
     /// The class of transformers that loads a model of this task.
-    pub fn architecture(self) -> &'static str {
-        Self::ALL[self as usize].1
+    pub fn architecture(self, family: BertFamily) -> String {
+        format!("{}{}", BertFamily::ALL[family as usize].2, Self::ALL[self as usize].1)
     }
 }
 
 /// The sizes and options of a [`Bert`](super::Bert), as `config.json` has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertConfig {
+    /// The family, which determines positions, segments and names.
+    pub family: BertFamily,
     /// The task, which determines the head.
     pub task: BertTask,
     /// The size of the vocabulary.
     pub vocab: usize,
     /// The longest text, in tokens.
     pub context: usize,
-    /// The number of kinds of segments.
+    /// The number of kinds of segments; 0 in DistilBERT.
     pub token_types: usize,
     /// The number of layers.
     pub layers: usize,
@@ -67,7 +105,7 @@ pub struct BertConfig {
     pub block: EncoderBlockConfig,
     /// The number of classes, `N`.
     pub labels: usize,
-    /// The padding token, whose embedding is not trained.
+    /// The padding token, whose embedding is not trained; nor that of its position in RoBERTa.
     pub padding: Option<usize>,
     /// The fields of the file, all of which are written back.
     pub fields: Map<String, Value>,
@@ -80,24 +118,35 @@ impl BertConfig {
     /// Fails if the task is not known, or a field is missing, malformed, or unknown and not known to be harmless.
     #[track_caller]
     pub fn read(fields: &ConfigFields) -> Result<Self> {
-        expect_type(fields, "bert").at_caller()?;
+        let family = BertFamily::of(fields).at_caller()?;
+        let is_small = family == BertFamily::DistilBert;
         fields.require("is_decoder", false)?;
         fields.require("add_cross_attention", false)?;
         fields.require("tie_word_embeddings", true)?;
         fields.expect("position_embedding_type", "absolute")?;
-        let vocab = fields.size_or("vocab_size", 30_522)?;
-        let config = BertConfig {
-            task: BertTask::of(fields).at_caller()?,
+        let vocab = fields.size_or("vocab_size", if family == BertFamily::Roberta { 50_265 } else { 30_522 })?;
+        // Null means that there is none.
+        let default = (!fields.has("pad_token_id")).then_some(usize::from(family.skips_padding()));
+        let mut config = BertConfig {
+            family,
+            task: BertTask::of(fields, family).at_caller()?,
             vocab,
             context: fields.size_or("max_position_embeddings", 512)?,
-            token_types: fields.size_or("type_vocab_size", 2)?,
-            layers: fields.layers_or("num_hidden_layers", 12)?,
-            block: block(fields, false, true).at_caller()?,
+            token_types: if is_small { 0 } else { fields.size_or("type_vocab_size", 2)? },
+            layers: if is_small {
+                fields.layers_or("n_layers", 6)?
+            } else {
+                fields.layers_or("num_hidden_layers", 12)?
+            },
+            block: if is_small { small_block(fields) } else { block(fields, false, true) }.at_caller()?,
             labels: labels(fields).at_caller()?,
-            // Null means that there is none.
-            padding: fields.row("pad_token_id", vocab)?.or((!fields.has("pad_token_id")).then_some(0)),
+            padding: fields.row("pad_token_id", vocab)?.or(default),
             fields: fields.fields().clone(),
         };
+        if family.skips_padding() && config.padding.is_none() {
+            return Err(fields.wrong("pad_token_id", "is null, and positions are counted from it on")).at_caller();
+        }
+        config.context = config.context.checked_sub(config.first_position()).unwrap_or_default();
         fields.part("quantization_config")?;
         quantization(fields).at_caller()?;
         fields.finish()?;
@@ -106,13 +155,24 @@ impl BertConfig {
 
     /// The fields of a `config.json` that transformers loads.
     pub fn to_json(&self) -> Map<String, Value> {
-        let mut fields = with_block(self.fields.clone(), "bert", &self.block, self.layers);
-        fields.insert("architectures".into(), json!([self.task.architecture()]));
+        let name = BertFamily::ALL[self.family as usize].1;
+        let mut fields = if self.family == BertFamily::DistilBert {
+            with_small_block(self.fields.clone(), name, &self.block, self.layers)
+        } else {
+            let mut fields = with_block(self.fields.clone(), name, &self.block, self.layers);
+            fields.insert("type_vocab_size".into(), self.token_types.into());
+            fields
+        };
+        fields.insert("architectures".into(), json!([self.task.architecture(self.family)]));
         fields.insert("pad_token_id".into(), json!(self.padding));
         fields.insert("vocab_size".into(), self.vocab.into());
-        fields.insert("max_position_embeddings".into(), self.context.into());
-        fields.insert("type_vocab_size".into(), self.token_types.into());
+        fields.insert("max_position_embeddings".into(), (self.context + self.first_position()).into());
         with_labels(fields, self.labels)
+    }
+
+    /// The number of the first token's position.
+    pub(super) fn first_position(&self) -> usize {
+        self.padding.filter(|_| self.family.skips_padding()).map_or(0, |padding| padding + 1)
     }
 
     /// Checks that the fields to be written describe this very model.
@@ -157,6 +217,39 @@ pub(super) fn block(fields: &ConfigFields, pre_norm: bool, qkv_bias: bool) -> Re
         eps: fields.number_or("layer_norm_eps", 1e-12)?,
         dropout: 0.0,
     })
+}
+
+/// The layer options of DistilBERT, whose fields have names of their own.
+fn small_block(fields: &ConfigFields) -> Result<EncoderBlockConfig> {
+    // A table of sinusoids would not be trained.
+    fields.require("sinusoidal_pos_embds", false)?;
+    Ok(EncoderBlockConfig {
+        width: fields.size_or("dim", 768)?,
+        heads: fields.size_or("n_heads", 12)?,
+        hidden: fields.size_or("hidden_dim", 3072)?,
+        activation: fields.activation("activation", Activation::Gelu)?,
+        pre_norm: false,
+        qkv_bias: true,
+        eps: 1e-12,
+        dropout: 0.0,
+    })
+}
+
+/// The fields, with those of DistilBERT's layers brought up to date.
+fn with_small_block(
+    mut fields: Map<String, Value>,
+    kind: &str,
+    block: &EncoderBlockConfig,
+    layers: usize,
+) -> Map<String, Value> {
+    fields.insert("model_type".into(), kind.into());
+    for (name, value) in
+        [("dim", block.width), ("n_heads", block.heads), ("hidden_dim", block.hidden), ("n_layers", layers)]
+    {
+        fields.insert(name.into(), value.into());
+    }
+    fields.insert("activation".into(), activation_name(block.activation).into());
+    fields
 }
 
 /// The number of classes: `num_labels`, or the length of `id2label`; 2 by default.

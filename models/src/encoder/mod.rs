@@ -1,4 +1,4 @@
-//! Encoders: BERT with its heads, embeddings of sentences, and ViT.
+//! Encoders: BERT and families like it with their heads, embeddings of sentences, and ViT.
 
 mod bert;
 mod bert_config;
@@ -8,7 +8,7 @@ mod sentences;
 mod vit;
 
 pub use bert::{Bert, BertHead, BertInputs};
-pub use bert_config::{BertConfig, BertTask};
+pub use bert_config::{BertConfig, BertFamily, BertTask};
 pub use pooling::Pooling;
 #[cfg(feature = "text")]
 pub use sentences::{SentenceEncoder, cosine_similarities};

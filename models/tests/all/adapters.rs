@@ -338,6 +338,38 @@ fn heads_of_classifiers_are_saved_with_the_adapters() {
     classifier("lora_vit", &again.0);
 }
 
+/// Both layers of RoBERTa's classifier, and those of DistilBERT's.
+#[test]
+fn heads_of_other_encoders_are_saved_with_the_adapters() {
+    for (name, query, heads) in [
+        ("roberta_classifier", "query", ["classifier.dense.bias", "classifier.out_proj.weight"]),
+        ("distilbert_classifier", "q_lin", ["pre_classifier.bias", "classifier.weight"]),
+    ] {
+        let open = || Bert::from_pretrained(reference(name), &init()).unwrap();
+        let modules_to_save = ["classifier", "pre_classifier"][..1 + usize::from(query == "q_lin")].iter();
+        let config = LoraConfig {
+            target_modules: LoraTargets::Names(vec![query.into()]),
+            modules_to_save: modules_to_save.map(|module| module.to_string()).collect(),
+            ..LoraConfig::default()
+        };
+        let (model, scratch) = (open(), Scratch::new());
+        let lora = Lora::new(&model, &init(), config).unwrap();
+        for (name, p) in lora.named_parameters().iter().filter(|(name, _)| !name.contains("lora_A")) {
+            p.set(Tensor::normal(&cpu(), p.shape(), DType::F32, 0.0, 0.3, name.len() as u64).unwrap()).unwrap();
+        }
+        lora.save(&scratch.0).unwrap();
+        let saved = numcore::safetensors::load::<Cpu>(&weight_files(&scratch.0)[0], &cpu()).unwrap();
+        for head in heads {
+            assert!(saved.iter().any(|(name, _)| *name == format!("base_model.model.{head}")), "{head} of {name}");
+        }
+        let again = open();
+        Lora::load(&again, &init(), &scratch.0).unwrap();
+        let due = Reference::read(name);
+        assert_ne!(logits(&model, &due).to_bytes().unwrap(), logits(&open(), &due).to_bytes().unwrap());
+        close(name, &logits(&again, &due), &logits(&model, &due), 0.0);
+    }
+}
+
 #[test]
 fn what_is_trained_whole() {
     let model = Bert::from_pretrained(reference("bert_classifier"), &init()).unwrap();

@@ -203,14 +203,18 @@ fn what_a_cut_decoder_cannot_do_it_refuses() {
     assert!(cached.contains("cut over ranks"), "{cached}");
 }
 
-/// Padding, segments of text, and the head for each token.
+/// Padding, segments of text, and the head for each token; RoBERTa's positions are counted over the whole sequence.
 #[test]
 fn encoders_of_text_give_the_logits_of_one_rank() {
+    ["bert_tokens", "roberta_tokens"].into_iter().for_each(encoders_of_text);
+}
+
+fn encoders_of_text(name: &str) {
     let logits = |ranks: usize, exchange: ContextExchange| {
         run(ranks, |comm| {
             let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Context, ranks)])?)?;
             let init = Init::new(comm.runtime(), 0).dtype(DType::F64);
-            let model = Bert::from_pretrained(reference("bert_tokens"), &init)?;
+            let model = Bert::from_pretrained(reference(name), &init)?;
             mesh.context_parallel(&model, exchange)?;
             let all = |of: &dyn Fn(usize) -> i64| {
                 let values: Vec<i64> = (0..2 * TOKENS).map(of).collect();
@@ -219,7 +223,8 @@ fn encoders_of_text_give_the_logits_of_one_rank() {
             let tokens = all(&|i| (i * 7 % 40) as i64)?;
             let mask = all(&|i| i64::from(i % TOKENS < 17 + i / TOKENS * 5))?;
             let types = all(&|i| i64::from(i % TOKENS > 9))?;
-            let inputs = BertInputs { mask: Some(&mask), token_types: Some(&types) };
+            let types = (name == "bert_tokens").then_some(&types);
+            let inputs = BertInputs { mask: Some(&mask), token_types: types };
             let y = model.forward_with(&tokens, &inputs)?.value()?;
             Ok((y.dims().to_vec(), y.to_vec::<f64>()?, model.context.part(TOKENS)?))
         })

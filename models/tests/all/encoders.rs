@@ -10,7 +10,17 @@ use numcore::{
 
 use crate::common::*;
 
-const BERTS: [&str; 3] = ["bert_mlm", "bert_classifier", "bert_tokens"];
+const BERTS: [&str; 9] = [
+    "bert_mlm",
+    "bert_classifier",
+    "bert_tokens",
+    "roberta_mlm",
+    "roberta_classifier",
+    "roberta_tokens",
+    "distilbert_mlm",
+    "distilbert_classifier",
+    "distilbert_tokens",
+];
 
 fn bert(name: &str) -> Bert<runtime_cpu::Cpu> {
     Bert::from_pretrained(reference(name), &init()).unwrap()
@@ -24,8 +34,10 @@ fn vit() -> Vit<runtime_cpu::Cpu> {
 fn bert_is_that_of_transformers_with_every_head() {
     for name in BERTS {
         let (model, due) = (bert(name), Reference::read(name));
-        let (ids, mask, types) = (due.var("ids"), due.var("mask"), due.var("types"));
-        let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), token_types: Some(&types) }).unwrap();
+        let types = name.starts_with("bert").then(|| due.var("types"));
+        let (ids, mask) = (due.var("ids"), due.var("mask"));
+        let inputs = BertInputs { mask: Some(&mask), token_types: types.as_ref() };
+        let logits = model.forward_with(&ids, &inputs).unwrap();
         close(name, &logits.value().unwrap(), &due.tensor("logits"), 2e-5);
         let loss = cross_entropy(&logits, &due.var("target")).unwrap();
         check_grads(&model, &loss, &due, |theirs| (model.table().ours(theirs).unwrap().name, false));
@@ -66,7 +78,9 @@ fn saving_what_was_loaded_gives_the_same_bits() {
         let model = bert(name);
         model.save_pretrained(&scratch.0).unwrap();
         same_tensors(&weight_files(&reference(name)), &weight_files(&scratch.0));
-        assert_eq!(Bert::from_pretrained(&scratch.0, &init()).unwrap().config().task, model.config().task);
+        let mut again = Bert::from_pretrained(&scratch.0, &init()).unwrap().config().clone();
+        again.fields = model.config().fields.clone();
+        assert_eq!(again, *model.config());
     }
     vit().save_pretrained(&scratch.0).unwrap();
     same_tensors(&weight_files(&reference("vit")), &weight_files(&scratch.0));
@@ -170,7 +184,33 @@ fn what_is_not_an_encoder_here_is_an_error() {
     let with = |field: &str, value: serde_json::Value| {
         Scratch::copy_of("bert_mlm").with_config(|fields| drop(fields.insert(field.into(), value)))
     };
-    assert!(error(&Scratch::copy_of("llama")).contains("`llama`, not `bert`"));
+    assert!(error(&Scratch::copy_of("llama")).contains("`llama`; encoders of text are: bert, roberta"));
+    for (name, field, value, due) in [
+        ("roberta_mlm", "pad_token_id", serde_json::Value::Null, "`pad_token_id` is null"),
+        ("roberta_mlm", "architectures", serde_json::json!(["BertForMaskedLM"]), "RobertaForMaskedLM"),
+        ("distilbert_mlm", "sinusoidal_pos_embds", true.into(), "`sinusoidal_pos_embds` is true"),
+        ("distilbert_mlm", "type_vocab_size", 2.into(), "`type_vocab_size`"),
+        ("distilbert_mlm", "activation", "xielu".into(), "`xielu`"),
+    ] {
+        let folder = Scratch::copy_of(name).with_config(|fields| drop(fields.insert(field.into(), value)));
+        assert!(error(&folder).contains(due), "{}", error(&folder));
+    }
+    let due = Reference::read("distilbert_tokens");
+    let inputs = BertInputs { mask: None, token_types: Some(&due.var("mask")) };
+    let segments = bert("distilbert_tokens").forward_with(&due.var("ids"), &inputs).map(drop).unwrap_err().to_string();
+    assert!(segments.contains("no segments"), "{segments}");
+    // Two of RoBERTa's 32 positions are of padding and before it.
+    let long = Var::new(Tensor::zeros(&cpu(), [1, 30], DType::I64).unwrap());
+    let long = bert("roberta_tokens").forward(&long).map(drop).unwrap_err().to_string();
+    assert!(long.contains("30 tokens are more than the context of 29"), "{long}");
+    let xlm = Scratch::copy_of("roberta_mlm").with_config(|fields| {
+        fields.insert("model_type".into(), "xlm-roberta".into());
+        fields.insert("architectures".into(), serde_json::json!(["XLMRobertaForMaskedLM"]));
+    });
+    let due = Reference::read("roberta_mlm");
+    let inputs = BertInputs { mask: Some(&due.var("mask")), token_types: None };
+    let logits = Bert::from_pretrained(&xlm.0, &init()).unwrap().forward_with(&due.var("ids"), &inputs).unwrap();
+    close("xlm", &logits.value().unwrap(), &due.tensor("logits"), 2e-5);
     assert!(error(&with("position_embedding_type", "relative_key".into())).contains("relative_key"));
     assert!(error(&with("is_decoder", true.into())).contains("is_decoder"));
     assert!(error(&with("architectures", serde_json::json!(["BertForQuestionAnswering"]))).contains("Question"));
