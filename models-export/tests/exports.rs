@@ -170,6 +170,7 @@ fn experts_and_families_with_parts_of_their_own_are_not_exported() {
     let path = std::env::temp_dir().join(format!("weftgrad-never-{}", std::process::id()));
     for (name, due) in [
         ("mixtral", "experts of `mixtral`"),
+        ("gpt_oss", "experts of `gpt_oss`"),
         ("olmo2", "`olmo2` is not written"),
         ("phi3", "`phi3` is not written"),
         ("smollm3", "`smollm3` is not written"),

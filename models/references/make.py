@@ -65,6 +65,9 @@ DECODERS = {
         attention_bias=True, tie_word_embeddings=False, rope_parameters={
             "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}})),
+    "gpt_oss": lambda: (transformers.GptOssForCausalLM, transformers.GptOssConfig(
+        **{**SIZES, "intermediate_size": 7}, head_dim=6, num_local_experts=5, num_experts_per_tok=2, sliding_window=4,
+        swiglu_limit=0.8, swiglu_alpha=1.3, rope_parameters={**YARN, "truncate": False})),
 }
 
 

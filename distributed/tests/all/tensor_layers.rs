@@ -117,7 +117,7 @@ fn heads_of_queries_share_those_of_keys_on_any_number_of_ranks() {
                 output_bias: true,
                 head_norm,
                 window: None,
-                scores: nn::ScoreOptions { scale: Some(0.7), softcap: Some(1.5) },
+                scores: nn::ScoreOptions { scale: Some(0.7), softcap: Some(1.5), sinks: false },
             };
             let mut plan = TensorPlan::new().column("q_proj").column("k_proj").column("v_proj").row("o_proj");
             if head_norm.is_some() {

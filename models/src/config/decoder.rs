@@ -276,7 +276,8 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     let context = fields.size_or("max_position_embeddings", defaults.context)?;
     // Null gives as many as heads of queries.
     let kv_default = defaults.kv_heads.filter(|_| !fields.has("num_key_value_heads")).unwrap_or(heads);
-    let attention_bias = family.has_attention_bias() && fields.flag_or("attention_bias", false)?;
+    let is_biased = family == Family::GptOss;
+    let attention_bias = family.has_attention_bias() && fields.flag_or("attention_bias", is_biased)?;
     let qkv_bias = match family {
         Family::Qwen2 => true,
         Family::Qwen2Moe => fields.flag_or("qkv_bias", true)?,
@@ -336,6 +337,7 @@ fn head_dim(fields: &ConfigFields, width: usize, heads: usize) -> Result<usize> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RopeScaling;
 
     fn read(family: &str, fields: Value) -> Result<DecoderConfig> {
         let mut fields = fields.as_object().cloned().unwrap_or_default();
@@ -361,17 +363,19 @@ mod tests {
             ("smollm3", [128_256, 2048, 11_008, 36, 16, 4, 128, 32_768], 1e-6, Some(2e6)),
             ("gemma2", [256_000, 2304, 9216, 26, 8, 4, 256, 8192], 1e-6, Some(1e4)),
             ("gemma3_text", [262_208, 2304, 9216, 26, 8, 4, 256, 131_072], 1e-6, Some(1e6)),
+            ("gpt_oss", [201_088, 2880, 2880, 36, 64, 8, 64, 131_072], 1e-5, Some(1.5e5)),
         ] {
             let c = read(family, json!({})).unwrap();
             let got = [c.vocab, c.width, c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.context];
             assert_eq!((got, c.norm_eps, c.rope.map(|rope| rope.theta)), (sizes, eps, theta), "{family}");
             let full = |layer: usize| match family {
                 "mistral" => false,
-                "gemma2" => layer % 2 == 1,
+                "gemma2" | "gpt_oss" => layer % 2 == 1,
                 "gemma3_text" => layer % 6 == 5,
                 _ => true,
             };
-            let windows = (0..c.layers).map(|layer| (!full(layer)).then_some(4096));
+            let size = if family == "gpt_oss" { 128 } else { 4096 };
+            let windows = (0..c.layers).map(|layer| (!full(layer)).then_some(size));
             assert!(windows.eq(c.windows.iter().copied()), "{family}");
             assert_eq!(c.tied, matches!(family, "gpt2" | "smollm3" | "gemma2" | "gemma3_text"), "{family}");
         }
@@ -384,6 +388,15 @@ mod tests {
             (gemma2.score_width, gemma2.score_softcap, gemma2.logit_softcap),
             (Some(256), Some(50.0), Some(30.0))
         );
+        let (oss, no_scaling) = (read("gpt_oss", json!({})).unwrap(), json!({"rope_parameters": {"rope_theta": 9.0}}));
+        assert!(oss.qkv_bias && oss.output_bias);
+        let mixture = oss.mixtures.unwrap().mixture;
+        assert_eq!((mixture.experts, mixture.top_k, mixture.clamped.map(|c| c.limit)), (128, 4, Some(7.0)));
+        let attention = 0.1 * f64::ln(32.0) + 1.0;
+        let (factor, fast, slow, original, truncate) = (32.0, 32.0, 1.0, 4096.0, false);
+        let yarn = RopeScaling::Yarn { factor, fast, slow, original, attention, truncate };
+        assert_eq!(oss.rope.unwrap().scaling, yarn);
+        assert_eq!(read("gpt_oss", no_scaling).unwrap().rope.unwrap().scaling, RopeScaling::Default);
         let old = json!({"rope_local_base_freq": 20.0, "rope_theta": 30.0, "sliding_window_pattern": 2});
         let gemma3 = read("gemma3_text", old).unwrap();
         assert_eq!((gemma3.rope.unwrap().theta, gemma3.options.local_rope.unwrap().theta), (30.0, 20.0));

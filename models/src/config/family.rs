@@ -33,6 +33,8 @@ pub enum Family {
     Gemma2,
     /// Gemma 3, its text model: norms on heads, and positions of their own in layers with a window.
     Gemma3,
+    /// GPT-OSS: sinks of attention, a window in every other layer, mixtures of clamped experts with biases.
+    GptOss,
 }
 
 /// The parts of a family's layers that no field of a configuration describes.
@@ -52,6 +54,8 @@ pub(crate) struct FamilyParts {
     pub gated: bool,
     /// True if the embeddings of tokens are multiplied by the root of the width.
     pub scaled_embedding: bool,
+    /// True if heads have sinks.
+    pub sinks: bool,
 }
 
 /// The sizes of a family where a configuration has no field.
@@ -78,7 +82,7 @@ pub(super) struct Defaults {
 
 impl Family {
     /// The families, each with its name in `model_type` and its class in transformers.
-    const ALL: [(Family, &'static str, &'static str); 13] = [
+    const ALL: [(Family, &'static str, &'static str); 14] = [
         (Family::Gpt2, "gpt2", "GPT2LMHeadModel"),
         (Family::Llama, "llama", "LlamaForCausalLM"),
         (Family::Mistral, "mistral", "MistralForCausalLM"),
@@ -92,6 +96,7 @@ impl Family {
         (Family::SmolLm3, "smollm3", "SmolLM3ForCausalLM"),
         (Family::Gemma2, "gemma2", "Gemma2ForCausalLM"),
         (Family::Gemma3, "gemma3_text", "Gemma3ForCausalLM"),
+        (Family::GptOss, "gpt_oss", "GptOssForCausalLM"),
     ];
 
     /// The family that a configuration names.
@@ -160,6 +165,11 @@ impl Family {
             }
             Family::Gemma2 => Defaults { vocab: 256_000, context: 8192, ..gemma },
             Family::Gemma3 => Defaults { vocab: 262_208, context: 131_072, theta: 1_000_000.0, ..gemma },
+            Family::GptOss => {
+                let sizes = Defaults { vocab: 201_088, width: 2880, hidden: 2880, layers: 36, heads: 64, ..llama };
+                let sizes = Defaults { kv_heads: Some(8), head_dim: Some(64), context: 131_072, ..sizes };
+                Defaults { norm_eps: 1e-5, theta: 150_000.0, window: Some(128), ..sizes }
+            }
         }
     }
 
@@ -173,6 +183,7 @@ impl Family {
             fused: false,
             gated: true,
             scaled_embedding: false,
+            sinks: false,
         };
         let gemma = FamilyParts { output_norms: true, norm_offset: 1.0, scaled_embedding: true, ..llama };
         match self {
@@ -180,6 +191,7 @@ impl Family {
             Family::Phi3 => FamilyParts { fused: true, ..llama },
             Family::Qwen3 | Family::Qwen3Moe => FamilyParts { head_norms: Some(false), ..llama },
             Family::Olmo2 => FamilyParts { input_norms: false, output_norms: true, head_norms: Some(true), ..llama },
+            Family::GptOss => FamilyParts { sinks: true, ..llama },
             Family::Gemma2 => gemma,
             Family::Gemma3 => FamilyParts { head_norms: Some(false), ..gemma },
             _ => llama,
@@ -206,7 +218,7 @@ impl Family {
 
     /// Tells whether layers may have mixtures of experts.
     pub fn has_experts(self) -> bool {
-        matches!(self, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe)
+        matches!(self, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe | Family::GptOss)
     }
 
     /// The name in `model_type`.

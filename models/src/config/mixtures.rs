@@ -1,6 +1,9 @@
 //! The mixtures of experts of decoders, as `config.json` has them.
 
-use nn::{Activation, moe::MoeConfig};
+use nn::{
+    Activation,
+    moe::{ClampedSwiGlu, MoeConfig},
+};
 use numcore::Result;
 use serde_json::{Map, Value, json};
 
@@ -21,6 +24,7 @@ impl DecoderMixtures {
         let (experts, top_k) = match family {
             Family::Mixtral => (8, 2),
             Family::Qwen2Moe => (60, 4),
+            Family::GptOss => (128, 4),
             _ => (128, 8),
         };
         let experts = count(fields)?.unwrap_or(experts);
@@ -31,11 +35,12 @@ impl DecoderMixtures {
         // Fields that only training reads, and that this crate leaves to its caller.
         fields.flag_or("output_router_logits", false)?;
         fields.number_or("router_aux_loss_coef", 0.001)?;
-        if family == Family::Mixtral {
+        if matches!(family, Family::Mixtral | Family::GptOss) {
             fields.number_or("router_jitter_noise", 0.0)?;
             let hidden = fields.size_or("intermediate_size", family.defaults().hidden)?;
             let mixture = MoeConfig::new(width, hidden, experts, top_k);
-            return Ok(DecoderMixtures { mixture, layers: vec![true; layers] });
+            let clamped = (family == Family::GptOss).then(|| clamped(fields)).transpose()?;
+            return Ok(DecoderMixtures { mixture: MoeConfig { clamped, ..mixture }, layers: vec![true; layers] });
         }
         let is_qwen2 = family == Family::Qwen2Moe;
         let hidden = fields.size_or("moe_intermediate_size", if is_qwen2 { 1408 } else { 768 })?;
@@ -54,9 +59,14 @@ impl DecoderMixtures {
         let MoeConfig { experts, top_k, hidden, shared_hidden, normalize_weights, .. } = self.mixture;
         let names = ["num_experts", "num_local_experts"];
         names.iter().for_each(|name| drop(fields.remove(*name)));
-        fields.insert(names[usize::from(family == Family::Mixtral)].into(), experts.into());
+        let is_uniform = matches!(family, Family::Mixtral | Family::GptOss);
+        fields.insert(names[usize::from(is_uniform)].into(), experts.into());
         fields.insert("num_experts_per_tok".into(), top_k.into());
-        if family == Family::Mixtral {
+        if let Some(ClampedSwiGlu { limit, alpha }) = self.mixture.clamped {
+            fields.insert("swiglu_limit".into(), limit.into());
+            fields.insert("swiglu_alpha".into(), alpha.into());
+        }
+        if is_uniform {
             fields.insert("intermediate_size".into(), hidden.into());
             return;
         }
@@ -69,6 +79,18 @@ impl DecoderMixtures {
             fields.insert("shared_expert_intermediate_size".into(), shared_hidden.into());
         }
     }
+}
+
+/// The form of experts in GPT-OSS.
+fn clamped(fields: &ConfigFields) -> Result<ClampedSwiGlu> {
+    // Fields of published files that transformers does not read.
+    fields.maybe_size("experts_per_token")?;
+    fields.maybe_size("initial_context_length")?;
+    let (limit, alpha) = (fields.number_or("swiglu_limit", 7.0)?, fields.number_or("swiglu_alpha", 1.702)?);
+    if limit <= 0.0 {
+        return Err(fields.wrong("swiglu_limit", format_args!("is {limit}, and must be above 0")));
+    }
+    Ok(ClampedSwiGlu { limit, alpha })
 }
 
 /// The number of experts, by either of transformers' names for it.

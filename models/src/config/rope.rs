@@ -73,6 +73,13 @@ impl RopeConfig {
         theta: f64,
         context: usize,
     ) -> Result<(Self, Option<Self>)> {
+        let says_nothing = ["rope_parameters", "rope_scaling"].iter().all(|name| fields.get(name).is_none());
+        if family == Family::GptOss && says_nothing {
+            let (factor, fast, slow, original, truncate) = (32.0, 32.0, 1.0, 4096.0, false);
+            let attention = 0.1 * f64::ln(factor) + 1.0;
+            let scaling = RopeScaling::Yarn { factor, fast, slow, original, attention, truncate };
+            return Ok((RopeConfig { theta: fields.number_or("rope_theta", theta)?, scaling }, None));
+        }
         if family != Family::Gemma3 {
             return Ok((Self::read(fields, theta, context)?, None));
         }

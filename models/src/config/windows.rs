@@ -7,7 +7,8 @@ use super::{ConfigFields, Family};
 
 /// Tells whether layers of a family may have different windows, which `layer_types` lists.
 fn alternates(family: Family) -> bool {
-    matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::SmolLm3) || family.is_gemma()
+    matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::SmolLm3 | Family::GptOss)
+        || family.is_gemma()
 }
 
 /// Tells whether the field `use_sliding_window` turns windows on and off.
@@ -58,11 +59,11 @@ pub(super) fn windows(
     }
     let Some(types) = fields.list("layer_types")? else {
         // Qwen 2 with experts has windows in every other layer before the border, and none after it. Every sixth layer
-        // of Gemma 3, and every other of Gemma 2, has none.
+        // of Gemma 3, and every other of Gemma 2 and GPT-OSS, has none.
         let has = |layer: usize| match family {
             Family::Qwen2Moe => layer < border && layer.is_multiple_of(2),
             Family::SmolLm3 => unrotated.contains(&layer),
-            Family::Gemma2 | Family::Gemma3 => !(layer + 1).is_multiple_of(pattern),
+            Family::Gemma2 | Family::Gemma3 | Family::GptOss => !(layer + 1).is_multiple_of(pattern),
             _ => layer >= border,
         };
         return Ok((0..layers).map(|layer| window.filter(|_| has(layer))).collect());

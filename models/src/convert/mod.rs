@@ -9,7 +9,7 @@ mod tables;
 pub use gguf::GGUF_TABLE;
 use pattern::renamed;
 pub use stack::{StackNames, StackPlace, StackRule};
-pub(crate) use tables::{BERT, DISTILBERT, GEMMA, GPT2, LLAMA, MIXTRAL, ROBERTA, ROBERTA_OF_TEXTS, VIT};
+pub(crate) use tables::{BERT, DISTILBERT, GEMMA, GPT_OSS, GPT2, LLAMA, MIXTRAL, ROBERTA, ROBERTA_OF_TEXTS, VIT};
 
 /// The difference between a weight in a file and in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +159,8 @@ mod tests {
 
     #[test]
     fn no_two_rules_meet() {
-        for table in [&GPT2, &LLAMA, &MIXTRAL, &GEMMA, &BERT, &ROBERTA, &ROBERTA_OF_TEXTS, &DISTILBERT, &VIT] {
+        for table in [&GPT2, &LLAMA, &MIXTRAL, &GEMMA, &GPT_OSS, &BERT, &ROBERTA, &ROBERTA_OF_TEXTS, &DISTILBERT, &VIT]
+        {
             for side in [|r: &ConversionRule| r.ours, |r: &ConversionRule| r.theirs] {
                 let names: std::collections::BTreeSet<_> = table.rules.iter().map(side).collect();
                 assert_eq!(names.len(), table.rules.len());

@@ -106,6 +106,24 @@ pub(crate) const MIXTRAL: ConversionTable = ConversionTable {
     ..LLAMA
 };
 
+/// GPT-OSS, whose files have tensors of all experts, as here.
+pub(crate) const GPT_OSS: ConversionTable = ConversionTable {
+    rules: &with::<7, 10, 17>(
+        [
+            Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+            Rule::keep("model.layers.{}.self_attn.sinks", "layers.{}.self_attn.sinks"),
+            Rule::keep("model.layers.{}.mlp.router", "layers.{}.mlp.gate"),
+            Rule::keep("model.layers.{}.mlp.experts.gate_up_proj", "layers.{}.mlp.experts.gate_up_proj"),
+            Rule::keep("model.layers.{}.mlp.experts.gate_up_proj_bias", "layers.{}.mlp.experts.gate_up_proj_bias"),
+            Rule::keep("model.layers.{}.mlp.experts.down_proj", "layers.{}.mlp.experts.down_proj"),
+            Rule::keep("model.layers.{}.mlp.experts.down_proj_bias", "layers.{}.mlp.experts.down_proj_bias"),
+        ],
+        OF_LLAMA,
+    ),
+    stacks: &[],
+    ..LLAMA
+};
+
 /// Gemma 2 and 3, and OLMo 2, which has norms of outputs alone.
 pub(crate) const GEMMA: ConversionTable = ConversionTable {
     rules: &with::<6, 10, 16>(

@@ -52,7 +52,7 @@ impl<R: Runtime> DecoderLayer<R> {
             output_bias: config.output_bias,
             head_norm: parts.head_norms.map(norm),
             window: config.windows[layer],
-            scores: ScoreOptions { scale, softcap: options.score_softcap },
+            scores: ScoreOptions { scale, softcap: options.score_softcap, sinks: parts.sinks },
         };
         let norm = |has: bool| has.then(|| DecoderNorm::new(init, config)).transpose();
         Ok(DecoderLayer {
@@ -117,13 +117,13 @@ pub enum DecoderFeedForward<R: Runtime> {
     /// Linear layers.
     Dense(DecoderMlp<R>),
     /// A mixture of experts.
-    Mixture(MixtureOfExperts<R>),
+    Mixture(Box<MixtureOfExperts<R>>),
 }
 
 impl<R: Runtime> DecoderFeedForward<R> {
     fn new(init: &Init<R>, config: &DecoderConfig, layer: usize) -> Result<Self> {
         Ok(match config.mixture_of(layer) {
-            Some(mixture) => DecoderFeedForward::Mixture(MixtureOfExperts::new(init, mixture)?),
+            Some(mixture) => DecoderFeedForward::Mixture(Box::new(MixtureOfExperts::new(init, mixture)?)),
             None => DecoderFeedForward::Dense(DecoderMlp::new(init, config)?),
         })
     }

@@ -26,7 +26,7 @@ pub use layer::{DecoderFeedForward, DecoderLayer, DecoderMlp, DecoderNorm, UpPro
 
 use crate::{
     config::{ConfigFields, DecoderConfig, Family},
-    convert::{ConversionTable, GEMMA, GPT2, LLAMA, MIXTRAL},
+    convert::{ConversionTable, GEMMA, GPT_OSS, GPT2, LLAMA, MIXTRAL},
     pretrained::Pretrained,
 };
 
@@ -38,8 +38,8 @@ const NAMES: LanguageModelNames = LanguageModelNames {
     head: "lm_head",
 };
 
-/// A decoder-only language model in Hugging Face's format, of one of the families in [`Family`]. Mixtral and Qwen 1.5, 2
-/// and 3 may have mixtures of experts.
+/// A decoder-only language model in Hugging Face's format, of one of the families in [`Family`]. Mixtral, GPT-OSS and
+/// Qwen 1.5, 2 and 3 may have mixtures of experts.
 ///
 /// Input: tokens `[B, T]` (`i64`). Output: logits of each next token, `[B, T, V]`; where sequences are cut over ranks,
 /// those of this rank's tokens. There is no dropout: its fields in `config.json` are kept and written back.
@@ -326,6 +326,7 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
         match self.config.family {
             Family::Gpt2 => GPT2,
             Family::Mixtral => MIXTRAL,
+            Family::GptOss => GPT_OSS,
             Family::Olmo2 | Family::Gemma2 | Family::Gemma3 => GEMMA,
             _ => LLAMA,
         }

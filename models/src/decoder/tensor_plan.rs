@@ -23,6 +23,8 @@ impl<R: Runtime> Decoder<R> {
         });
         attention
             .row("layers.*.self_attn.o_proj")
+            .column("layers.*.self_attn.sinks")
+            .optional()
             .partial_gradient("layers.*.self_attn.q_norm")
             .optional()
             .partial_gradient("layers.*.self_attn.k_norm")

@@ -146,7 +146,7 @@ impl BertConfig {
         if family.skips_padding() && config.padding.is_none() {
             return Err(fields.wrong("pad_token_id", "is null, and positions are counted from it on")).at_caller();
         }
-        config.context = config.context.checked_sub(config.first_position()).unwrap_or_default();
+        config.context = config.context.saturating_sub(config.first_position());
         fields.part("quantization_config")?;
         quantization(fields).at_caller()?;
         fields.finish()?;

@@ -91,7 +91,7 @@ fn a_new_adapter_changes_nothing() {
 /// On projections of any kind and norms at any place; files have transformers' names of the layers.
 #[test]
 fn every_family_has_adapters() {
-    for name in ["olmo2", "phi3", "smollm3", "gemma2", "gemma3"] {
+    for name in ["olmo2", "phi3", "smollm3", "gemma2", "gemma3", "gpt_oss"] {
         // In `f64`, where a merged weight computes the same to many digits.
         let init = init().dtype(DType::F64);
         let open = || Decoder::from_pretrained(reference(name), &init).unwrap();

@@ -201,6 +201,11 @@ fn what_a_cut_decoder_cannot_do_it_refuses() {
         model.forward_with(tokens, DecoderInputs { cache: Some(&mut cache), ..Default::default() })
     });
     assert!(cached.contains("cut over ranks"), "{cached}");
+    let sinks = run(2, |comm| {
+        let (_, model) = cut(&comm, "gpt_oss", ContextExchange::AllGather)?;
+        Ok(model.forward(&packed(comm.runtime())?[0]).map(drop).unwrap_err().to_string())
+    });
+    assert!(sinks.iter().all(|error| error.contains("sinks are computed for whole sequences")), "{sinks:?}");
 }
 
 /// Padding, segments of text, and the head for each token; RoBERTa's positions are counted over the whole sequence.

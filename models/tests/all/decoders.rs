@@ -11,7 +11,7 @@ use numcore::{
 
 use crate::common::*;
 
-const ALL: [&str; 14] = [
+const ALL: [&str; 15] = [
     "gpt2",
     "llama",
     "llama_yarn",
@@ -26,6 +26,7 @@ const ALL: [&str; 14] = [
     "smollm3",
     "gemma2",
     "gemma3",
+    "gpt_oss",
 ];
 
 /// The tolerance of values whose bits do not depend on the texts around them; with AMX they depend on them.

@@ -26,7 +26,7 @@ use serde_json::json;
 
 use crate::common::*;
 
-const FAMILIES: [(&str, usize); 3] = [("mixtral", 3), ("qwen2_moe", 5), ("qwen3_moe", 6)];
+const FAMILIES: [(&str, usize); 4] = [("mixtral", 3), ("qwen2_moe", 5), ("qwen3_moe", 6), ("gpt_oss", 5)];
 
 /// Losses and norms of some steps on a row for each of six shares, by ranks along these axes.
 fn train(name: &str, axes: &[(Axis, usize)]) -> Vec<f64> {

@@ -24,7 +24,7 @@ use runtime_cpu::Cpu;
 
 use crate::common::*;
 
-const EVERY: [&str; 13] = [
+const EVERY: [&str; 14] = [
     "gpt2",
     "llama",
     "llama_yarn",
@@ -38,6 +38,7 @@ const EVERY: [&str; 13] = [
     "smollm3",
     "gemma2",
     "gemma3",
+    "gpt_oss",
 ];
 
 fn summed() -> VocabularyLoss {

@@ -2,9 +2,9 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Within,
-    fused::SdpaOptions,
-    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
+    DType, Error, Result, Runtime, Within,
+    fused::{AttentionProgram, SdpaOptions},
+    ops::{Apply, JoinOps, PointwiseOps, ReduceOps, ViewOps},
 };
 
 use super::{
@@ -12,8 +12,8 @@ use super::{
     attention::{check_cut_alike, merge_heads},
 };
 use crate::{
-    Forward, Init, Module, Visitor,
-    parallel::{ContextSlot, CutLayer, Cuts, Exchange, RowCut, SharedInput},
+    Forward, Init, Initializer, Module, Param, Visitor,
+    parallel::{ContextSlot, CutLayer, Cuts, Exchange, RowCut, SharedInput, same_segment},
 };
 
 /// The sizes and options of a [`GroupedQueryAttention`].
@@ -37,7 +37,7 @@ pub struct GroupedQueryConfig {
     pub head_norm: Option<HeadNorm>,
     /// The number of keys that a query sees, its own included; all up to its own if `None`.
     pub window: Option<usize>,
-    /// The scale and the soft cap of scores.
+    /// The scale, the soft cap and the sinks of scores.
     pub scores: ScoreOptions,
 }
 
@@ -59,13 +59,15 @@ impl HeadNorm {
     }
 }
 
-/// The scale and the soft cap of attention's scores.
+/// The scale, the soft cap and the sinks of attention's scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ScoreOptions {
     /// The factor of scores; `1/√D` if `None`.
     pub scale: Option<f64>,
     /// The soft cap `c`: scaled scores become `c · tanh(score / c)`; none if `None`.
     pub softcap: Option<f64>,
+    /// True if each head has a learned score of seeing nothing, its sink (GPT-OSS).
+    pub sinks: bool,
 }
 
 /// Causal self-attention of `x: [B, T, C]` in which groups of query heads share one head of keys and values (Ainslie et
@@ -79,6 +81,8 @@ pub struct GroupedQueryAttention<R: Runtime> {
     pub q_norm: Option<RmsNorm<R>>,
     /// The norm of keys.
     pub k_norm: Option<RmsNorm<R>>,
+    /// The score of each head of queries for seeing nothing, `[H]`.
+    pub sinks: Option<Param<R>>,
     /// The output projection, applied to the concatenated heads.
     pub o_proj: Linear<R>,
     context: ContextSlot<R>,
@@ -140,6 +144,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
             qkv,
             q_norm: norm(heads)?,
             k_norm: norm(kv_heads)?,
+            sinks: config.scores.sinks.then(|| sinks(init, heads)).transpose()?,
             o_proj: Linear::new(init, heads * head_dim, width)?.with_bias_if(config.output_bias),
             context: ContextSlot::attends(),
             config,
@@ -205,12 +210,54 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         residual: Option<&Var<R>>,
     ) -> Result<Var<R>> {
         let window = (self.config.window.map(|keys| keys.saturating_sub(1)), None);
-        let ScoreOptions { scale, softcap } = self.config.scores;
+        let ScoreOptions { scale, softcap, .. } = self.config.scores;
         let options = SdpaOptions { mask, causal: true, window, lower_right: true, scale, softcap };
-        let found = merge_heads(&self.context.attention([&q, &k, &v], options, segments)?)?;
+        let found = match &self.sinks {
+            None => self.context.attention([&q, &k, &v], options, segments)?,
+            Some(sinks) => self.attend_with_sinks([&q, &k, &v], options, segments, sinks)?,
+        };
+        let found = merge_heads(&found)?;
         let out =
             residual.map_or_else(|| self.o_proj.forward(&found), |residual| self.o_proj.forward_onto(&found, residual));
         out.within("o_proj")
+    }
+
+    /// Attention in which a key of zeros comes before all others, every query sees it, and its score is the head's sink.
+    fn attend_with_sinks(
+        &self,
+        [q, k, v]: [&Var<R>; 3],
+        options: SdpaOptions<'_, Var<R>>,
+        segments: Option<&Var<R>>,
+        sinks: &Param<R>,
+    ) -> Result<Var<R>> {
+        if self.context.ranks() > 1 || options.softcap.is_some() {
+            let why = "sinks are computed for whole sequences, and without a soft cap: leave sequences uncut";
+            return Err(Error::unsupported("attention", why));
+        }
+        let first = |x: &Var<R>| x.pad(&[(0, 0), (0, 0), (1, 0), (0, 0)], 0.0);
+        let (k, v) = (first(k)?, first(v)?);
+        let own = segments.map(|segments| same_segment(segments, segments)).transpose()?;
+        // As numbers, which can be padded.
+        let seen = own.as_ref().or(options.mask).map(|mask| {
+            let columns = mask.broadcast_to(mask.spec().shape.with(mask.dims().len() - 1, k.dims()[2] - 1))?;
+            let pads: Vec<_> = (1..mask.dims().len()).map(|_| (0, 0)).chain([(1, 0)]).collect();
+            columns.to_dtype(DType::F32)?.pad(&pads, 1.0)?.ne(0.0)
+        });
+        let seen = seen.transpose()?;
+        let sinks = sinks.var().reshape([q.dims()[1], 1, 1])?;
+        let args: Vec<&Var<R>> = [&sinks].into_iter().chain(&seen).collect();
+        let before = options.window.0.and_then(|keys| i64::try_from(keys).ok());
+        let program = AttentionProgram::over(args.len())
+            .score(|score, at, args| at.key.eq(0).select(args[0].cast_like(score), score))
+            .mask(|at, args| {
+                let seen = at.key.le(at.query);
+                let seen = before.map_or(seen, |before| seen & (at.query - at.key).le(before));
+                at.key.eq(0) | args.get(1).map_or(seen, |given| seen & *given)
+            })
+            .scale(options.scale.unwrap_or(1.0 / (self.config.head_dim as f64).sqrt()))
+            // Queries are at the last positions of the keys.
+            .shifted(0, 0, k.dims()[2] - q.dims()[2], 0);
+        self.context.attend(&program, [q, &k, &v], &args)
     }
 
     /// The queries, keys and values of this rank's heads, from the output of the one projection.
@@ -287,6 +334,11 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         let weight = norm.weight.var().narrow(0, own.start, own.len())?.to_dtype(wide.dtype())?;
         wide.mul(&rstd)?.mul(&weight.add(norm.offset)?)?.to_dtype(x.dtype())
     }
+}
+
+/// Sinks of `heads` heads, at first 0.
+fn sinks<R: Runtime>(init: &Init<R>, heads: usize) -> Result<Param<R>> {
+    Ok(init.param([heads], Initializer::Zeros)?.with_cuts(Cuts::Bias(RowCut::of_heads(heads))))
 }
 
 impl GroupedQueryConfig {

@@ -44,6 +44,18 @@ pub struct MoeConfig {
     /// True if experts are picked by score plus a bias that
     /// [`update_balance_bias`](super::MixtureOfExperts::update_balance_bias) moves; false by default.
     pub balance_bias: bool,
+    /// The form of experts in GPT-OSS; `None`, the default, for SwiGLU without biases.
+    pub clamped: Option<ClampedSwiGlu>,
+}
+
+/// The form of experts in GPT-OSS: `(clamp(up) + 1) · gate · σ(α · gate)` of a gate of at most the limit. Experts and
+/// router have biases. Weights are `[E, C, 2F]` and `[E, F, C]`, and channels of gate and of up alternate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClampedSwiGlu {
+    /// The largest value of the gate, and the largest magnitude of up; 7 in GPT-OSS.
+    pub limit: f64,
+    /// The factor `α` within the logistic function; 1.702 in GPT-OSS.
+    pub alpha: f64,
 }
 
 impl MoeConfig {
@@ -62,6 +74,7 @@ impl MoeConfig {
             weight_scale: 1.0,
             capacity: None,
             balance_bias: false,
+            clamped: None,
         }
     }
 

@@ -6,10 +6,10 @@ use autograd::{Var, recomputed};
 use numcore::{
     Error, Result, Runtime, Within,
     fused::NnOps,
-    ops::{Apply, MatmulOps, ViewOps, cat},
+    ops::{Apply, MatmulOps, PointwiseOps, ViewOps, cat},
 };
 
-use super::{MoeConfig, dispatch::Dispatch};
+use super::{ClampedSwiGlu, MoeConfig, dispatch::Dispatch};
 use crate::{
     Forward, Init, Initializer, Linear, Module, Param,
     parallel::{Cuts, Placed, TensorStyle},
@@ -50,20 +50,34 @@ impl<R: Runtime> Forward<R> for GatedMlp<R> {
 /// this rank has.
 #[derive(Debug, Module)]
 pub struct Experts<R: Runtime> {
-    /// The gate's projections above the gated ones, `[E, 2F, C]`.
+    /// The gate's projections above the gated ones, `[E, 2F, C]`; or as [`ClampedSwiGlu`] says.
     pub gate_up_proj: Param<R>,
-    /// The projections back, `[E, C, F]`.
+    /// The biases of these, `[E, 2F]`, if there are any.
+    pub gate_up_proj_bias: Option<Param<R>>,
+    /// The projections back, `[E, C, F]`; or as [`ClampedSwiGlu`] says.
     pub down_proj: Param<R>,
+    /// The biases of these, `[E, C]`, if there are any.
+    pub down_proj_bias: Option<Param<R>>,
+    #[module(skip)]
+    clamped: Option<ClampedSwiGlu>,
 }
 
 impl<R: Runtime> Experts<R> {
     #[track_caller]
     pub(super) fn new(init: &Init<R>, config: &MoeConfig) -> Result<Self> {
-        let MoeConfig { width, hidden, experts, .. } = *config;
+        let MoeConfig { width, hidden, experts, clamped, .. } = *config;
         let cuts = Cuts::Experts { compete: config.capacity.is_some() || config.balance_bias };
+        let weight = |outputs, inputs| {
+            let shape = if clamped.is_some() { [experts, inputs, outputs] } else { [experts, outputs, inputs] };
+            Ok::<_, Error>(init.weight(shape, Initializer::by_fan(inputs))?.with_cuts(cuts))
+        };
+        let bias = |outputs| Ok::<_, Error>(init.bias([experts, outputs], Initializer::Zeros)?.with_cuts(cuts));
         Ok(Experts {
-            gate_up_proj: init.weight([experts, 2 * hidden, width], Initializer::by_fan(width))?.with_cuts(cuts),
-            down_proj: init.weight([experts, width, hidden], Initializer::by_fan(hidden))?.with_cuts(cuts),
+            gate_up_proj: weight(2 * hidden, width)?,
+            gate_up_proj_bias: clamped.map(|_| bias(2 * hidden)).transpose()?,
+            down_proj: weight(width, hidden)?,
+            down_proj_bias: clamped.map(|_| bias(width)).transpose()?,
+            clamped,
         })
     }
 
@@ -108,26 +122,42 @@ impl<R: Runtime> Experts<R> {
 
     /// The outputs of rows by the experts that this rank has.
     fn forward_here(&self, x: &Var<R>, counts: &[usize]) -> Result<Var<R>> {
-        let (gate_up, down) = (self.gate_up_proj.var(), self.down_proj.var());
+        let clamped = self.clamped;
+        let [gate_up, down] = [(&self.gate_up_proj, &self.gate_up_proj_bias), (&self.down_proj, &self.down_proj_bias)]
+            .map(|(weight, bias)| (weight.var(), bias.as_ref().map(Param::var)));
+        let product = |x: &Var<R>, (weight, bias): &(Var<R>, Option<Var<R>>), expert: usize| {
+            let (weight, bias) = (weight.select(0, expert)?, bias.as_ref().map(|bias| bias.select(0, expert)));
+            let weight = if clamped.is_some() { weight.transpose(0, 1)? } else { weight };
+            x.linear(&weight, bias.transpose()?.as_ref())
+        };
+        let network = |x: &Var<R>, expert: usize| {
+            let hidden = product(x, &gate_up, expert)?;
+            product(&recomputed(&[&hidden], move |x| activated(&x[0], clamped))?, &down, expert)
+        };
         let (mut outputs, mut start) = (Vec::new(), 0);
         for (expert, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let own = x.narrow(0, start, count)?;
-            let hidden = own.linear(&gate_up.select(0, expert)?, None)?;
-            let active = recomputed(&[&hidden], |x| match &x[0].chunk(-1, 2)?[..] {
-                [gate, up] => gate.swiglu(up),
-                _ => Err(Error::internal("Experts", "a weight of gate and up has two halves")),
-            })?;
-            outputs.push(active.linear(&down.select(0, expert)?, None)?);
+            outputs.push(network(&x.narrow(0, start, count)?, expert)?);
             start += count;
         }
         match &outputs[..] {
-            // A product over no rows keeps the parameters in the graph.
-            [] => x
-                .linear(&gate_up.select(0, 0)?, None)?
-                .narrow(-1, 0, self.down_proj.shape()[2])?
-                .linear(&down.select(0, 0)?, None),
+            // Of no rows, which keeps the parameters in the graph.
+            [] => network(x, 0),
             [only] => Ok(only.clone()),
             all => cat(&all.iter().collect::<Vec<_>>(), 0),
         }
     }
+}
+
+/// The activation of gate and up, `[N, 2F]`, which are halves; in GPT-OSS they alternate.
+fn activated<R: Runtime>(hidden: &Var<R>, clamped: Option<ClampedSwiGlu>) -> Result<Var<R>> {
+    let Some(ClampedSwiGlu { limit, alpha }) = clamped else {
+        return match &hidden.chunk(-1, 2)?[..] {
+            [gate, up] => gate.swiglu(up),
+            _ => Err(Error::internal("Experts", "a weight of gate and up has two halves")),
+        };
+    };
+    let both = hidden.reshape([hidden.dims()[0], hidden.dims()[1] / 2, 2])?;
+    let gate = both.select(-1, 0)?.minimum(limit)?;
+    let up = both.select(-1, 1)?.clamp(-limit, limit)?;
+    gate.mul(&gate.mul(alpha)?.sigmoid()?)?.mul(&up.add(1.0)?)
 }

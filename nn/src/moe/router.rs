@@ -27,6 +27,8 @@ pub enum RouterScores {
 pub struct Router<R: Runtime> {
     /// The projection to logits, `[E, C]`.
     pub weight: Param<R>,
+    /// The bias of the logits, `[E]`, if experts have the form of GPT-OSS.
+    pub bias: Option<Param<R>>,
     /// The selection bias `[E]`, `f32`, without a gradient. It is added to scores for the top-k choice alone.
     pub e_score_correction_bias: Option<Buffer<R>>,
     #[module(skip)]
@@ -39,6 +41,7 @@ impl<R: Runtime> Router<R> {
         let bias = config.balance_bias.then(|| init.buffer([experts], numcore::DType::F32, 0.0));
         Ok(Router {
             weight: init.weight([experts, width], Initializer::by_fan(width))?,
+            bias: config.clamped.map(|_| init.bias([experts], Initializer::Zeros)).transpose()?,
             e_score_correction_bias: bias.transpose()?,
             config: config.clone(),
         })
@@ -60,7 +63,8 @@ impl<R: Runtime> Router<R> {
         places: Option<TokenPlaces>,
     ) -> Result<Routing<R>> {
         let MoeConfig { experts: count, top_k, .. } = self.config;
-        let logits = wide(x)?.linear(&wide(&self.weight.var())?, None)?;
+        let bias = self.bias.as_ref().map(|bias| wide(&bias.var())).transpose()?;
+        let logits = wide(x)?.linear(&wide(&self.weight.var())?, bias.as_ref())?;
         let scores = match self.config.scores {
             RouterScores::Softmax => logits.softmax(-1)?,
             RouterScores::Sigmoid => logits.sigmoid()?,
