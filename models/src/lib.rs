@@ -1,6 +1,6 @@
 //! Pretrained models: Hugging Face's folders in and out, generation, adapters, chat.
 //!
-//! A [`Decoder`] is a model of the family that `config.json` names: GPT-2, Llama, Mistral, Mixtral or Qwen.
+//! A [`Decoder`] is a model of the family that `config.json` names, one of those in [`Family`].
 //! [`Pretrained`] reads a folder into a model and writes one that transformers loads:
 //!
 //! ```no_run

@@ -47,10 +47,12 @@ pub(super) fn windows(
     let window = given.or(default);
     let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe);
     let border = if is_qwen { fields.size_or("max_window_layers", 28)? } else { 0 };
-    if family == Family::Qwen3Moe {
-        // A field of published files that transformers does not read.
-        fields.maybe_size("max_window_layers")?;
-    }
+    // Fields of published files that transformers does not read.
+    match family {
+        Family::Qwen3Moe | Family::SmolLm3 => fields.maybe_size("max_window_layers")?,
+        Family::Gemma2 => fields.maybe_size("sliding_window_size")?,
+        _ => None,
+    };
     let used = !has_switch(family) || fields.flag_or("use_sliding_window", false)?;
     let pattern = if family == Family::Gemma3 { pattern(fields)? } else { 2 };
     let window = window.filter(|_| used);

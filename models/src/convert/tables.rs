@@ -209,6 +209,8 @@ pub(crate) const ROBERTA_OF_TEXTS: ConversionTable = ConversionTable {
         [Rule::keep("classifier.dense", "pooler"), Rule::keep("classifier.out_proj", "head.classifier")],
         OF_ROBERTA,
     ),
+    // What the pretrained model had in its place.
+    ignored: &["roberta.embeddings.position_ids", "roberta.pooler.dense.weight", "roberta.pooler.dense.bias"],
     ..ROBERTA
 };
 

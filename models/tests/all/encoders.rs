@@ -125,6 +125,19 @@ fn heads_that_are_not_used_are_left_out() {
     assert!(error.contains("head.decoder.weight is no copy of bert.embeddings.word_embeddings.weight"), "{error}");
 }
 
+/// Files of fine-tuned RoBERTas may have the pooler of the pretrained model; the classifier has its own.
+#[test]
+fn a_pooler_beside_a_classifier_is_left_out() {
+    let folder = Scratch::copy_of("roberta_classifier");
+    let path = folder.0.join("model.safetensors");
+    let mut tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
+    tensors.push(("roberta.pooler.dense.bias".into(), Tensor::zeros(&cpu(), [12], DType::F32).unwrap()));
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let (_, report) = Bert::from_pretrained_partly(&folder.0, &init()).unwrap();
+    report.strict().unwrap();
+    assert_eq!(report.ignored, ["roberta.pooler.dense.bias"]);
+}
+
 /// The fields of `bert-base-uncased` and `bert-base-multilingual-cased`.
 #[test]
 fn configurations_of_the_first_bert_are_read() {

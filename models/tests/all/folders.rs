@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use models::{Decoder, Pretrained};
+use models::{ConfigFields, Decoder, DecoderConfig, JsonObject, Pretrained};
 use numcore::{DType, Tensor, safetensors};
 use serde_json::json;
 
@@ -127,6 +127,78 @@ fn configurations_that_are_not_understood() {
     let deep = Scratch::copy_of("llama");
     fs::write(deep.0.join("config.json"), "[".repeat(1_000_000)).unwrap();
     expect(&deep, &["no JSON"]);
+}
+
+/// The `config.json` of published models, with what transformers does not read of them.
+#[test]
+fn published_configurations_are_understood() {
+    let published = [
+        json!({
+            "architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+            "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "initializer_range": 0.02,
+            "intermediate_size": 14336, "max_position_embeddings": 8192, "model_type": "gemma2",
+            "num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8, "pad_token_id": 0,
+            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096,
+            "sliding_window_size": 4096, "torch_dtype": "bfloat16", "transformers_version": "4.42.0.dev0",
+            "use_cache": true, "vocab_size": 256000
+        }),
+        json!({
+            "architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid",
+            "eos_token_id": [1, 106], "final_logit_softcapping": null, "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
+            "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text",
+            "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0,
+            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": null,
+            "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6, "torch_dtype": "bfloat16",
+            "transformers_version": "4.50.0.dev0", "use_cache": true, "vocab_size": 262144
+        }),
+        json!({
+            "architectures": ["SmolLM3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "bos_token_id": null, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 2048,
+            "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 65536,
+            "max_window_layers": 28, "mlp_bias": false, "model_type": "smollm3", "no_rope_layer_interval": 4,
+            "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128004,
+            "pretraining_tp": 2, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 5000000.0,
+            "sliding_window": null, "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0",
+            "use_cache": false, "use_sliding_window": false, "vocab_size": 128256
+        }),
+        json!({
+            "_name_or_path": "Phi-3-mini-4k-instruct", "architectures": ["Phi3ForCausalLM"], "attention_bias": false,
+            "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000,
+            "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
+            "max_position_embeddings": 4096, "model_type": "phi3", "num_attention_heads": 32,
+            "num_hidden_layers": 32, "num_key_value_heads": 32, "original_max_position_embeddings": 4096,
+            "pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": null,
+            "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+            "transformers_version": "4.40.2", "use_cache": true, "vocab_size": 32064
+        }),
+        json!({
+            "architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+            "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+            "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02,
+            "intermediate_size": 2880, "max_position_embeddings": 131072, "model_type": "gpt_oss",
+            "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+            "num_local_experts": 32, "output_router_logits": false, "pad_token_id": 199999, "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                "rope_type": "yarn", "truncate": false
+            },
+            "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+            "tie_word_embeddings": false, "transformers_version": "4.55.0.dev0", "use_cache": true,
+            "vocab_size": 201088
+        }),
+    ];
+    for fields in published {
+        let fields = ConfigFields::of(JsonObject::of("config.json", fields.as_object().unwrap().clone()));
+        let config = DecoderConfig::read(&fields).unwrap_or_else(|error| panic!("{error}"));
+        // What is written is the same model.
+        let again = ConfigFields::of(JsonObject::of("config.json", config.to_json()));
+        let again = DecoderConfig { fields: config.fields.clone(), ..DecoderConfig::read(&again).unwrap() };
+        assert_eq!(again, config);
+    }
 }
 
 #[test]
