@@ -72,7 +72,7 @@ fn measured(plan: &TrainingPlan, link: Link) -> Result<(f64, u64)> {
             let pipe = mesh.axis(Axis::Pipe).rank();
             let model = PipelineModel::on(pipe, plan.checked()?, stages).loss(loss).parallelize(&mesh, &cut)?;
             let builder = TrainStep::builder(&mesh, model).optimizer(AdamWConfig::default());
-            let mut step = builder.zero(plan.zero_options()?).build()?;
+            let mut step = plan.configure(builder)?.build()?;
             Box::new(move || {
                 let all = std::slice::from_ref(&tokens);
                 step.step(|_| MicroBatches::split(all, all, m)).map(drop)
@@ -80,7 +80,7 @@ fn measured(plan: &TrainingPlan, link: Link) -> Result<(f64, u64)> {
         } else {
             mesh.parallelize(&model, &cut)?;
             let builder = TrainStep::builder(&mesh, &model).optimizer(AdamWConfig::default());
-            let mut step = builder.zero(plan.zero_options()?).accumulation(m).build()?;
+            let mut step = plan.configure(builder)?.build()?;
             Box::new(move || {
                 step.step(|_| {
                     let x = Var::new(own.clone());

@@ -7,9 +7,10 @@ use distributed::{
     buckets::BucketOptions,
     pipeline::{Checked, Limits, Lowering, PipeShape, Schedule, ScheduleKind, StagePlacement},
     plan::{Axis, ParallelPlan},
+    train::TrainStepBuilder,
     zero::{ZeroOptions, ZeroStage},
 };
-use numcore::{Error, Result, Within};
+use numcore::{Error, Result, Runtime, Within};
 use serde::{Deserialize, Serialize};
 
 /// A plan of training: the sizes of the axes, the schedule, and what is sharded and recomputed. Its text is TOML.
@@ -231,18 +232,15 @@ impl TrainingPlan {
         })
     }
 
-    /// The options of ZeRO, for [`TrainStepBuilder::zero`](distributed::train::TrainStepBuilder::zero).
-    pub fn zero_options(&self) -> Result<ZeroOptions> {
-        let stage = self.zero_stage()?;
-        let main_gradients = self.main_gradients && stage != ZeroStage::None;
-        Ok(ZeroOptions { stage, main_gradients, ..ZeroOptions::default() })
-    }
-
-    /// The options of gradient buckets of a plan that shards nothing, for
-    /// [`TrainStepBuilder::buckets`](distributed::train::TrainStepBuilder::buckets). A step takes either these or
-    /// [`zero_options`](TrainingPlan::zero_options).
-    pub fn bucket_options(&self) -> BucketOptions {
-        BucketOptions { main_gradients: self.main_gradients && self.zero == 0, ..BucketOptions::default() }
+    /// Sets the options of a training step that the plan decides: ZeRO or buckets, main gradients, and the number of
+    /// micro-batches of a model in one stage. That of a pipeline is part of its input.
+    pub fn configure<'m, R: Runtime>(&self, builder: TrainStepBuilder<'m, R>) -> Result<TrainStepBuilder<'m, R>> {
+        let (stage, main_gradients) = (self.zero_stage()?, self.main_gradients);
+        let builder = match stage {
+            ZeroStage::None => builder.buckets(BucketOptions { main_gradients, ..BucketOptions::default() }),
+            _ => builder.zero(ZeroOptions { stage, main_gradients, ..ZeroOptions::default() }),
+        };
+        Ok(if self.stages() == 1 { builder.accumulation(self.micro_batches) } else { builder })
     }
 
     /// The number of stages of the model.

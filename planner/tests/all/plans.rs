@@ -189,17 +189,12 @@ fn planner_refuses_wrong_plans_and_machines() {
 fn main_gradients_are_of_shards_or_of_buckets() {
     for zero in 0..4 {
         let plan = TrainingPlan { main_gradients: true, zero, ..TrainingPlan::default() };
-        let both = (plan.zero_options().unwrap().main_gradients, plan.bucket_options().main_gradients);
-        assert_eq!(both, (zero > 0, zero == 0));
         let comm: distributed::comm::Comm<Cpu> =
             std::sync::Arc::new(distributed::comm::NoOpCommunicator::new(&Cpu::with_threads(1)));
         let mesh = Mesh::new(&comm, plan.parallel().unwrap()).unwrap();
         let model = Gpt::new(&Init::new(comm.runtime(), 1).dtype(DType::BF16), gpt()).unwrap();
         let builder = TrainStep::builder(&mesh, &model).optimizer(AdamWConfig::default());
-        let built = match zero {
-            0 => builder.buckets(plan.bucket_options()).build(),
-            _ => builder.zero(plan.zero_options().unwrap()).build(),
-        };
+        let built = plan.configure(builder).unwrap().build();
         assert!(built.is_ok(), "{:?}", built.err());
     }
 }

@@ -50,7 +50,7 @@ pub fn build<R: Runtime>(mesh: &Mesh<R>, plan: &TrainingPlan, config: GptConfig)
             1 => model,
             _ => model.context_parallel(mesh, ContextExchange::Ring)?,
         };
-        let mut step = TrainStep::builder(mesh, model).optimizer(adamw()).zero(plan.zero_options()?).build()?;
+        let mut step = plan.configure(TrainStep::builder(mesh, model).optimizer(adamw()))?.build()?;
         let m = plan.micro_batches;
         let tokens = Tensor::zeros(&rt, [m * plan.micro_batch, CONTEXT], DType::I64)?;
         return Ok(Box::new(move || {
@@ -62,8 +62,7 @@ pub fn build<R: Runtime>(mesh: &Mesh<R>, plan: &TrainingPlan, config: GptConfig)
     if plan.context > 1 {
         mesh.context_parallel(&model, ContextExchange::Ring)?;
     }
-    let builder = TrainStep::builder(mesh, &model).optimizer(adamw()).zero(plan.zero_options()?);
-    let mut step = builder.accumulation(plan.micro_batches).build()?;
+    let mut step = plan.configure(TrainStep::builder(mesh, &model).optimizer(adamw()))?.build()?;
     Ok(Box::new(move || {
         step.step(|_| {
             let x = Var::new(tokens.clone());
@@ -163,7 +162,7 @@ fn planner_volumes_of_experts_are_those_that_ranks_exchange() {
             let build = |mesh: &Mesh<Cpu>| -> Result<StepOf> {
                 let model = Mixture::on(mesh)?;
                 let builder = TrainStep::builder(mesh, &model).optimizer(SgdConfig::default());
-                let mut step = builder.zero(plan.zero_options()?).experts().accumulation(2).build()?;
+                let mut step = plan.configure(builder)?.experts().build()?;
                 let x = Var::new(Mixture::tokens(mesh.world().runtime(), 16)?);
                 Ok(Box::new(move || {
                     let loss = |_| {
