@@ -79,8 +79,8 @@ impl Launcher {
     /// An error if MPI cannot be initialised, or this build lacks the feature `mpi`.
     #[cfg(feature = "mpi")]
     pub fn mpi() -> Result<Self> {
-        if is_replay() {
-            return Ok(Launcher::threads(1));
+        if let Some(replayed) = Launcher::of_replay()? {
+            return Ok(replayed);
         }
         Ok(Launcher::of(LaunchEngine::Processes(Box::new(engine_mpi::init()?))))
     }
@@ -105,8 +105,8 @@ impl Launcher {
     /// environment has a rank or a number of ranks, but not all that a launcher gives.
     #[doc(alias("spawn"))]
     pub fn processes(ranks: usize) -> Result<Self> {
-        if is_replay() {
-            return Ok(Launcher::threads(ranks));
+        if let Some(replayed) = Launcher::of_replay()? {
+            return Ok(replayed);
         }
         if Launch::from_env().is_none() {
             let half = ["RANK", "WORLD_SIZE"].into_iter().find(|name| std::env::var_os(name).is_some());
@@ -130,8 +130,8 @@ impl Launcher {
     /// # Errors
     /// Errors of [`Tcp::join`].
     pub fn tcp(tcp: Tcp) -> Result<Self> {
-        if is_replay() {
-            return Ok(Launcher::threads(1));
+        if let Some(replayed) = Launcher::of_replay()? {
+            return Ok(replayed);
         }
         Ok(Launcher::of(LaunchEngine::Processes(Box::new(tcp.join()?))))
     }
@@ -210,7 +210,8 @@ impl Launcher {
     pub fn run<T: Send>(&self, program: impl Fn(Comm<AnyRuntime>) -> Result<T> + Sync) -> Result<T> {
         #[cfg(feature = "train")]
         if let Some(replay) = train::StepReplay::from_env()? {
-            println!("{}", replay.text(&replay.run(|rank| self.open(rank), program)?));
+            // Threads on one device, whatever the devices of the run.
+            println!("{}", replay.text(&replay.run(|_| self.open(0), program)?));
             std::process::exit(0);
         }
         #[cfg(feature = "nccl")]
@@ -262,6 +263,15 @@ impl Launcher {
         device.open_with(self.threads.or_else(|| self.share_of_threads()))
     }
 
+    /// The ranks of the step that this process was started to take again: as many threads.
+    fn of_replay() -> Result<Option<Self>> {
+        #[cfg(feature = "train")]
+        if let Some(replay) = train::StepReplay::from_env()? {
+            return Ok(Some(Launcher::threads(replay.ranks()?)));
+        }
+        Ok(None)
+    }
+
     fn of(engine: LaunchEngine) -> Self {
         Launcher {
             engine,
@@ -296,14 +306,6 @@ fn gpus(listed: &[ListedDevice]) -> Vec<Device> {
 
 fn first_at_least(devices: Vec<Device>, otherwise: Device) -> Vec<Device> {
     if devices.is_empty() { vec![otherwise] } else { devices }
-}
-
-/// Tells whether this process was started to take a step of a run again: its ranks are threads then.
-fn is_replay() -> bool {
-    #[cfg(feature = "train")]
-    return matches!(train::StepReplay::from_env(), Ok(Some(_)) | Err(_));
-    #[cfg(not(feature = "train"))]
-    false
 }
 
 #[cfg(test)]

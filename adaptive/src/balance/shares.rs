@@ -47,6 +47,8 @@ impl SpeedShares {
             return Err(Error::config("SpeedShares", "ratios", format!("shares are positive numbers, not {ratios:?}")));
         }
         let total: f64 = ratios.iter().sum();
+        // Ratios that add up to 1 but for rounding keep their bits.
+        let total = if (total - 1.0).abs() < 1e-12 { 1.0 } else { total };
         let (options, ratios): (_, Vec<f64>) =
             (SpeedOptions::default(), ratios.iter().map(|ratio| ratio / total).collect());
         Ok(SpeedShares { speeds: vec![SpeedEstimate::of(&options); ratios.len()], options, ratios })

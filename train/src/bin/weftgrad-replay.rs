@@ -22,20 +22,28 @@ struct Options {
     /// The step.
     #[arg(long)]
     step: u64,
+    /// The number of the time that the run took it, from 0 [default: the last one].
+    #[arg(long)]
+    attempt: Option<usize>,
     /// Prints all op calls of this rank.
     #[arg(long)]
     rank: Option<usize>,
     /// Prints the operands of this call on all ranks, with values.
     #[arg(long)]
     call: Option<usize>,
+    /// The folder for states on the way, as large as a checkpoint [default: that for temporary files].
+    #[arg(long)]
+    scratch: Option<PathBuf>,
     /// The command of the run.
     #[arg(last = true, required = true)]
     command: Vec<String>,
 }
 
 fn main() -> ExitCode {
-    let Options { folder, step, rank, call, command } = Options::parse();
+    let Options { folder, step, attempt, rank, call, scratch, command } = Options::parse();
     let replay = StepReplay::of(folder, step);
+    let replay = attempt.into_iter().fold(replay, StepReplay::attempt);
+    let replay = scratch.into_iter().fold(replay, StepReplay::scratch);
     let replay = call.into_iter().fold(replay, StepReplay::values_of);
     let replay = rank.into_iter().fold(replay, StepReplay::show_rank);
     let (program, arguments) = command.split_first().map_or(("", &[][..]), |(first, rest)| (first, rest));

@@ -21,7 +21,9 @@ impl StepReplay {
             let value: Value = serde_json::from_str(&text).ok()?;
             let number = |name: &str| value[name].as_u64().and_then(|number| usize::try_from(number).ok());
             let replay = StepReplay::of(value["folder"].as_str()?, value["step"].as_u64()?);
-            Some(StepReplay { values_of: number("call"), shown: number("rank"), ..replay })
+            let scratch = value["scratch"].as_str().map_or_else(|| replay.scratch.clone(), Into::into);
+            let (values_of, shown, attempt) = (number("call"), number("rank"), number("attempt"));
+            Some(StepReplay { values_of, shown, attempt, scratch, ..replay })
         };
         let why = || Error::config("StepReplay", VARIABLE, format!("`{text}` is none; run `weftgrad-replay`"));
         parsed().ok_or_else(why).map(Some)
@@ -29,9 +31,12 @@ impl StepReplay {
 
     /// The name and the value of the variable by which a process is asked for this replay.
     pub fn variable(&self) -> (&'static str, String) {
-        let StepReplay { folder, step, values_of, shown, .. } = self;
+        let StepReplay { folder, step, attempt, values_of, shown, scratch, .. } = self;
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.clone());
-        let value = json!({ "folder": folder, "step": step, "call": values_of, "rank": shown });
+        let (folder, scratch) = (folder.to_string_lossy(), scratch.to_string_lossy());
+        let value = json!({
+            "folder": folder, "step": step, "attempt": attempt, "call": values_of, "rank": shown, "scratch": scratch,
+        });
         (VARIABLE, value.to_string())
     }
 

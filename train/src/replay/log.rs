@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{Read, Seek, SeekFrom, Write},
+    io::{Read, Write},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -19,14 +19,13 @@ const FILE: &str = "replay.jsonl";
 pub(crate) enum LogLine {
     World(WorldLine),
     Step(StepLine),
-    /// A hash of the state after a step, over all ranks.
+    /// A hash of the state after the step before, over all ranks.
     State {
-        step: u64,
         hash: u64,
     },
 }
 
-/// Ranks begin, or go on from a state.
+/// Ranks begin, or go on from a state, or back to one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WorldLine {
     pub ranks: usize,
@@ -35,6 +34,8 @@ pub(crate) struct WorldLine {
     pub at: State,
     /// The folder that the state came from, if it is another than the log's.
     pub from: Option<PathBuf>,
+    /// True if the ranks went back to the state, with another place in the data.
+    pub back: bool,
 }
 
 /// A step is about to be taken.
@@ -47,6 +48,8 @@ pub(crate) struct StepLine {
     pub elapsed: Duration,
     /// The shares of ranks by measured speed.
     pub shares: Option<Vec<f64>>,
+    /// The hash of the state after it, if it was kept.
+    pub hash: Option<u64>,
 }
 
 /// The log that a run writes.
@@ -61,20 +64,24 @@ impl RunLog {
         let path = folder.join(FILE);
         let open = || {
             fs::create_dir_all(folder)?;
-            let mut options = OpenOptions::new();
-            let mut file = options.read(true).write(true).create(true).truncate(from_scratch).open(&path)?;
+            // Each line goes to the end, whoever else writes.
+            let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
             // A line that a killed process left incomplete is dropped.
             let mut text = Vec::new();
             file.read_to_end(&mut text)?;
             let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1) as u64;
-            file.set_len(whole)?;
-            file.seek(SeekFrom::Start(whole))?;
+            file.set_len(if from_scratch { 0 } else { whole })?;
             Ok(file)
         };
         let file = open().map_err(|e| Error::io(&path, e))?;
         let mut log = RunLog { path, file };
         log.write(&LogLine::World(world))?;
         Ok(log)
+    }
+
+    /// Tells whether a folder has a log.
+    pub(crate) fn is_in(folder: &Path) -> bool {
+        folder.join(FILE).is_file()
     }
 
     pub(crate) fn write(&mut self, line: &LogLine) -> Result<()> {
@@ -99,35 +106,37 @@ impl RunLog {
 impl LogLine {
     fn to_json(&self) -> Value {
         match self {
-            LogLine::World(WorldLine { ranks, step, at, from }) => {
-                json!({ "ranks": ranks, "step": step, "at": at.to_string(), "from": from })
+            LogLine::World(WorldLine { ranks, step, at, from, back }) => {
+                let from = from.as_ref().map(|path| path.to_string_lossy());
+                json!({ "ranks": ranks, "step": step, "at": at.to_string(), "from": from, "back": back })
             }
-            LogLine::Step(StepLine { step, at, elapsed, shares }) => {
+            LogLine::Step(StepLine { step, at, elapsed, shares, .. }) => {
                 let mut line = json!({ "step": step, "at": at.to_string(), "ns": elapsed.as_nanos() as u64 });
                 if let Some(shares) = shares {
                     line["shares"] = json!(shares);
                 }
                 line
             }
-            LogLine::State { step, hash } => json!({ "step": step, "hash": format!("{hash:016x}") }),
+            LogLine::State { hash } => json!({ "hash": format!("{hash:016x}") }),
         }
     }
 
     fn of_json(line: &Value) -> Option<Self> {
+        if let Some(hash) = line["hash"].as_str() {
+            return Some(LogLine::State { hash: u64::from_str_radix(hash, 16).ok()? });
+        }
         let step = line["step"].as_u64()?;
         let at = || line["at"].as_str()?.parse().ok();
-        if let Some(hash) = line["hash"].as_str() {
-            return Some(LogLine::State { step, hash: u64::from_str_radix(hash, 16).ok()? });
-        }
         if let Some(ranks) = line["ranks"].as_u64() {
             let from = line["from"].as_str().map(PathBuf::from);
-            return Some(LogLine::World(WorldLine { ranks: usize::try_from(ranks).ok()?, step, at: at()?, from }));
+            let (ranks, back) = (usize::try_from(ranks).ok()?, line["back"].as_bool()?);
+            return Some(LogLine::World(WorldLine { ranks, step, at: at()?, from, back }));
         }
         let shares = match &line["shares"] {
             Value::Null => None,
             shares => Some(shares.as_array()?.iter().map(Value::as_f64).collect::<Option<_>>()?),
         };
         let elapsed = Duration::from_nanos(line["ns"].as_u64()?);
-        Some(LogLine::Step(StepLine { step, at: at()?, elapsed, shares }))
+        Some(LogLine::Step(StepLine { step, at: at()?, elapsed, shares, hash: None }))
     }
 }

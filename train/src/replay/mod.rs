@@ -86,6 +86,7 @@ use self::route::Route;
 pub struct StepReplay {
     folder: PathBuf,
     step: u64,
+    attempt: Option<usize>,
     values_of: Option<usize>,
     /// The rank whose calls are shown.
     shown: Option<usize>,
@@ -97,7 +98,24 @@ impl StepReplay {
     /// The last time that a run took `step`, by the log and the checkpoints in a folder of the run.
     pub fn of(folder: impl Into<PathBuf>, step: u64) -> Self {
         let (folder, scratch) = (folder.into(), std::env::temp_dir());
-        StepReplay { folder, step, values_of: None, shown: None, scratch, deadlines: Deadlines::default() }
+        // The observed step takes long, and ranks wait for each other in it.
+        let deadlines = Duration::from_secs(3600).into();
+        StepReplay { folder, step, attempt: None, values_of: None, shown: None, scratch, deadlines }
+    }
+
+    /// Selects one of the times that the run took the step, from 0; the last one is the default. A run takes a step
+    /// again after it has gone back, lost ranks, or left out an update.
+    pub fn attempt(self, attempt: usize) -> Self {
+        StepReplay { attempt: Some(attempt), ..self }
+    }
+
+    /// The number of ranks that took the step.
+    ///
+    /// # Errors
+    /// An error if the folder has no log or no checkpoint that leads to the step.
+    pub fn ranks(&self) -> Result<usize> {
+        let route = Route::to(&Folder::new(&self.folder), self.step, self.attempt)?;
+        Ok(route.legs.last().map_or(1, |leg| leg.ranks))
     }
 
     /// Keeps the values of the operands of this call on every rank, in addition to their summaries. Calls are numbered
@@ -117,7 +135,7 @@ impl StepReplay {
         StepReplay { scratch: folder.into(), ..self }
     }
 
-    /// Sets the time that a rank waits for others in a call.
+    /// Sets the time that a rank waits for others in a call, by default an hour.
     pub fn timeout(self, most: impl Into<Deadlines>) -> Self {
         StepReplay { deadlines: most.into(), ..self }
     }
@@ -160,7 +178,7 @@ impl StepReplay {
 
     /// Takes the legs of the route one after another, each from the state of the one before.
     fn legs(&self, run: impl Fn(&Arc<ReplayedLeg>) -> Result<()>) -> Result<ReplayedStep> {
-        let mut route = Route::to(&Folder::new(&self.folder), self.step)?;
+        let mut route = Route::to(&Folder::new(&self.folder), self.step, self.attempt)?;
         let scratch = Scratch::new(&self.scratch);
         // The step itself is a leg of its own.
         if let Some(leg) = route.legs.last_mut().filter(|leg| leg.steps.len() > 1) {
@@ -175,10 +193,11 @@ impl StepReplay {
             } else {
                 LegEnd::Save(Folder::new(scratch.0.join(k.to_string())))
             };
-            let hashes = route.hashes.clone();
-            let results = Mutex::new(BTreeMap::new());
-            let leg = Arc::new(ReplayedLeg { ranks, from: from.take(), steps, hashes, then, results });
+            let (of, results) = (Folder::new(&self.folder), Mutex::new(BTreeMap::new()));
+            let leg = Arc::new(ReplayedLeg { ranks, of, from: from.take(), steps, then, results });
             let outcome = run(&leg);
+            // The state before this leg is not needed again.
+            let _ = k.checked_sub(1).map(|before| fs::remove_dir_all(scratch.0.join(before.to_string())));
             let results = std::mem::take(&mut *leg.results.lock());
             if results.len() < ranks {
                 let why = "the program ended before its trainer had taken the steps of the log: is it that of the run?";
@@ -221,11 +240,11 @@ thread_local! {
 /// Steps of one world that are taken again.
 pub(crate) struct ReplayedLeg {
     ranks: usize,
+    /// The folder of the run.
+    pub of: Folder,
     /// The checkpoint to go on from; none to begin from scratch.
     pub from: Option<(PathBuf, u64)>,
     pub steps: Vec<StepLine>,
-    /// Hashes of the states after steps.
-    pub hashes: BTreeMap<u64, u64>,
     pub then: LegEnd,
     /// The ranks that are done, with their observations.
     results: Mutex<BTreeMap<usize, Option<ReplayedRank>>>,
@@ -241,8 +260,16 @@ pub(crate) enum LegEnd {
 
 impl ReplayedLeg {
     /// The leg that this thread replays.
-    pub(crate) fn current() -> Option<Arc<Self>> {
-        LEG.with_borrow(Clone::clone)
+    ///
+    /// # Errors
+    /// An error if the process was asked for a replay, and this thread is of none.
+    pub(crate) fn current() -> Result<Option<Arc<Self>>> {
+        let leg = LEG.with_borrow(Clone::clone);
+        if leg.is_none() && StepReplay::from_env()?.is_some() {
+            let why = "`weftgrad-replay` has started this program, whose trainer does not run on a rank of `weftgrad::Launcher::run`: nothing was changed; call `StepReplay::run` or `run_elastic` with the program of a rank";
+            return Err(Error::usage("StepReplay", why));
+        }
+        Ok(leg)
     }
 
     /// Runs a program on a rank of this leg.

@@ -73,11 +73,13 @@ pub struct ReplayedValue {
 }
 
 impl ReplayedStep {
-    /// The first call whose outputs have NaN and whose inputs have none: a rank's place in `ranks`, and the number of
-    /// the call. Of ranks that have it at the same call, the lowest counts.
+    /// The call in which NaN begins: a rank's place in `ranks`, and the number of the call. It is the rank's first call
+    /// that has any, and its inputs have none. Of several ranks, the earliest call counts, then the lowest rank.
     pub fn first_nan(&self) -> Option<(usize, usize)> {
-        let first =
-            |(rank, of): (usize, &ReplayedRank)| Some((of.calls.iter().position(ReplayedCall::begins_nan)?, rank));
+        let first = |(rank, of): (usize, &ReplayedRank)| {
+            let call = of.calls.iter().position(ReplayedCall::has_nan)?;
+            of.calls[call].begins_nan().then_some((call, rank))
+        };
         self.ranks.iter().enumerate().filter_map(first).min().map(|(call, rank)| (rank, call))
     }
 
@@ -118,6 +120,10 @@ impl ReplayedCall {
     pub fn begins_nan(&self) -> bool {
         let has = |values: &[ReplayedValue]| values.iter().any(|value| value.nan > 0);
         has(&self.outputs) && !has(&self.inputs)
+    }
+
+    fn has_nan(&self) -> bool {
+        self.inputs.iter().chain(&self.outputs).any(|value| value.nan > 0)
     }
 
     fn title(&self, number: usize) -> String {
@@ -190,7 +196,14 @@ impl fmt::Display for ReplayedStep {
                 writeln!(f, "NaN begins on rank {} in call {call}:", self.ranks[rank].rank)?;
                 self.show_call(call).fmt(f)
             }
-            None => writeln!(f, "no call begins a NaN"),
+            None => match self.ranks.iter().find_map(|of| Some((of, of.calls.iter().position(ReplayedCall::has_nan)?)))
+            {
+                Some((of, call)) => {
+                    writeln!(f, "no call begins a NaN; on rank {} it comes in by an input of call {call}:", of.rank)?;
+                    self.show_call(call).fmt(f)
+                }
+                None => writeln!(f, "no call on variables, and no gradient, has a NaN"),
+            },
         }
     }
 }

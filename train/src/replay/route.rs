@@ -1,6 +1,6 @@
 //! The way from a checkpoint to a step, by the log of a run.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::path::PathBuf;
 
 use data::State;
 use distributed::checkpoint::{CheckpointReader, Folder};
@@ -15,8 +15,6 @@ pub(super) struct Route {
     pub from: Option<(PathBuf, u64)>,
     /// Steps of worlds of equal size, in order.
     pub legs: Vec<Leg>,
-    /// Hashes of states by step.
-    pub hashes: BTreeMap<u64, u64>,
 }
 
 pub(super) struct Leg {
@@ -29,14 +27,18 @@ struct Worlds {
     worlds: Vec<WorldLine>,
     /// All steps, with the numbers of their worlds.
     steps: Vec<(usize, StepLine)>,
-    hashes: Vec<(usize, u64, u64)>,
 }
 
 impl Route {
-    /// The shortest way to the last time that the run took `step`.
-    pub(super) fn to(folder: &Folder, step: u64) -> Result<Self> {
+    /// The shortest way to a time that the run took `step`: the last one, or the one of this number.
+    pub(super) fn to(folder: &Folder, step: u64, attempt: Option<usize>) -> Result<Self> {
         let log = Worlds::read(folder)?;
-        let Some(last) = log.steps.iter().rposition(|(_, line)| line.step == step) else {
+        let times: Vec<usize> = (0..log.steps.len()).filter(|&k| log.steps[k].1.step == step).collect();
+        if let Some(attempt) = attempt.filter(|&attempt| !times.is_empty() && attempt >= times.len()) {
+            let allowed = format!("below {}, the number of times that the run took step {step}", times.len());
+            return Err(Error::range("StepReplay", "attempt", attempt, allowed));
+        }
+        let Some(last) = attempt.map_or(times.last(), |attempt| times.get(attempt)).copied() else {
             let known: Vec<u64> = log.steps.iter().map(|(_, line)| line.step).collect();
             let range = known.iter().min().zip(known.iter().max());
             let allowed =
@@ -72,10 +74,7 @@ impl Route {
                 None => legs.push(Leg { ranks, steps: vec![line.clone()] }),
             }
         }
-        // A step that was taken again, by a later world, counts as that world took it.
-        let worlds: BTreeMap<u64, usize> = taken.iter().map(|&k| (log.steps[k].1.step, log.steps[k].0)).collect();
-        let hashes = log.hashes.iter().filter(|(world, step, _)| worlds.get(step) == Some(world));
-        Ok(Route { from, legs, hashes: hashes.map(|&(_, step, hash)| (step, hash)).collect() })
+        Ok(Route { from, legs })
     }
 }
 
@@ -89,7 +88,7 @@ enum Before {
 
 impl Worlds {
     fn read(folder: &Folder) -> Result<Self> {
-        let mut all = Worlds { worlds: Vec::new(), steps: Vec::new(), hashes: Vec::new() };
+        let mut all = Worlds { worlds: Vec::new(), steps: Vec::new() };
         for line in RunLog::read(folder.path())? {
             let world = all.worlds.len().wrapping_sub(1);
             match line {
@@ -98,7 +97,11 @@ impl Worlds {
                     return Err(Error::format(folder.path().display().to_string(), "its log begins without ranks"));
                 }
                 LogLine::Step(line) => all.steps.push((world, line)),
-                LogLine::State { step, hash } => all.hashes.push((world, step, hash)),
+                LogLine::State { hash } => {
+                    if let Some((_, line)) = all.steps.last_mut().filter(|(of, _)| *of == world) {
+                        line.hash = Some(hash);
+                    }
+                }
             }
         }
         Ok(all)
@@ -120,28 +123,26 @@ impl Worlds {
 
     fn before(&self, k: usize) -> Before {
         let (world, line) = &self.steps[k];
-        let earlier = k.checked_sub(1).filter(|&before| self.steps[before].0 == *world);
-        match earlier.map(|before| (before, &self.steps[before].1)) {
-            // A step that was left out has the number of the next.
-            Some((before, of)) if of.step <= line.step && line.step <= of.step + 1 => return Before::Step(before),
-            Some((_, of)) => {
-                return Before::Unknown(format!("after step {} the run went back to {}", of.step, line.step - 1));
-            }
-            None => {}
+        if let Some(before) = k.checked_sub(1).filter(|&before| self.steps[before].0 == *world) {
+            return Before::Step(before);
         }
         let begun = &self.worlds[*world];
-        if begun.step == 0 {
-            return Before::Scratch;
+        let gone = |how| Before::Unknown(format!("the checkpoint of step {}, {how}, is gone", begun.step));
+        match begun {
+            WorldLine { back: true, .. } => return gone("to which the run went back"),
+            WorldLine { step: 0, .. } => return Before::Scratch,
+            _ => {}
         }
-        // The last time that an earlier world came to this state.
+        // The last time that an earlier world came to this state. Its last step leads to the next place if it was made,
+        // or left out and counted for nothing.
         let leads = |&j: &usize| {
             let (of, taken) = &self.steps[j];
-            let next = self.steps.get(j + 1).filter(|(world, _)| world == of);
-            taken.step == begun.step && next.is_none_or(|(_, next)| (next.step, next.at) == (line.step, line.at))
+            match self.steps.get(j + 1).filter(|(world, _)| world == of) {
+                Some((_, next)) => (next.step, next.at) == (line.step, line.at),
+                None => taken.step == begun.step || taken.step == begun.step + 1 && taken.at != line.at,
+            }
         };
         let found = (0..k).rev().find(leads);
-        let none =
-            || Before::Unknown(format!("the checkpoint of step {}, from which ranks went on, is gone", begun.step));
-        found.map_or_else(none, Before::Step)
+        found.map_or_else(|| gone("from which ranks went on"), Before::Step)
     }
 }

@@ -1,13 +1,16 @@
 //! The log that a run keeps for replays, and the steps of a replay.
 
-use std::sync::Arc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use adaptive::balance::SpeedShares;
 use autograd::{InspectedCall, inspect_calls};
 use data::{Batch, State};
 use distributed::{
     checkpoint::{CheckpointPart, Checkpointed, Folder},
-    comm::{Collectives, Communicator},
+    comm::{Collectives, Communicator, abort_with, panic_message},
     train::{Step, StepInput, TrainingMetrics},
 };
 use numcore::{Error, Result, Runtime};
@@ -23,6 +26,7 @@ use crate::{
     hash::hash_of,
     replay::{LegEnd, LogLine, ReplayedCall, ReplayedLeg, ReplayedRank, ReplayedValue, RunLog, StepLine, WorldLine},
     resume::notes,
+    sink::Value,
 };
 
 impl<R, M, S, B, F> TrainLoop<'_, R, M, S, B, F>
@@ -33,15 +37,41 @@ where
     B: Send + 'static,
 {
     /// Opens the log beside the checkpoints of the first callback that saves, on the rank that writes.
-    pub(super) fn begin_log(&mut self) -> Result<()> {
+    pub(super) fn begin_log(&mut self) {
         let folder = saved_in(&self.callbacks).into_iter().next();
-        let Some(folder) = folder.filter(|_| self.state.saves && self.is_rank_zero) else { return Ok(()) };
-        let (ranks, step, at) = (self.engine.step.ranks().everyone.size(), self.state.progress.step, self.place());
+        let Some(folder) = folder.filter(|_| self.state.saves && self.is_rank_zero) else { return };
         let other = self.resumed_from.as_ref().filter(|from| !is_same(from, &folder)).map(Folder::path);
         let from = other.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()));
-        let world = WorldLine { ranks, step, at, from };
-        self.log = Some(RunLog::begin(folder.path(), self.state.from_scratch, world)?);
-        Ok(())
+        let world = WorldLine { from, ..self.world_line() };
+        match RunLog::begin(folder.path(), self.state.from_scratch, world) {
+            Ok(log) => self.log = Some(log),
+            Err(error) => self.end_log(&error),
+        }
+    }
+
+    /// Writes a line to the log.
+    fn write_log(&mut self, line: &LogLine) {
+        if let Some(Err(error)) = self.log.as_mut().map(|log| log.write(line)) {
+            self.end_log(&error);
+        }
+    }
+
+    /// Goes on without a log, which no run is worth to end for.
+    fn end_log(&mut self, error: &Error) {
+        self.log = None;
+        self.state.measure("replay/failure", Value::Text(error.to_string()));
+    }
+
+    fn world_line(&self) -> WorldLine {
+        let (ranks, step) = (self.engine.step.ranks().everyone.size(), self.state.progress.step);
+        WorldLine { ranks, step, at: self.place(), from: None, back: false }
+    }
+
+    /// Logs that the run has gone back to a checkpoint.
+    pub(super) fn log_back(&mut self) {
+        self.take_position();
+        let world = WorldLine { back: true, ..self.world_line() };
+        self.write_log(&LogLine::World(world));
     }
 
     fn place(&self) -> State {
@@ -68,9 +98,9 @@ where
             }
             return Ok(());
         }
-        let Some(log) = &mut self.log else { return Ok(()) };
         let shares = self.engine.shares.as_ref().map(|shares| shares.ratios().to_vec());
-        log.write(&LogLine::Step(StepLine { step, at, elapsed: self.state.progress.elapsed, shares }))
+        self.write_log(&LogLine::Step(StepLine { step, at, elapsed: self.state.progress.elapsed, shares, hash: None }));
+        Ok(())
     }
 
     /// Reads the following batches by other shares.
@@ -84,18 +114,22 @@ where
     /// Logs a hash of the state after a step, if that is due; in a replay, compares it with that of the run.
     pub(super) fn log_state(&mut self) -> Result<()> {
         let step = self.state.progress.step;
-        let known = self.replay.as_ref().and_then(|leg| leg.hashes.get(&step)).copied();
+        let line = self.replay.as_ref().and_then(|leg| leg.steps.get(self.replayed.checked_sub(1)?));
+        let known = line.and_then(|line| line.hash);
         let is_due = self.hash_state.as_ref().is_some_and(|every| self.state.is_due(every));
         if known.is_none() && (self.replay.is_some() || !is_due || !self.state.saves) {
             return Ok(());
         }
         let hash = self.state_hash()?;
-        match (&self.replay, known, &mut self.log) {
-            (Some(leg), Some(known), _) if known != hash => {
+        match (&self.replay, known) {
+            (Some(leg), Some(known)) if known != hash => {
                 Err(leg.parted(step, format!("the state after it has hash {hash:016x}, and had {known:016x}")))
             }
-            (None, _, Some(log)) => log.write(&LogLine::State { step, hash }),
-            _ => Ok(()),
+            (Some(_), _) => Ok(()),
+            (None, _) => {
+                self.write_log(&LogLine::State { hash });
+                Ok(())
+            }
         }
     }
 
@@ -154,13 +188,14 @@ where
             seen.push(ReplayedCall { op, gradient_of, at, parameters, inputs, outputs });
             Ok(())
         };
-        let taken = inspect_calls(see, || self.take());
+        let taken = catch_unwind(AssertUnwindSafe(|| inspect_calls(see, || self.take())));
+        let taken = taken.unwrap_or_else(|panic| Err(Error::other(format!("panic: {}", panic_message(&*panic)))));
         let of = |metrics: &TrainingMetrics<R>| Ok((metrics.loss()?, metrics.grad_norm()?));
         let (found, error) = match taken.and_then(|(metrics, _)| of(&metrics)) {
             Ok(found) => (Some(found), None),
             Err(error) => {
                 // Other ranks may wait for this one.
-                distributed::comm::abort_with(&comm, &error);
+                abort_with(&comm, &error);
                 (None, Some(error.to_string()))
             }
         };
@@ -181,8 +216,18 @@ where
 }
 
 impl ReplayedLeg {
-    /// An error if ranks take numbers of micro-batches that are measured, and in no log.
-    pub(super) fn check<R: Runtime>(&self, step: &impl Step<R>) -> Result<()> {
+    /// An error if the trainer is that of another run, or its ranks take numbers of micro-batches by measured speed,
+    /// which are in no log.
+    pub(super) fn check<R: Runtime>(&self, step: &impl Step<R>, folders: &[Folder]) -> Result<()> {
+        // A copy of a run's folder has another path, at which the program knows of none.
+        let other = folders.iter().find(|folder| RunLog::is_in(folder.path()));
+        if let Some(other) = other.filter(|_| !folders.iter().any(|folder| is_same(folder, &self.of))) {
+            let (other, own) = (other.path().display(), self.of.path().display());
+            let why = format!(
+                "the trainer of the run in {other} comes before that of {own}: replay a program that begins with the latter"
+            );
+            return Err(Error::usage("StepReplay", why));
+        }
         if step.properties().in_turn.is_none() {
             return Ok(());
         }

@@ -116,6 +116,7 @@ where
         self.state.progress.elapsed = elapsed;
         self.state.progress.step = self.engine.step.global_step();
         self.is_ending = None;
+        self.log_back();
         self.fire(&Event::WentBack)?;
         self.save(Selection::Due)
     }

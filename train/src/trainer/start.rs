@@ -27,7 +27,7 @@ use super::{
     train_loop::{Clock, TrainLoop},
 };
 use crate::{
-    Length, Progress, Resume,
+    Interval, Length, Progress, Resume,
     replay::ReplayedLeg,
     resume::{Callbacks, ResumedNotes},
     run::RunState,
@@ -49,10 +49,11 @@ where
     fn begin(mut trainer: Trainer<'a, R, M, S, B>, loss: F, comm: &Comm<R>) -> Result<Self> {
         all_ok(comm, "Trainer", trainer.check())?;
         let names: Vec<&str> = trainer.callbacks.iter().map(|callback| callback.name()).collect();
-        let Trainer { length, record_every, resume, weighting, shares, fast_dev_run, elastic, .. } = &trainer;
+        let Trainer { length, record_every, resume, weighting, shares, fast_dev_run, elastic, hash_state, .. } =
+            &trainer;
         let commits = elastic.as_ref().map(|commits| &commits.every);
         let options = format!(
-            "until: {length:?}\nrecord_every: {record_every:?}\nresume: {resume:?}\nweighting: {weighting:?}\nshares: {shares:?}\nfast_dev_run: {fast_dev_run:?}\nelastic: {commits:?}\ncallbacks: {names:?}"
+            "until: {length:?}\nrecord_every: {record_every:?}\nresume: {resume:?}\nweighting: {weighting:?}\nshares: {shares:?}\nfast_dev_run: {fast_dev_run:?}\nelastic: {commits:?}\nhash_state: {hash_state:?}\ncallbacks: {names:?}"
         );
         comm.agree("the configuration of the trainer", options.as_bytes())?;
         if let Some(steps) = trainer.fast_dev_run {
@@ -60,9 +61,9 @@ where
             trainer.resume = Resume::No;
             trainer.sinks.clear();
         }
-        let replay = ReplayedLeg::current();
+        let replay = all_ok(comm, "StepReplay", ReplayedLeg::current())?;
         if let Some(leg) = &replay {
-            all_ok(comm, "StepReplay", leg.check(&trainer.step))?;
+            all_ok(comm, "StepReplay", leg.check(&trainer.step, &saved_in(&trainer.callbacks)))?;
             trainer.sinks.clear();
         }
         // After ranks have left an elastic world, rank 0 may be another process than the first world's rank 0.
@@ -110,6 +111,9 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     fn check(&self) -> Result<()> {
         self.length.check()?;
         self.record_every.check("record_every")?;
+        if let Some(every) = &self.hash_state {
+            every.check("hash_state")?;
+        }
         if let Some(commits) = &self.elastic {
             commits.every.check("elastic")?;
             self.step.properties().features.and(Feature::Elastic).check("Trainer")?;
@@ -126,6 +130,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     fn counts_tokens(&self) -> bool {
         self.length.counts_tokens()
             || self.record_every.counts_tokens()
+            || self.hash_state.as_ref().is_some_and(Interval::counts_tokens)
             || self.elastic.as_ref().is_some_and(|commits| commits.every.counts_tokens())
             || self.callbacks.iter().any(|callback| callback.counts_tokens())
     }

@@ -23,6 +23,7 @@ struct Trained {
     /// The number of times that a run goes back from NaN.
     go_back: u64,
     every: u64,
+    keep: usize,
     /// The rank of an elastic run that is lost, and its step.
     lost: Option<(usize, u64)>,
     dropout: f64,
@@ -40,6 +41,7 @@ impl Trained {
             least: None,
             go_back: 0,
             every: 5,
+            keep: 2,
             lost: None,
             dropout: 0.3,
             losses: Memory::default(),
@@ -61,7 +63,7 @@ impl Trained {
             .with(
                 Checkpoints::in_folder(&self.folder)
                     .every(Interval::Steps(self.every))
-                    .keep(2)
+                    .keep(self.keep)
                     .skip_end()
                     .skip_failure(),
             )
@@ -217,7 +219,88 @@ fn a_run_that_went_back_is_taken_again() {
     // The checkpoint to which it went back is needed.
     Folder::new(&run.folder).clear().unwrap();
     let said = run.replay(17).unwrap_err().to_string();
-    assert!(said.contains("the run went back to"), "{said}");
+    assert!(said.contains("to which the run went back, is gone"), "{said}");
+}
+
+#[test]
+fn a_step_that_a_run_left_by_going_back_is_taken_again() {
+    let scratch = Scratch::new("replays-attempts");
+    let poisoned = Some(examples(37)[5][0]);
+    let run = Trained { poisoned, go_back: 9, every: 2, keep: 99, until: 17, ..Trained::new(&scratch, BUILDS[0].1) };
+    run.run(2).unwrap();
+    // The run went back after each step whose loss was NaN, and took it again with other examples.
+    let went: Vec<u64> = run.losses.of("went_back").into_iter().map(|(step, _)| step).collect();
+    let (mut with_nan, mut without) = (0, 0);
+    for (step, attempt) in went.into_iter().flat_map(|step| (0..9).map(move |attempt| (step, attempt))) {
+        let again = StepReplay::of(&run.folder, step).attempt(attempt).run(cpu, |comm| run.train(&comm, None));
+        match again {
+            Ok(again) if again.first_nan().is_some() => with_nan += 1,
+            Ok(_) => without += 1,
+            // It was saved again with another place.
+            Err(e) if e.to_string().contains("to which the run went back, is gone") => {}
+            Err(e) => assert!(attempt > 1 && e.to_string().contains("the number of times that the run took"), "{e}"),
+        }
+    }
+    assert!(with_nan > 0 && without > 0, "{with_nan}, {without}");
+}
+
+/// NaN among the examples, and a panic of a loss.
+#[test]
+fn a_step_is_observed_however_it_ends() {
+    for panics in [false, true] {
+        let scratch = Scratch::new("replays-panics");
+        let bad = examples(37)[20][0];
+        let train = |comm: Comm<Cpu>| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let checkpoints = Checkpoints::in_folder(&scratch.0).every(Interval::Steps(1)).skip_end().skip_failure();
+            let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).with(checkpoints);
+            let trainer = trainer.until(Length::Steps(5)).with(NonFinite::stop());
+            trainer
+                .run(|model, batch| {
+                    let is_bad = batch.data.to_f64s()?.contains(&bad);
+                    assert!(!(is_bad && panics), "the loss panics on purpose");
+                    let data = if is_bad { batch.data.mul(f64::NAN)? } else { batch.data.clone() };
+                    loss(model, &Batch { data, ..batch.clone() })
+                })
+                .map(drop)
+        };
+        let run = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| Ranks::new(2).run(cpu, train)));
+        assert!(!run().is_ok_and(|outcome| outcome.is_ok()));
+        let log = fs::read_to_string(scratch.0.join("replay.jsonl")).unwrap();
+        let step = log.lines().filter(|line| line.contains("\"ns\"")).count() as u64;
+        let again = StepReplay::of(&scratch.0, step).run(cpu, train).unwrap();
+        assert_eq!((again.ranks.len(), again.first_nan()), (2, None));
+        let text = again.to_string();
+        if panics {
+            let errors: Vec<&String> = again.ranks.iter().filter_map(|rank| rank.error.as_ref()).collect();
+            assert!(errors.len() == 2 && errors.iter().any(|e| e.contains("the loss panics on purpose")), "{errors:?}");
+        } else {
+            assert!(
+                text.contains("no call begins a NaN; on rank") && text.contains("comes in by an input of call 0"),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_trainer_of_another_run_takes_no_leg() {
+    let scratch = Scratch::new("replays-phases");
+    let [first, second] = ["first", "second"].map(|name| Trained {
+        folder: scratch.0.join(name),
+        until: 6,
+        ..Trained::new(&scratch, BUILDS[0].1)
+    });
+    let both = |comm: Comm<Cpu>| first.train(&comm, None).and_then(|()| second.train(&comm, None));
+    Ranks::new(2).run(cpu, both).unwrap();
+    let said = StepReplay::of(&second.folder, 6).run(cpu, both).unwrap_err().to_string();
+    assert!(said.contains("first comes before that of"), "{said}");
+    assert_eq!(StepReplay::of(&first.folder, 6).run(cpu, both).unwrap().step, 6);
+    // A copy has another path.
+    fs::rename(&second.folder, scratch.0.join("copy")).unwrap();
+    let copy = StepReplay::of(scratch.0.join("copy"), 6);
+    assert_eq!(copy.ranks().unwrap(), 2);
+    copy.run(cpu, |comm| second.train(&comm, None)).unwrap();
 }
 
 #[test]
@@ -263,6 +346,17 @@ fn a_run_that_lost_a_rank_is_taken_again() {
     }
 }
 
+#[test]
+fn a_run_goes_on_without_a_log_that_cannot_be_written() {
+    let scratch = Scratch::new("replays-unwritable");
+    let run = Trained::new(&scratch, BUILDS[0].1);
+    fs::create_dir_all(run.folder.join("replay.jsonl")).unwrap();
+    run.run(2).unwrap();
+    assert!(run.losses.text("replay/failure").unwrap().contains("replay.jsonl"));
+    assert_eq!(run.losses.of("loss").len(), 13);
+    run.replay(7).unwrap_err();
+}
+
 /// A loss that is NaN at some step after a rank was lost.
 #[test]
 fn nan_of_a_run_that_lost_a_rank_is_found() {
@@ -297,10 +391,9 @@ fn the_program_asks_a_command_for_a_replay() {
         (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     };
     let (code, said) = run(&["/runs/gpt", "--step", "48", "--rank", "3", "--", "env"]);
-    let asked = r#"WEFTGRAD_REPLAY={"call":null,"folder":"/runs/gpt","rank":3,"step":48}"#;
-    assert!(code == Some(0) && said.contains(asked), "{said}");
     let (name, value) = StepReplay::of("/runs/gpt", 48).show_rank(3).variable();
-    assert_eq!(format!("{name}={value}"), asked);
+    assert!(code == Some(0) && said.contains(&format!("{name}={value}")), "{said}");
+    assert!(value.contains(r#""folder":"/runs/gpt","rank":3,"#), "{value}");
     assert_eq!(run(&["/runs/gpt", "--step", "48", "--", "sh", "-c", "exit 7"]).0, Some(7));
     assert!(run(&["/runs/gpt", "--step", "48", "--", "/no/such/program"]).1.contains("/no/such/program: "));
 }
@@ -400,6 +493,11 @@ fn what_cannot_be_taken_again_is_an_error() {
     assert!(said(none).contains("the program ended before its trainer had taken the steps of the log"));
     let fails = StepReplay::of(&run.folder, 8).run(cpu, |_| Err::<(), _>(Error::argument("data", "is missing")));
     assert!(said(fails).contains("is missing"));
+    for every in [Interval::Steps(0), Interval::Seconds(f64::NAN)] {
+        let (comm, model) = (one(), Mlp::new(&cpu(0).unwrap(), 0.0).unwrap());
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime())).hash_state(every);
+        assert!(trainer.run(loss).unwrap_err().to_string().contains("hash_state"));
+    }
     // A line that was cut off counts for nothing; any other is named.
     let torn = format!("{{\"step\":14,\"at\":\"epoch {}", " ".repeat(500));
     let path = run.folder.join("replay.jsonl");

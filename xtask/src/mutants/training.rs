@@ -158,7 +158,7 @@ pub(super) const TRAINING: &[Mutant] = &[
     Mutant { file: "train/src/trainer/replayed.rs", from: "if known != hash => {", to: "if known == hash => {", test: REPLAYS },
     Mutant { file: "train/src/trainer/train_loop.rs", from: "|leg| leg.time_before(self.replayed)", to: "|_| self.clock.elapsed()", test: REPLAYS },
     Mutant { file: "train/src/trainer/start.rs", from: "state.saves &= replay.is_none();", to: "", test: REPLAYS },
-    Mutant { file: "train/src/replay/route.rs", from: "of.step <= line.step && line.step <= of.step + 1", to: "true", test: REPLAYS },
+    Mutant { file: "train/src/trainer/saving.rs", from: "self.log_back();", to: "", test: REPLAYS },
     Mutant { file: "planner/src/verify/observed.rs", from: "each_pass || matches!(gradient, LeafGrad::Own(_))", to: "each_pass", test: COMPARED },
     Mutant { file: "planner/src/verify/mod.rs", from: "has(Feature::Canonical) && !mixes", to: "has(Feature::Canonical)", test: COMPARED },
     Mutant { file: "planner/src/verify/compare.rs", from: "&& is_above(relative(&weights[..1], &weights[1..], 0.0), 1e-9)", to: "", test: COMPARED },
