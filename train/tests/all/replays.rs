@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use distributed::{buckets::BucketOptions, comm::ThreadRendezvous, train::TrainStepBuilder};
+use runtime_cpu::Simd;
 use train::{ReduceOnPlateau, ReplayedStep, StepReplay};
 
 use crate::{common::*, prelude::*};
@@ -158,6 +159,11 @@ fn every_step_is_taken_again_to_the_bit() {
             for (step, from) in [(1, None), (5, None), (6, Some(5)), (10, Some(5)), (11, Some(10)), (13, Some(10))] {
                 let again = run.replay(step).unwrap();
                 assert_eq!((again.step, again.from, again.ranks.len()), (step, from, ranks));
+                // On machines of another kind, with other numbers of threads.
+                let other = |rank: usize| Ok(Cpu::builder().threads(1 + rank).simd(Simd::Baseline).build());
+                let elsewhere = StepReplay::of(&run.folder, step).run(other, |comm| run.train(&comm, None)).unwrap();
+                let losses = |step: &ReplayedStep| step.ranks.iter().map(|rank| rank.loss).collect::<Vec<_>>();
+                assert_eq!(losses(&elsewhere), losses(&again));
                 for rank in &again.ranks {
                     let loss = rank.loss.unwrap_or(f64::NAN);
                     assert_eq!(loss.to_bits(), run.loss(step).to_bits(), "{name}, {ranks} ranks, step {step}");
