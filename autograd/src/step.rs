@@ -115,7 +115,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         self.check_given(i, || result(&op, ins))?;
         self.given[i] = true;
         if anomaly::looks_at_gradients() {
-            // The gradient's own memory may have others in it.
+            // A value of its own: the memory of a gradient may have a sum of others in it.
             let gradient = run(op.clone(), ins)?;
             anomaly::check_gradient(&gradient, i, self.node, &self.upstream)?;
         }

@@ -209,7 +209,7 @@ pub(crate) const ROBERTA_OF_TEXTS: ConversionTable = ConversionTable {
         [Rule::keep("classifier.dense", "pooler"), Rule::keep("classifier.out_proj", "head.classifier")],
         OF_ROBERTA,
     ),
-    // What the pretrained model had in its place.
+    // A pretrained model has a pooler in the place of this head.
     ignored: &["roberta.embeddings.position_ids", "roberta.pooler.dense.weight", "roberta.pooler.dense.bias"],
     ..ROBERTA
 };

@@ -239,10 +239,7 @@ impl<R: Runtime> DecoderMlp<R> {
                 })?
             }
         };
-        let down = &self.down_proj;
-        residual
-            .map_or_else(|| down.forward(&active), |residual| down.forward_onto(&active, residual))
-            .within("down_proj")
+        self.down_proj.forward_onto(&active, residual).within("down_proj")
     }
 }
 

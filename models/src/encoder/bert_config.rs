@@ -157,7 +157,8 @@ impl BertConfig {
     pub fn to_json(&self) -> Map<String, Value> {
         let name = BertFamily::ALL[self.family as usize].1;
         let mut fields = if self.family == BertFamily::DistilBert {
-            with_small_block(self.fields.clone(), name, &self.block, self.layers)
+            let names = ["dim", "n_heads", "hidden_dim", "n_layers", "activation"];
+            with_layers(self.fields.clone(), name, names, &self.block, self.layers)
         } else {
             let mut fields = with_block(self.fields.clone(), name, &self.block, self.layers);
             fields.insert("type_vocab_size".into(), self.token_types.into());
@@ -235,23 +236,6 @@ fn small_block(fields: &ConfigFields) -> Result<EncoderBlockConfig> {
     })
 }
 
-/// The fields, with those of DistilBERT's layers brought up to date.
-fn with_small_block(
-    mut fields: Map<String, Value>,
-    kind: &str,
-    block: &EncoderBlockConfig,
-    layers: usize,
-) -> Map<String, Value> {
-    fields.insert("model_type".into(), kind.into());
-    for (name, value) in
-        [("dim", block.width), ("n_heads", block.heads), ("hidden_dim", block.hidden), ("n_layers", layers)]
-    {
-        fields.insert(name.into(), value.into());
-    }
-    fields.insert("activation".into(), activation_name(block.activation).into());
-    fields
-}
-
 /// The number of classes: `num_labels`, or the length of `id2label`; 2 by default.
 pub(super) fn labels(fields: &ConfigFields) -> Result<usize> {
     let listed = fields.part("id2label")?.map(|list| list.fields().len());
@@ -267,22 +251,30 @@ pub(super) fn labels(fields: &ConfigFields) -> Result<usize> {
 
 /// The fields, with those of an encoder's layers brought up to date.
 pub(super) fn with_block(
-    mut fields: Map<String, Value>,
+    fields: Map<String, Value>,
     kind: &str,
     block: &EncoderBlockConfig,
     layers: usize,
 ) -> Map<String, Value> {
-    fields.insert("model_type".into(), kind.into());
-    for (name, value) in [
-        ("hidden_size", block.width),
-        ("num_attention_heads", block.heads),
-        ("intermediate_size", block.hidden),
-        ("num_hidden_layers", layers),
-    ] {
-        fields.insert(name.into(), value.into());
-    }
+    let names = ["hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers", "hidden_act"];
+    let mut fields = with_layers(fields, kind, names, block, layers);
     fields.insert("layer_norm_eps".into(), json!(block.eps));
-    fields.insert("hidden_act".into(), activation_name(block.activation).into());
+    fields
+}
+
+/// The fields, with the kind of the model, and its layers by a family's names for width, heads, hidden width, number of
+/// layers and activation.
+fn with_layers(
+    mut fields: Map<String, Value>,
+    kind: &str,
+    names: [&str; 5],
+    block: &EncoderBlockConfig,
+    layers: usize,
+) -> Map<String, Value> {
+    let sizes = [block.width, block.heads, block.hidden, layers].map(Value::from);
+    let values = sizes.into_iter().chain([activation_name(block.activation).into()]);
+    fields.insert("model_type".into(), kind.into());
+    fields.extend(names.into_iter().map(String::from).zip(values));
     fields
 }
 

@@ -19,6 +19,25 @@ use serde_json::Value;
 
 pub type V = Var<Cpu>;
 
+/// The decoders of which there are references.
+pub const DECODERS: [&str; 15] = [
+    "gpt2",
+    "llama",
+    "llama_yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmo2",
+    "phi3",
+    "smollm3",
+    "gemma2",
+    "gemma3",
+    "gpt_oss",
+];
+
 pub fn cpu() -> Cpu {
     Cpu::with_threads(1)
 }

@@ -11,24 +11,6 @@ use numcore::{
 
 use crate::common::*;
 
-const ALL: [&str; 15] = [
-    "gpt2",
-    "llama",
-    "llama_yarn",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "olmo2",
-    "phi3",
-    "smollm3",
-    "gemma2",
-    "gemma3",
-    "gpt_oss",
-];
-
 /// The tolerance of values whose bits do not depend on the texts around them; with AMX they depend on them.
 fn same_bits() -> f64 {
     if runtime_cpu::Simd::best() == runtime_cpu::Simd::Amx { 2e-5 } else { 0.0 }
@@ -37,7 +19,7 @@ fn same_bits() -> f64 {
 /// Transformers' logits are in `f32`, with rounding errors of their own: those in `f64` are near both.
 #[test]
 fn logits_are_those_of_transformers() {
-    for name in ALL {
+    for name in DECODERS {
         let due = Reference::read(name);
         let of = |model: Decoder<_>| model.forward(&due.var("ids")).unwrap().value().unwrap();
         let exact = of(Decoder::from_pretrained(reference(name), &init().dtype(DType::F64)).unwrap());
@@ -48,7 +30,7 @@ fn logits_are_those_of_transformers() {
 
 #[test]
 fn gradients_are_those_of_transformers() {
-    for name in ALL {
+    for name in DECODERS {
         let (model, due) = (decoder(name), Reference::read(name));
         let loss = next_token_loss(&model, &due.var("ids"));
         check_grads(&model, &loss, &due, |theirs| {
@@ -64,7 +46,7 @@ fn gradients_are_those_of_transformers() {
 
 #[test]
 fn saving_what_was_loaded_gives_the_same_bits() {
-    for name in ALL {
+    for name in DECODERS {
         let scratch = Scratch::new();
         decoder(name).save_pretrained(&scratch.0).unwrap();
         same_tensors(&weight_files(&reference(name)), &weight_files(&scratch.0));
@@ -139,7 +121,7 @@ fn lazy_models_hold_nothing_and_read_the_same_values() {
 /// Not all logits are in memory at a time, unless a soft cap is between them and the head.
 #[test]
 fn log_probabilities_are_those_of_the_logits() {
-    for name in ALL {
+    for name in DECODERS {
         let model = Decoder::from_pretrained(reference(name), &init().dtype(DType::F64)).unwrap();
         let ids = Reference::read(name).var("ids");
         let states = model.states(&ids, DecoderInputs::default()).unwrap();
@@ -173,7 +155,7 @@ fn the_scale_of_embeddings_is_rounded_as_in_transformers() {
 fn packed_documents_do_not_see_each_other() {
     let ids = Reference::read("llama").tensor("ids").narrow(0, 0, 1).unwrap();
     let numbers = |list: Vec<i64>| Var::new(Tensor::from_slice(&cpu(), [1, list.len()], &list).unwrap());
-    for name in ALL {
+    for name in DECODERS {
         let model = decoder(name);
         let positions = numbers((0..9).chain(0..14).collect());
         let segments = numbers([1; 9].into_iter().chain([2; 14]).collect());
@@ -190,7 +172,7 @@ fn packed_documents_do_not_see_each_other() {
 /// However a text is divided into calls with a cache, its logits are those of one call without.
 #[test]
 fn a_cache_changes_nothing() {
-    for name in ALL {
+    for name in DECODERS {
         let (model, ids) = (decoder(name), Reference::read(name).tensor("ids"));
         let logits = model.forward(&Var::new(ids.clone())).unwrap().value().unwrap();
         for parts in [vec![23], vec![1; 23], vec![7, 1, 1, 9, 5]] {
@@ -210,7 +192,7 @@ fn a_cache_changes_nothing() {
 /// Rows that are padded on the left give what they give alone.
 #[test]
 fn padding_on_the_left_changes_nothing() {
-    for name in ALL {
+    for name in DECODERS {
         let (model, due) = (decoder(name), Reference::read(name));
         let (ids, logits) = (due.tensor("ids"), due.tensor("logits"));
         let row = |i: usize, len: usize| ids.narrow(0, i, 1).unwrap().narrow(1, 0, len).unwrap();

@@ -194,7 +194,7 @@ fn published_configurations_are_understood() {
     for fields in published {
         let fields = ConfigFields::of(JsonObject::of("config.json", fields.as_object().unwrap().clone()));
         let config = DecoderConfig::read(&fields).unwrap_or_else(|error| panic!("{error}"));
-        // What is written is the same model.
+        // The written fields describe the same model.
         let again = ConfigFields::of(JsonObject::of("config.json", config.to_json()));
         let again = DecoderConfig { fields: config.fields.clone(), ..DecoderConfig::read(&again).unwrap() };
         assert_eq!(again, config);

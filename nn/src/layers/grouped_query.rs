@@ -216,10 +216,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
             None => self.context.attention([&q, &k, &v], options, segments)?,
             Some(sinks) => self.attend_with_sinks([&q, &k, &v], options, segments, sinks)?,
         };
-        let found = merge_heads(&found)?;
-        let out =
-            residual.map_or_else(|| self.o_proj.forward(&found), |residual| self.o_proj.forward_onto(&found, residual));
-        out.within("o_proj")
+        self.o_proj.forward_onto(&merge_heads(&found)?, residual).within("o_proj")
     }
 
     /// Attention in which a key of zeros comes before all others, every query sees it, and its score is the head's sink.

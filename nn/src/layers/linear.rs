@@ -40,13 +40,14 @@ impl<R: Runtime> Linear<R> {
         if keep { self } else { self.without_bias() }
     }
 
-    /// Computes `x · Wᵀ + b + residual`, with `residual: [.., O]`, added in the epilogue of the GEMM if the runtime
-    /// supports that.
+    /// Computes `x · Wᵀ + b + residual`, with `residual: [.., O]` if given, added in the epilogue of the GEMM if the
+    /// runtime supports that.
     #[track_caller]
-    pub fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
-        match self.adapter.get() {
-            None => self.product(x, Some(residual)),
-            Some(adapter) => self.adapted(&*adapter, x)?.add(residual),
+    pub fn forward_onto<'r>(&self, x: &Var<R>, residual: impl Into<Option<&'r Var<R>>>) -> Result<Var<R>> {
+        match (self.adapter.get(), residual.into()) {
+            (None, residual) => self.product(x, residual),
+            (Some(adapter), None) => self.adapted(&*adapter, x),
+            (Some(adapter), Some(residual)) => self.adapted(&*adapter, x)?.add(residual),
         }
     }
 
@@ -188,9 +189,6 @@ impl<R: Runtime> SharedInput<R> for Linear<R> {
 impl<R: Runtime> Forward<R> for Linear<R> {
     #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        match self.adapter.get() {
-            None => self.product(x, None),
-            Some(adapter) => self.adapted(&*adapter, x),
-        }
+        self.forward_onto(x, None::<&Var<R>>)
     }
 }

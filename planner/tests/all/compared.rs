@@ -1,4 +1,4 @@
-//! What is compared beside values that both runs have: gradients of one run alone, frozen weights, buffers in pieces.
+//! Comparisons of values that one run alone has: gradients, frozen weights, buffers in pieces.
 
 use distributed::{
     buckets::{BucketOptions, Unused},
@@ -8,7 +8,10 @@ use distributed::{
 use nn::{Dropout, Param};
 use numcore::ops::{Apply, MatmulOps};
 
-use crate::{common::*, faults::first};
+use crate::{
+    common::*,
+    faults::{Observing, first},
+};
 
 /// Two layers, and a parameter that the loss may read.
 #[derive(Module)]
@@ -97,14 +100,6 @@ fn frozen_weights_of_ones_own_are_found() {
     let found = first(report.clone());
     let named = (found.0, found.1, found.2.trim());
     assert_eq!(named, (StepPart::InitialWeights, Cause::InitialValues, "extra"), "{report}");
-}
-
-/// A layer with a buffer of which each rank has a piece.
-#[derive(Module)]
-#[module(crate = "::nn", runtime = Cpu)]
-struct Observing {
-    layer: Linear<Cpu>,
-    seen: nn::Buffer<Cpu>,
 }
 
 #[test]

@@ -302,12 +302,12 @@ fn ranks_that_train_alone_are_named() {
     }
 }
 
-/// A layer with a buffer: a mean of the inputs of its rank, which nothing reads.
+/// A layer with a buffer that nothing reads.
 #[derive(Module)]
 #[module(crate = "::nn", runtime = Cpu)]
-struct Observing {
-    layer: Linear<Cpu>,
-    seen: nn::Buffer<Cpu>,
+pub struct Observing {
+    pub layer: Linear<Cpu>,
+    pub seen: nn::Buffer<Cpu>,
 }
 
 #[test]

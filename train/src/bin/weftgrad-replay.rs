@@ -12,7 +12,7 @@ use train::StepReplay;
 /// Runs COMMAND as a replay: one step of its run, from the nearest checkpoint, by threads of one process.
 ///
 /// COMMAND is the command of the run, with the options by which it would go on from its checkpoints, without a launcher
-/// before it. Its ranks must come from `weftgrad::Launcher`. Printed are the ranks of the step, and the op call in which
+/// before it. Its ranks must come from `weftgrad::Launcher`. The output has the ranks of the step, and the op call in which
 /// NaN begins, with its operands on all ranks. Nothing is saved.
 #[derive(Parser)]
 #[command(version, name = "weftgrad-replay")]

@@ -19,7 +19,7 @@ const FILE: &str = "replay.jsonl";
 pub(crate) enum LogLine {
     World(WorldLine),
     Step(StepLine),
-    /// A hash of the state after the step before, over all ranks.
+    /// A hash of the state of all ranks, after the step of the line before.
     State {
         hash: u64,
     },

@@ -6,10 +6,7 @@ use distributed::train::{Step, StepInput};
 use numcore::{Result, Runtime};
 
 use super::{Trainer, follow_up::FollowUp, saving::combined_state, train_loop::TrainLoop};
-use crate::{
-    Interval,
-    resume::{ResumedNotes, notes},
-};
+use crate::{Interval, resume::ResumedNotes};
 
 /// The world in which a run commits, and the interval of its commits.
 pub(super) struct Commits<'a, R: Runtime> {
@@ -64,7 +61,7 @@ where
         }
         self.count_tokens()?;
         self.finish_saves()?;
-        let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
+        let notes = self.notes_at(self.batches.state());
         let state = combined_state(&mut self.engine.step, &mut self.callbacks);
         let Some(Commits { world, .. }) = &mut self.elastic else { return Ok(()) };
         world.commit(self.state.progress.step, &state, &notes)

@@ -25,7 +25,6 @@ use super::{
 use crate::{
     hash::hash_of,
     replay::{LegEnd, LogLine, ReplayedCall, ReplayedLeg, ReplayedRank, ReplayedValue, RunLog, StepLine, WorldLine},
-    resume::notes,
     sink::Value,
 };
 
@@ -98,6 +97,9 @@ where
             }
             return Ok(());
         }
+        if self.log.is_none() {
+            return Ok(());
+        }
         let shares = self.engine.shares.as_ref().map(|shares| shares.ratios().to_vec());
         self.write_log(&LogLine::Step(StepLine { step, at, elapsed: self.state.progress.elapsed, shares, hash: None }));
         Ok(())
@@ -165,7 +167,7 @@ where
 
     fn save_leg(&mut self, folder: &Folder) -> Result<()> {
         self.count_tokens()?;
-        let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
+        let notes = self.notes_at(self.batches.state());
         let comm = self.engine.step.ranks().everyone.clone();
         let state = combined_state(&mut self.engine.step, &mut self.callbacks);
         folder.save(&comm, self.state.progress.step, &state, &notes)?;

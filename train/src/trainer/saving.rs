@@ -7,7 +7,7 @@ use data::{Batch, State};
 use distributed::{
     checkpoint::{CheckpointReader, Checkpointed, Folder, Snapshot},
     comm::all_ok,
-    train::{Step, StepInput},
+    train::{CheckpointNotes, Step, StepInput},
 };
 use numcore::{Error, Result, Runtime};
 
@@ -33,6 +33,11 @@ where
         agreed.save.map_or(Ok(()), |which| self.save(which))
     }
 
+    /// The notes of a checkpoint whose run goes on from a place in the data.
+    pub(super) fn notes_at(&self, at: State) -> CheckpointNotes {
+        notes(&self.state, self.loader.note(at), &self.callbacks)
+    }
+
     /// Copies the state to the host, and sends it to the callbacks that save.
     fn save(&mut self, which: Selection) -> Result<()> {
         if !self.state.saves || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
@@ -41,7 +46,7 @@ where
         self.count_tokens()?;
         // All ranks know the result of the previous save before callbacks give their state.
         self.finish_saves()?;
-        let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
+        let notes = self.notes_at(self.batches.state());
         let state = Snapshot::of(&combined_state(&mut self.engine.step, &mut self.callbacks))?;
         let snapshot = Arc::new(RunSnapshot { step: self.state.progress.step, state, notes });
         self.fire(&Event::Save { snapshot: &snapshot, all: which == Selection::All })?;
@@ -92,7 +97,7 @@ where
         if self.engine.step.global_step() != step || self.count_tokens().is_err() {
             return None;
         }
-        let notes = notes(&self.state, self.loader.note(State { epoch, position }), &self.callbacks);
+        let notes = self.notes_at(State { epoch, position });
         let state = Snapshot::of(&combined_state(&mut self.engine.step, &mut self.callbacks)).ok()?;
         Some(RunSnapshot { step, state, notes })
     }

@@ -28,6 +28,7 @@ mod prelude;
 mod qk_clip;
 mod remembered;
 mod replays;
+mod replays_found;
 mod resuming;
 mod saving;
 mod signals;
