@@ -1,6 +1,7 @@
 //! Steps of random plans on ranks as threads over modelled links, beside their estimates: seconds and peak bytes.
 //!
-//! Run it on an idle machine: `cargo run --release -p weftgrad-planner --example own_runs`.
+//! Run it on an idle machine: `cargo run --release -p weftgrad-planner --example own_runs`. With the argument `picked`,
+//! it runs the plan that a search picks, beside 100 random ones.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +21,9 @@ use numcore::{
     rng::Philox,
 };
 use optim::AdamWConfig;
-use planner::{LinkSpeed, Machine, ModelCosts, OptimizerCosts, PlannedModel, SimulatedStep, TrainingPlan, calibrate};
+use planner::{
+    LinkSpeed, Machine, ModelCosts, OptimizerCosts, PlanSearch, PlannedModel, SimulatedStep, TrainingPlan, calibrate,
+};
 use runtime_cpu::Cpu;
 
 const LENGTH: usize = 64;
@@ -118,7 +121,7 @@ fn drawn(rng: &mut Philox, world: usize) -> Option<TrainingPlan> {
         zero: one(&[0, 1, 2, 3]) as u8,
         schedule: kind.to_string(),
         stages_per_rank: if pipe == 2 { one(&[1, 2]) } else { 1 },
-        micro_batches: one(&[4, 8]),
+        micro_batches: one(&[2, 4, 8, 16]),
         micro_batch: one(&[1, 2, 4]),
         sequence_parallel: tensor > 1 && one(&[0, 1]) == 1,
         ..TrainingPlan::default()
@@ -153,21 +156,61 @@ fn speed(optimizer: &OptimizerCosts) -> Result<()> {
     Ok(())
 }
 
+/// The machine of ranks as threads, calibrated with all of them at once.
+fn calibrated(world: usize) -> Result<Machine> {
+    let machines = Ranks::new(world).run(|_| Ok(Cpu::with_threads(1)), |comm| calibrate(&comm, 8e9))?;
+    Ok(machines[0].clone())
+}
+
+/// Runs the plan that a search picks, and 100 random plans with the same batch.
+fn picked(optimizer: &OptimizerCosts, (world, batch): (usize, usize), bandwidth: f64) -> Result<()> {
+    let link = LinkSpeed { latency: 5e-5, bandwidth };
+    let machine = Machine { node: link, network: link, ..calibrated(world)? };
+    let search = PlanSearch { most_micro_batch: 4, most_stages_per_rank: 2, ..PlanSearch::new(world, batch) };
+    let best = search.run(&machine, optimizer, |plan, mesh| planned(CONFIG, plan, mesh))?.best.swap_remove(0);
+    let run = |plan: &TrainingPlan| measured(plan, Link { latency: Duration::from_micros(50), bandwidth });
+    let own = run(&best.plan)?.0;
+    let (mut rng, mut others) = (Philox::new(2, 0), Vec::new());
+    while others.len() < 100 {
+        let fits = |plan: &TrainingPlan| plan.global_batch() == batch && plan.stages() <= CONFIG.layers;
+        let Some(plan) = drawn(&mut rng, world).filter(fits) else { continue };
+        others.push(run(&plan)?.0);
+    }
+    let again = run(&best.plan)?.0;
+    others.sort_by(f64::total_cmp);
+    let beaten = others.iter().filter(|other| **other > own.max(again)).count();
+    println!(
+        "{world} ranks, {:.0} Gb/s: {:.1} and {:.1} ms, estimated {:.1}; beats {beaten} of 100, {:.1} to {:.1} ms: {}",
+        8e-9 * bandwidth,
+        1e3 * own,
+        1e3 * again,
+        1e3 * best.estimate.step(),
+        1e3 * others[0],
+        1e3 * others[99],
+        best.plan
+    );
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let optimizer = OptimizerCosts::measure(AdamWConfig::default(), DType::F32, false)?;
+    if std::env::args().nth(1).as_deref() == Some("picked") {
+        let ways = [(2, 1.25e9), (2, 0.125e9), (4, 1.25e9), (4, 0.125e9)];
+        return ways.into_iter().try_for_each(|(world, bandwidth)| picked(&optimizer, (world, 32), bandwidth));
+    }
     speed(&optimizer)?;
     let mut rng = Philox::new(1, 0);
     let (mut times, mut peaks) = (Vec::new(), Vec::new());
     for world in [2, 4, 8] {
         let count = if world == 4 { 18 } else { 16 };
-        let machines = Ranks::new(world).run(|_| Ok(Cpu::with_threads(1)), |comm| calibrate(&comm, 8e9))?;
-        println!("{} ranks: {:?}", world, machines[0]);
+        let calibrated = calibrated(world)?;
+        println!("{world} ranks: {calibrated:?}");
         let mut done = 0;
         while done < count {
             let Some(plan) = drawn(&mut rng, world) else { continue };
             let bandwidth = if done % 2 == 0 { 1.25e9 } else { 0.125e9 };
             let link = LinkSpeed { latency: 5e-5, bandwidth };
-            let machine = Machine { node: link, network: link, ..machines[0].clone() };
+            let machine = Machine { node: link, network: link, ..calibrated.clone() };
             let costs = ModelCosts::measure(&plan, true, |mesh| planned(CONFIG, &plan, mesh))?;
             let estimate = SimulatedStep::of(&plan, &costs, &optimizer, &machine)?.estimate;
             let (seconds, peak) = measured(&plan, Link { latency: Duration::from_micros(50), bandwidth })?;

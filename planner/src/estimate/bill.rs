@@ -1,16 +1,15 @@
 //! The exchanges of a training step: what for, among whom, how often, and how many bytes.
 
-use std::ops::Range;
-
 use distributed::{
     buckets::{BucketLimits, BucketPlan, BucketSpec},
     pipeline::{Action, StagePlacement, UnitAction, UnitOp},
-    plan::{Axis, ParallelPlan},
+    plan::Axis,
     zero::ZeroStage,
 };
-use numcore::{ALIGN, DType, Error, Result};
+use numcore::{ALIGN, Error, Result};
 
-use crate::{ModelCosts, ParameterCosts, PartCosts, TrainingPlan};
+use super::state::{StateGroup, StateGroups, Ties, buffers, parameters};
+use crate::{ModelCosts, ParameterCosts, TrainingPlan};
 
 /// The purpose of an exchange, which decides when it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,138 +43,6 @@ pub struct BillRow {
     pub payload: u64,
     /// The bytes that the rank sends.
     pub sent: u64,
-}
-
-/// A group of ranks that exchange gradients or parameters.
-#[derive(Clone, Debug)]
-pub(crate) struct StateGroup {
-    axes: Vec<Axis>,
-    pub(crate) ranks: usize,
-    span: usize,
-}
-
-/// The groups of ranks that have the same parameters, whole or in shards.
-#[derive(Clone, Debug)]
-pub(crate) struct StateGroups {
-    /// The ranks over which gradients are summed.
-    all: StateGroup,
-    /// The ranks that hold the shards of one replica.
-    pub(crate) shard: StateGroup,
-    /// The ranks that hold equal shards, if there are several.
-    replicas: Option<StateGroup>,
-    /// The number of this rank's shard.
-    index: usize,
-}
-
-impl StateGroups {
-    /// The groups of parameters that all ranks of a stage have, for world rank `rank`.
-    pub(crate) fn of(plan: &ParallelPlan, rank: usize) -> Self {
-        let axes = [Axis::Data, Axis::Shard, Axis::Context];
-        let places = axes.map(|axis| plan.coordinate(axis, rank));
-        Self::along(axes.map(|axis| (axis, plan.size(axis))), places, plan.size(Axis::Tensor))
-    }
-
-    /// The groups of experts' parameters: ranks with other experts lie between neighbours.
-    pub(crate) fn of_experts(plan: &ParallelPlan, rank: usize) -> Self {
-        let axes = [Axis::Data, Axis::Shard, Axis::Context];
-        let reader = axes.iter().fold(0, |place, &axis| place * plan.size(axis) + plan.coordinate(axis, rank));
-        let experts = plan.of_experts();
-        let places = axes.map(|axis| experts.coordinate(axis, reader));
-        let stride = plan.size(Axis::Tensor) * plan.size(Axis::Expert);
-        Self::along(axes.map(|axis| (axis, experts.size(axis))), places, stride)
-    }
-
-    /// The groups of [`Sharded`](distributed::zero::Sharded) over ranks along these axes, whose innermost neighbours
-    /// are `stride` ranks apart.
-    fn along(sizes: [(Axis, usize); 3], places: [usize; 3], stride: usize) -> Self {
-        let group = |here: Range<usize>| {
-            let inner: usize = sizes[here.end..].iter().map(|(_, size)| size).product();
-            let ranks: usize = sizes[here.clone()].iter().map(|(_, size)| size).product();
-            let axes = sizes[here].iter().filter(|(_, size)| *size > 1).map(|(axis, _)| *axis).collect();
-            StateGroup { axes, ranks, span: (ranks - 1) * inner * stride + 1 }
-        };
-        let [(_, data), (_, shard), _] = sizes;
-        let whole = shard == 1 || data == 1;
-        let first = usize::from(!whole);
-        let index = (first..3).fold(0, |index, k| index * sizes[k].1 + places[k]);
-        StateGroups { all: group(0..3), shard: group(first..3), replicas: (!whole).then(|| group(0..1)), index }
-    }
-}
-
-/// Parameters of one unit and element type, which lie in one buffer.
-#[derive(Clone, Debug)]
-pub(crate) struct StateBuffer {
-    /// The number of elements, with padding.
-    pub(crate) elements: u64,
-    pub(crate) dtype: DType,
-    /// The number of the unit.
-    pub(crate) unit: usize,
-    /// The element type of gradients; none if the parameters are frozen.
-    pub(crate) gradient: Option<DType>,
-    /// The elements of whose gradients ranks along tensor have parts.
-    partial: Vec<Range<u64>>,
-}
-
-impl StateBuffer {
-    pub(crate) fn values(&self) -> u64 {
-        self.elements * self.dtype.size() as u64
-    }
-
-    pub(crate) fn gradients(&self) -> u64 {
-        self.gradient.map_or(0, |dtype| self.elements * dtype.size() as u64)
-    }
-
-    /// The elements of shard `index` of `of` whose gradients are parts of sums along tensor.
-    fn partial_of(&self, index: usize, of: usize) -> u64 {
-        let len = self.elements / of as u64;
-        let (start, end) = (index as u64 * len, (index as u64 + 1) * len);
-        let within = |range: &Range<u64>| range.end.min(end).saturating_sub(range.start.max(start));
-        self.partial.iter().map(within).sum()
-    }
-}
-
-/// The parameters of a stage, in order, that experts have or that others have. A tied parameter is there once.
-pub(crate) fn parameters(stage: &[PartCosts], experts: bool) -> Vec<&ParameterCosts> {
-    let all = || stage.iter().flat_map(|part| &part.parameters);
-    let mut last = None;
-    let is_new = |parameter: &&ParameterCosts| {
-        // Numbers ascend, but for those of copies.
-        if last.is_none_or(|last| parameter.origin > last) {
-            last = Some(parameter.origin);
-            return true;
-        }
-        let before = all().take_while(|other| !std::ptr::eq(*other, *parameter));
-        !before.into_iter().any(|other| other.origin == parameter.origin)
-    };
-    all().filter(is_new).filter(|parameter| parameter.expert == experts).collect()
-}
-
-/// The buffers of ZeRO's units, or one for each element type where nothing is sharded.
-pub(crate) fn buffers(of: &[&ParameterCosts], units: bool, ranks: usize, main_gradients: bool) -> Vec<StateBuffer> {
-    let mut found: Vec<StateBuffer> = Vec::new();
-    for parameter in of {
-        let (dtype, unit) = (parameter.dtype, if units { parameter.unit } else { 0 });
-        let gradient = parameter.trained.then(|| parameter.gradient(main_gradients));
-        let same = |other: &&mut StateBuffer| (other.unit, other.dtype, other.gradient) == (unit, dtype, gradient);
-        // Parameters of a unit follow each other.
-        let at = found.iter_mut().rev().find(same);
-        let buffer = match at {
-            Some(buffer) => buffer,
-            None => {
-                found.push(StateBuffer { elements: 0, dtype, unit, gradient, partial: Vec::new() });
-                let last = found.len() - 1;
-                &mut found[last]
-            }
-        };
-        if parameter.partial && parameter.trained {
-            buffer.partial.push(buffer.elements..buffer.elements + parameter.elements());
-        }
-        buffer.elements += parameter.elements().next_multiple_of((ALIGN / dtype.size()) as u64);
-    }
-    for buffer in &mut found {
-        buffer.elements = buffer.elements.next_multiple_of((ranks * ALIGN / buffer.dtype.size()) as u64);
-    }
-    found
 }
 
 /// The rows of a bill.
@@ -215,7 +82,7 @@ impl Rows {
         if !sharded {
             self.buckets(plan, &groups.all, of);
         }
-        let all = buffers(of, sharded, shards, plan.main_gradients);
+        let all = buffers(of, sharded.then_some(&step.ties), shards, plan.main_gradients);
         // The root stays gathered from its first use in a step to the end. Backward begins with the unit that forward
         // ended with.
         let last = all.iter().map(|buffer| buffer.unit).max();
@@ -252,6 +119,37 @@ impl Rows {
                     self.all_reduce(Purpose::Gradients, replicas, buffer.elements / shards as u64, dtype.size());
                 }
             }
+        }
+    }
+
+    /// The sum of the gradients of a parameter's copies in several stages, of which `stage` has the first of this rank.
+    fn tied(
+        &mut self,
+        step: &Step<'_>,
+        groups: &StateGroups,
+        placement: &StagePlacement,
+        stage: usize,
+        of: &[&ParameterCosts],
+    ) {
+        let pipe = along(step.plan, Axis::Pipe);
+        for parameter in of.iter().filter(|parameter| parameter.trained) {
+            let stages = step.ties.stages(parameter);
+            let mut holders: Vec<usize> = stages.iter().filter_map(|&k| placement.rank_of(k)).collect();
+            holders.sort_unstable();
+            holders.dedup();
+            let [Some(first), Some(last)] = [holders.first(), holders.last()] else { continue };
+            if stages.iter().find(|&&k| placement.together(k, stage)) != Some(&stage) {
+                continue;
+            }
+            let span = (last - first) * (pipe.span - 1) / (pipe.ranks - 1) + 1;
+            let group = StateGroup { ranks: holders.len(), span, ..pipe.clone() };
+            let shards = if step.zero == ZeroStage::None { 1 } else { groups.shard.ranks };
+            let sharded = (shards > 1).then_some(&step.ties);
+            let elements = match sharded {
+                None => parameter.elements(),
+                Some(_) => buffers(&[parameter], sharded, shards, step.plan.main_gradients)[0].elements / shards as u64,
+            };
+            self.all_reduce(Purpose::Gradients, &group, elements, parameter.gradient(step.plan.main_gradients).size());
         }
     }
 
@@ -299,12 +197,13 @@ pub(super) fn span(plan: &TrainingPlan, axis: Axis) -> usize {
 struct Step<'a> {
     plan: &'a TrainingPlan,
     zero: ZeroStage,
+    ties: Ties,
 }
 
 /// The exchanges of world rank `rank` in a step, as
 /// [`CountingCommunicator`](distributed::comm::CountingCommunicator) counts them from the third step on. Clipped norms
-/// and other decisions are left out. So are sums of a parameter's copies in several stages, and layers that exchange
-/// along data. Shards are those of elementwise rules; Muon, LAMB and Adafactor have others.
+/// and other decisions are left out. So are layers that exchange along data. A parameter's copies in several stages are
+/// billed along pipe, though ranks without a copy take no part. Shards are those of elementwise rules; Muon, LAMB and Adafactor have others.
 ///
 /// # Errors
 /// Fails for a plan that [`TrainingPlan::check`] refuses.
@@ -335,7 +234,7 @@ pub(crate) fn bill_of(
     gathers: &dyn Fn(usize) -> Option<u64>,
 ) -> Result<Vec<BillRow>> {
     let (ranks, stages) = (plan.parallel()?, placement.stages());
-    let step = Step { plan, zero: plan.zero_stage()? };
+    let step = Step { plan, zero: plan.zero_stage()?, ties: Ties::of(costs, stages) };
     let (of_all, of_experts) = (StateGroups::of(&ranks, rank), StateGroups::of_experts(&ranks, rank));
     let (pipe, m) = (along(plan, Axis::Pipe), plan.micro_batches as u64);
     // A transfer is between neighbours.
@@ -360,7 +259,9 @@ pub(crate) fn bill_of(
             rows.add(Purpose::Stages, &pipe, "send", [m, all, all]);
             rows.add(Purpose::Stages, &pipe, "recv", [m, all, 0]);
         }
-        rows.state(&step, &of_all, &parameters(parts, false), gathers(stage));
+        let whole = parameters(parts, false);
+        rows.state(&step, &of_all, &whole, gathers(stage));
+        rows.tied(&step, &of_all, placement, stage, &whole);
         rows.state(&step, &of_experts, &parameters(parts, true), gathers(stage));
     }
     let readers = ranks.world() / plan.tensor;

@@ -4,8 +4,8 @@ use distributed::{pipeline::StagePlacement, zero::ZeroStage};
 use numcore::Result;
 
 use super::{
-    bill::{StateGroups, buffers, parameters},
     bubble::{in_flight, splits},
+    state::{StateGroups, Ties, buffers, parameters},
 };
 use crate::{ModelCosts, OptimizerCosts, PartCosts, TrainingPlan};
 
@@ -42,6 +42,7 @@ pub(crate) fn memory_of(
     let stages: Vec<usize> = placement.stages_on(rank).collect();
     let (ranks, zero, kind) = (plan.parallel()?, plan.zero_stage()?, plan.kind()?);
     let groups = [StateGroups::of(&ranks, 0), StateGroups::of_experts(&ranks, 0)];
+    let ties = (zero != ZeroStage::None).then(|| Ties::of(costs, plan.stages()));
     let mut memory = MemoryEstimate::default();
     let (mut saved, mut messages, mut root, mut largest, mut whole) = (0, 0, 0, [0, 0], Vec::new());
     for &stage in &stages {
@@ -55,7 +56,7 @@ pub(crate) fn memory_of(
         messages = messages.max(costs.messages(stage, placement));
         for (experts, groups) in [false, true].into_iter().zip(&groups) {
             let shards = if zero == ZeroStage::None { 1 } else { groups.shard.ranks };
-            for buffer in buffers(&parameters(parts, experts), zero != ZeroStage::None, shards, plan.main_gradients) {
+            for buffer in buffers(&parameters(parts, experts), ties.as_ref(), shards, plan.main_gradients) {
                 let share = |sharded: bool, bytes: u64| if sharded { bytes / shards as u64 } else { bytes };
                 memory.parameters += share(zero.shards_parameters(), buffer.values());
                 memory.gradients += share(zero.shards_gradients(), buffer.gradients());

@@ -3,6 +3,7 @@
 mod bill;
 mod bubble;
 mod memory;
+mod state;
 
 use distributed::{pipeline::ScheduleKind, plan::Axis};
 use numcore::Result;
@@ -198,11 +199,11 @@ impl Estimate {
 /// The trained elements that a rank updates.
 fn updated_elements(plan: &TrainingPlan, costs: &ModelCosts, stages: &[usize]) -> Result<f64> {
     let ranks = plan.parallel()?;
-    let groups = [bill::StateGroups::of(&ranks, 0), bill::StateGroups::of_experts(&ranks, 0)];
+    let groups = [state::StateGroups::of(&ranks, 0), state::StateGroups::of_experts(&ranks, 0)];
     let mut elements = 0.0;
     for parts in stages.iter().map(|&stage| costs.stage(stage, plan.stages())) {
         for (experts, groups) in [false, true].into_iter().zip(&groups) {
-            let trained = bill::parameters(parts, experts).into_iter().filter(|p| p.trained).map(|p| p.elements());
+            let trained = state::parameters(parts, experts).into_iter().filter(|p| p.trained).map(|p| p.elements());
             let shards = if plan.zero == 0 { 1 } else { groups.shard.ranks };
             elements += trained.sum::<u64>() as f64 / shards as f64;
         }

@@ -93,7 +93,11 @@ fn assert_billed(plan: &TrainingPlan, costs: &ModelCosts, build: impl Fn(&Mesh<C
 }
 
 fn assert_gpt_billed(plan: &TrainingPlan, layers: usize) {
-    let config = GptConfig { layers, ..gpt() };
+    assert_billed_with(plan, GptConfig { layers, ..gpt() });
+}
+
+fn assert_billed_with(plan: &TrainingPlan, config: GptConfig) {
+    let layers = config.layers;
     let costs = gpt_costs(plan, config, layers.max(plan.stages()), |_| ());
     assert_billed(plan, &costs, |mesh| build(mesh, plan, config));
 }
@@ -143,6 +147,22 @@ fn planner_volumes_of_every_schedule_are_those_that_ranks_exchange() {
     let cut = TrainingPlan { pipe: 2, tensor: 2, sequence_parallel: true, zero: 1, micro_batches: 4, ..base() };
     assert_gpt_billed(&cut, 4);
     assert_gpt_billed(&TrainingPlan { pipe: 2, context: 2, data: 2, tensor: 1, ..cut }, 4);
+}
+
+/// The first and the last stage have copies of the table of tokens, whose gradients are summed.
+#[test]
+fn planner_volumes_of_tied_stages_are_those_that_ranks_exchange() {
+    for (zero, data, v) in [(0, 1, 1), (0, 2, 2), (1, 2, 1), (2, 3, 1), (3, 2, 1), (3, 2, 2)] {
+        for kind in ScheduleKind::ALL {
+            let schedule = kind.to_string();
+            let plan = TrainingPlan { pipe: 2, data, zero, schedule, stages_per_rank: v, micro_batches: 4, ..base() };
+            if plan.check().is_ok() {
+                assert_billed_with(&plan, GptConfig { layers: 2 * v, tied_head: true, ..gpt() });
+            }
+        }
+    }
+    let plan = TrainingPlan { pipe: 2, tensor: 2, micro_batches: 2, ..base() };
+    assert_billed_with(&plan, GptConfig { tied_head: true, ..gpt() });
 }
 
 /// Experts over ranks that have other experts, with copies of each.
