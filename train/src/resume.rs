@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use data::State;
 use distributed::{
     checkpoint::{CheckpointPart, Checkpointed, Wanted},
     train::CheckpointNotes,
@@ -32,6 +31,7 @@ pub enum Resume {
 
 /// Keys of the loop in the notes of a checkpoint.
 const DATA: &str = "trainer/data";
+const LOG: &str = "trainer/log";
 const TOKENS: &str = "trainer/tokens";
 const ELAPSED: &str = "trainer/elapsed";
 const CHECKED: &str = "trainer/checked";
@@ -43,10 +43,11 @@ const CALLBACK: &str = "callback/";
 /// The callbacks of a run.
 pub(crate) type Callbacks<'a, R, M, B> = Vec<Box<dyn Callback<R, M, B> + 'a>>;
 
-/// Makes the notes of a checkpoint: the state of loop and callbacks.
+/// Makes the notes of a checkpoint: the state of loop and callbacks, and the place in the log of the run.
 pub(crate) fn notes<R: Runtime, M, B>(
     state: &RunState,
     data: String,
+    log: Option<u64>,
     callbacks: &Callbacks<'_, R, M, B>,
 ) -> CheckpointNotes {
     let mut notes = CheckpointNotes::from([
@@ -55,6 +56,7 @@ pub(crate) fn notes<R: Runtime, M, B>(
         (ELAPSED.into(), state.progress.elapsed.as_nanos().to_string()),
         (CHECKED.into(), state.checked.as_nanos().to_string()),
     ]);
+    notes.extend(log.map(|place| (LOG.into(), place.to_string())));
     if state.owes_evaluation {
         notes.insert(OWES_EVALUATION.into(), String::new());
     }
@@ -69,14 +71,16 @@ pub(crate) fn notes<R: Runtime, M, B>(
     notes
 }
 
-/// The place in the data that the notes of a checkpoint have, whatever the order of its loader.
-pub(crate) fn data_state(notes: &CheckpointNotes) -> Option<State> {
-    notes.get(DATA)?.split_once(" of ")?.0.parse().ok()
+/// The place in the log of a run after whose lines the state of a checkpoint was made.
+pub(crate) fn log_place(notes: &CheckpointNotes) -> Option<u64> {
+    notes.get(LOG)?.parse().ok()
 }
 
 /// The parsed notes of a checkpoint, read before anything is changed.
 pub(crate) struct ResumedNotes {
     pub data: String,
+    /// The place in the log of the run.
+    pub log: Option<u64>,
     tokens: f64,
     pub elapsed: Duration,
     /// The time up to which intervals of time were checked.
@@ -105,6 +109,7 @@ impl ResumedNotes {
         let evaluated = evaluated.map(|(name, value)| Ok((name.into(), number(name, value)?)));
         Ok(ResumedNotes {
             data: text(DATA)?.clone(),
+            log: log_place(notes),
             tokens: number(TOKENS, text(TOKENS)?)?,
             elapsed: nanos(ELAPSED)?,
             checked: nanos(CHECKED)?,

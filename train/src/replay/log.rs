@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{Read, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -10,6 +10,8 @@ use std::{
 use data::State;
 use numcore::{Error, Result};
 use serde_json::{Value, json};
+
+use crate::Length;
 
 /// The file in a folder of checkpoints.
 const FILE: &str = "replay.jsonl";
@@ -19,23 +21,25 @@ const FILE: &str = "replay.jsonl";
 pub(crate) enum LogLine {
     World(WorldLine),
     Step(StepLine),
+    /// The run went back to a checkpoint, with another place in the data.
+    Back,
     /// A hash of the state of all ranks, after the step of the line before.
     State {
         hash: u64,
     },
 }
 
-/// Ranks begin, or go on from a state, or back to one.
+/// Ranks begin, or go on from a state.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WorldLine {
     pub ranks: usize,
     /// The number of updates so far.
     pub step: u64,
-    pub at: State,
+    pub until: Length,
     /// The folder that the state came from, if it is another than the log's.
     pub from: Option<PathBuf>,
-    /// True if the ranks went back to the state, with another place in the data.
-    pub back: bool,
+    /// The place in this log, in bytes, after whose lines the state was made.
+    pub after: Option<u64>,
 }
 
 /// A step is about to be taken.
@@ -56,6 +60,8 @@ pub(crate) struct StepLine {
 pub(crate) struct RunLog {
     path: PathBuf,
     file: File,
+    /// The places before and after the last line, in bytes.
+    pub last: (u64, u64),
 }
 
 impl RunLog {
@@ -66,15 +72,12 @@ impl RunLog {
             fs::create_dir_all(folder)?;
             // Each line goes to the end, whoever else writes.
             let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
-            // A line that a killed process left incomplete is dropped.
-            let mut text = Vec::new();
-            file.read_to_end(&mut text)?;
-            let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1) as u64;
-            file.set_len(if from_scratch { 0 } else { whole })?;
+            let whole = if from_scratch { 0 } else { whole_lines(&mut file)? };
+            file.set_len(whole)?;
             Ok(file)
         };
         let file = open().map_err(|e| Error::io(&path, e))?;
-        let mut log = RunLog { path, file };
+        let mut log = RunLog { path, file, last: (0, 0) };
         log.write(&LogLine::World(world))?;
         Ok(log)
     }
@@ -86,30 +89,60 @@ impl RunLog {
 
     pub(crate) fn write(&mut self, line: &LogLine) -> Result<()> {
         let text = format!("{}\n", line.to_json());
-        self.file.write_all(text.as_bytes()).map_err(|e| Error::io(&self.path, e))
+        let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.stream_position());
+        let end = written.map_err(|e| Error::io(&self.path, e))?;
+        self.last = (end - text.len() as u64, end);
+        Ok(())
     }
 
-    /// Reads the log in a folder. A last line that is incomplete is left out.
-    pub(crate) fn read(folder: &Path) -> Result<Vec<LogLine>> {
+    /// Reads the log in a folder: each line, with the place after it in bytes. A last line that is incomplete is left
+    /// out.
+    pub(crate) fn read(folder: &Path) -> Result<Vec<(u64, LogLine)>> {
         let path = folder.join(FILE);
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
-        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        let line = |(number, text): (usize, &str)| {
+        let (mut end, mut lines) = (0, Vec::new());
+        for text in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+            end += text.len() as u64;
             let line = serde_json::from_str(text).ok().and_then(|value: Value| LogLine::of_json(&value));
-            let why = || format!("line {} is no line of a run's log: `{text}`", number + 1);
-            line.ok_or_else(|| Error::format(path.display().to_string(), why()))
-        };
-        whole.lines().enumerate().map(line).collect()
+            let why = || format!("line {} is no line of a run's log: `{}`", lines.len() + 1, text.trim_end());
+            let line = line.ok_or_else(|| Error::format(path.display().to_string(), why()))?;
+            lines.push((end, line));
+        }
+        Ok(lines)
     }
+}
+
+/// The size of a log without the last line, if a killed process left that incomplete.
+fn whole_lines(file: &mut File) -> io::Result<u64> {
+    let size = file.seek(SeekFrom::End(0))?;
+    let (mut from, mut tail) = (size, Vec::new());
+    while from > 0 {
+        let part = from.min(1 << 12);
+        from -= part;
+        file.seek(SeekFrom::Start(from))?;
+        tail.clear();
+        Read::by_ref(file).take(part).read_to_end(&mut tail)?;
+        if let Some(end) = tail.iter().rposition(|byte| *byte == b'\n') {
+            return Ok(from + end as u64 + 1);
+        }
+    }
+    Ok(0)
 }
 
 impl LogLine {
     fn to_json(&self) -> Value {
         match self {
-            LogLine::World(WorldLine { ranks, step, at, from, back }) => {
+            LogLine::World(WorldLine { ranks, step, until, from, after }) => {
                 let from = from.as_ref().map(|path| path.to_string_lossy());
-                json!({ "ranks": ranks, "step": step, "at": at.to_string(), "from": from, "back": back })
+                let (unit, most) = match until {
+                    Length::Steps(n) => ("steps", json!(n)),
+                    Length::Epochs(n) => ("epochs", json!(n)),
+                    Length::Tokens(n) => ("tokens", json!(n)),
+                    Length::Seconds(s) => ("seconds", json!(s)),
+                };
+                json!({ "ranks": ranks, "step": step, "until": { unit: most }, "from": from, "after": after })
             }
+            LogLine::Back => json!({ "back": true }),
             LogLine::Step(StepLine { step, at, elapsed, shares, .. }) => {
                 let mut line = json!({ "step": step, "at": at.to_string(), "ns": elapsed.as_nanos() as u64 });
                 if let Some(shares) = shares {
@@ -125,18 +158,29 @@ impl LogLine {
         if let Some(hash) = line["hash"].as_str() {
             return Some(LogLine::State { hash: u64::from_str_radix(hash, 16).ok()? });
         }
+        if line["back"].as_bool() == Some(true) {
+            return Some(LogLine::Back);
+        }
         let step = line["step"].as_u64()?;
-        let at = || line["at"].as_str()?.parse().ok();
         if let Some(ranks) = line["ranks"].as_u64() {
+            let ranks = usize::try_from(ranks).ok()?;
+            let (unit, most) = line["until"].as_object()?.iter().next()?;
+            let until = match unit.as_str() {
+                "steps" => Length::Steps(most.as_u64()?),
+                "epochs" => Length::Epochs(most.as_f64()?),
+                "tokens" => Length::Tokens(most.as_u64()?),
+                "seconds" => Length::Seconds(most.as_f64()?),
+                _ => return None,
+            };
             let from = line["from"].as_str().map(PathBuf::from);
-            let (ranks, back) = (usize::try_from(ranks).ok()?, line["back"].as_bool()?);
-            return Some(LogLine::World(WorldLine { ranks, step, at: at()?, from, back }));
+            return Some(LogLine::World(WorldLine { ranks, step, until, from, after: line["after"].as_u64() }));
         }
         let shares = match &line["shares"] {
             Value::Null => None,
             shares => Some(shares.as_array()?.iter().map(Value::as_f64).collect::<Option<_>>()?),
         };
         let elapsed = Duration::from_nanos(line["ns"].as_u64()?);
-        Some(LogLine::Step(StepLine { step, at: at()?, elapsed, shares, hash: None }))
+        let at = line["at"].as_str()?.parse().ok()?;
+        Some(LogLine::Step(StepLine { step, at, elapsed, shares, hash: None }))
     }
 }

@@ -29,13 +29,14 @@ use parking_lot::Mutex;
 pub(crate) use self::log::{LogLine, RunLog, StepLine, WorldLine};
 pub use self::report::{ReplayedCall, ReplayedRank, ReplayedStep, ReplayedValue};
 use self::route::Route;
+use crate::Length;
 
 /// One step of a run, to be taken again from the nearest checkpoint, to the same bits, by ranks that are threads of
 /// this process.
 ///
 /// A [`Trainer`](crate::Trainer) that saves checkpoints keeps a log beside them, `replay.jsonl`. It has what the run
-/// does not compute: numbers of ranks, places in the data, times, and measured shares. Everything else follows from the
-/// checkpoint and the program. Ranks that are processes sum in the order of threads, so a replay on one machine has
+/// does not compute: numbers of ranks, lengths, places in the data, times, and measured shares. The rest follows from
+/// the checkpoint and the program. Ranks that are processes sum in the order of threads, so a replay on one machine has
 /// the bits of a run on many.
 ///
 /// The program is the one that trained, as a function of its communicator. Within a replay its trainer goes on from the
@@ -182,19 +183,19 @@ impl StepReplay {
         let scratch = Scratch::new(&self.scratch);
         // The step itself is a leg of its own.
         if let Some(leg) = route.legs.last_mut().filter(|leg| leg.steps.len() > 1) {
-            let (ranks, steps) = (leg.ranks, leg.steps.split_off(leg.steps.len() - 1));
-            route.legs.push(route::Leg { ranks, steps });
+            let (ranks, until, steps) = (leg.ranks, leg.until, leg.steps.split_off(leg.steps.len() - 1));
+            route.legs.push(route::Leg { ranks, until, steps });
         }
         let begun = route.from.as_ref().map(|(_, step)| *step);
         let (mut from, last) = (route.from, route.legs.len() - 1);
-        for (k, route::Leg { ranks, steps }) in route.legs.into_iter().enumerate() {
+        for (k, route::Leg { ranks, until, steps }) in route.legs.into_iter().enumerate() {
             let then = if k == last {
                 LegEnd::Observe { values_of: self.values_of }
             } else {
                 LegEnd::Save(Folder::new(scratch.0.join(k.to_string())))
             };
             let (of, results) = (Folder::new(&self.folder), Mutex::new(BTreeMap::new()));
-            let leg = Arc::new(ReplayedLeg { ranks, of, from: from.take(), steps, then, results });
+            let leg = Arc::new(ReplayedLeg { ranks, until, of, from: from.take(), steps, then, results });
             let outcome = run(&leg);
             // The state before this leg is not needed again.
             let _ = k.checked_sub(1).map(|before| fs::remove_dir_all(scratch.0.join(before.to_string())));
@@ -240,6 +241,8 @@ thread_local! {
 /// Steps of one world that are taken again.
 pub(crate) struct ReplayedLeg {
     ranks: usize,
+    /// The length of the run, which may have been another one later.
+    pub until: Length,
     /// The folder of the run.
     pub of: Folder,
     /// The checkpoint to go on from; none to begin from scratch.

@@ -61,7 +61,7 @@ where
         }
         self.count_tokens()?;
         self.finish_saves()?;
-        let notes = self.notes_at(self.batches.state());
+        let notes = self.notes_now();
         let state = combined_state(&mut self.engine.step, &mut self.callbacks);
         let Some(Commits { world, .. }) = &mut self.elastic else { return Ok(()) };
         world.commit(self.state.progress.step, &state, &notes)

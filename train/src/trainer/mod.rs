@@ -13,6 +13,7 @@ mod saving;
 mod setup;
 mod shares;
 mod start;
+mod step_log;
 mod train_loop;
 
 pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};

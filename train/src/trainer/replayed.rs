@@ -16,16 +16,11 @@ use distributed::{
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
-use super::{
-    saving::{combined_state, saved_in},
-    shares::own_batches,
-    start::is_same,
-    train_loop::TrainLoop,
-};
+use super::{saving::combined_state, shares::own_batches, start::is_same, step_log::StepLog, train_loop::TrainLoop};
 use crate::{
+    Progress,
     hash::hash_of,
-    replay::{LegEnd, LogLine, ReplayedCall, ReplayedLeg, ReplayedRank, ReplayedValue, RunLog, StepLine, WorldLine},
-    sink::Value,
+    replay::{LegEnd, LogLine, ReplayedCall, ReplayedLeg, ReplayedRank, ReplayedValue, RunLog, StepLine},
 };
 
 impl<R, M, S, B, F> TrainLoop<'_, R, M, S, B, F>
@@ -35,73 +30,32 @@ where
     F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
-    /// Opens the log beside the checkpoints of the first callback that saves, on the rank that writes.
-    pub(super) fn begin_log(&mut self) {
-        let folder = saved_in(&self.callbacks).into_iter().next();
-        let Some(folder) = folder.filter(|_| self.state.saves && self.is_rank_zero) else { return };
-        let other = self.resumed_from.as_ref().filter(|from| !is_same(from, &folder)).map(Folder::path);
-        let from = other.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()));
-        let world = WorldLine { from, ..self.world_line() };
-        match RunLog::begin(folder.path(), self.state.from_scratch, world) {
-            Ok(log) => self.log = Some(log),
-            Err(error) => self.end_log(&error),
-        }
-    }
-
-    /// Writes a line to the log.
-    fn write_log(&mut self, line: &LogLine) {
-        if let Some(Err(error)) = self.log.as_mut().map(|log| log.write(line)) {
-            self.end_log(&error);
-        }
-    }
-
-    /// Goes on without a log, which no run is worth to end for.
-    fn end_log(&mut self, error: &Error) {
-        self.log = None;
-        self.state.measure("replay/failure", Value::Text(error.to_string()));
-    }
-
-    fn world_line(&self) -> WorldLine {
-        let (ranks, step) = (self.engine.step.ranks().everyone.size(), self.state.progress.step);
-        WorldLine { ranks, step, at: self.place(), from: None, back: false }
-    }
-
     /// Logs that the run has gone back to a checkpoint.
     pub(super) fn log_back(&mut self) {
         self.take_position();
-        let world = WorldLine { back: true, ..self.world_line() };
-        self.write_log(&LogLine::World(world));
-    }
-
-    fn place(&self) -> State {
-        State { epoch: self.state.progress.epoch, position: self.state.progress.position }
+        self.log.write(&LogLine::Back, &mut self.state);
     }
 
     /// Logs that a step is about to be taken; in a replay, takes from the log what the step does not compute.
     pub(super) fn log_step(&mut self) -> Result<()> {
-        let (step, at) = (self.state.progress.step + 1, self.place());
-        if let Some(leg) = &self.replay {
-            let Some(line) = leg.steps.get(self.replayed) else {
-                return Err(Error::internal("StepReplay", "a leg has no step left"));
-            };
-            if (line.step, line.at) != (step, at) {
-                return Err(
-                    leg.parted(step, format!("it is at {at}, and the run took step {} at {}", line.step, line.at))
-                );
-            }
-            self.replayed += 1;
-            let now = self.engine.shares.as_ref().map(SpeedShares::ratios);
-            if line.shares.as_deref() != now {
-                let given = line.shares.clone();
-                self.set_shares(given.map(SpeedShares::of).transpose()?)?;
-            }
-            return Ok(());
-        }
-        if self.log.is_none() {
-            return Ok(());
-        }
+        let Progress { epoch, position, elapsed, step, .. } = self.state.progress;
+        let (step, at) = (step + 1, State { epoch, position });
         let shares = self.engine.shares.as_ref().map(|shares| shares.ratios().to_vec());
-        self.write_log(&LogLine::Step(StepLine { step, at, elapsed: self.state.progress.elapsed, shares, hash: None }));
+        let StepLog::Replayed { leg, taken } = &mut self.log else {
+            self.log.write(&LogLine::Step(StepLine { step, at, elapsed, shares, hash: None }), &mut self.state);
+            return Ok(());
+        };
+        let Some(line) = leg.steps.get(*taken) else {
+            return Err(Error::internal("StepReplay", "a leg has no step left"));
+        };
+        if (line.step, line.at) != (step, at) {
+            return Err(leg.parted(step, format!("it is at {at}, and the run took step {} at {}", line.step, line.at)));
+        }
+        *taken += 1;
+        if line.shares != shares {
+            let given = line.shares.clone();
+            self.set_shares(given.map(SpeedShares::of).transpose()?)?;
+        }
         Ok(())
     }
 
@@ -115,23 +69,22 @@ where
 
     /// Logs a hash of the state after a step, if that is due; in a replay, compares it with that of the run.
     pub(super) fn log_state(&mut self) -> Result<()> {
-        let step = self.state.progress.step;
-        let line = self.replay.as_ref().and_then(|leg| leg.steps.get(self.replayed.checked_sub(1)?));
-        let known = line.and_then(|line| line.hash);
-        let is_due = self.hash_state.as_ref().is_some_and(|every| self.state.is_due(every));
-        if known.is_none() && (self.replay.is_some() || !is_due || !self.state.saves) {
+        let known = self.log.taken_line().and_then(|line| line.hash);
+        let is_due = match &self.log {
+            StepLog::Kept { hash_every, .. } => hash_every.as_ref().is_some_and(|every| self.state.is_due(every)),
+            _ => known.is_some(),
+        };
+        if !is_due {
             return Ok(());
         }
         let hash = self.state_hash()?;
-        match (&self.replay, known) {
+        self.log.write(&LogLine::State { hash }, &mut self.state);
+        match (self.log.leg(), known) {
             (Some(leg), Some(known)) if known != hash => {
-                Err(leg.parted(step, format!("the state after it has hash {hash:016x}, and had {known:016x}")))
+                let why = format!("the state after it has hash {hash:016x}, and had {known:016x}");
+                Err(leg.parted(self.state.progress.step, why))
             }
-            (Some(_), _) => Ok(()),
-            (None, _) => {
-                self.write_log(&LogLine::State { hash });
-                Ok(())
-            }
+            _ => Ok(()),
         }
     }
 
@@ -148,26 +101,31 @@ where
         Ok(hash_of(all.as_flattened()))
     }
 
-    /// Ends the leg of a replay before the next step, if it has no more; the error ends the run on all ranks.
+    /// Saves the state after the last step of a leg of a replay; the error ends the run on all ranks.
     pub(super) fn end_leg(&mut self) -> Result<()> {
-        let Some(leg) = self.replay.clone() else { return Ok(()) };
+        let StepLog::Replayed { leg, taken } = &self.log else { return Ok(()) };
+        let leg = leg.clone();
         match &leg.then {
-            LegEnd::Save(folder) if self.replayed == leg.steps.len() => {
+            LegEnd::Save(folder) if *taken == leg.steps.len() => {
                 self.save_leg(folder)?;
                 Err(leg.done(self.engine.step.ranks().everyone.rank(), None))
             }
-            LegEnd::Observe { values_of } => {
-                self.begin_step()?;
-                let rank = self.observe(*values_of)?;
-                Err(leg.done(rank.rank, Some(rank)))
-            }
-            LegEnd::Save(_) => Ok(()),
+            _ => Ok(()),
         }
+    }
+
+    /// Takes the step that a leg of a replay observes; the error ends the run on all ranks.
+    pub(super) fn observe_leg(&mut self) -> Result<()> {
+        let Some(leg) = self.log.leg().cloned() else { return Ok(()) };
+        let LegEnd::Observe { values_of } = leg.then else { return Ok(()) };
+        self.begin_step()?;
+        let rank = self.observe(values_of)?;
+        Err(leg.done(rank.rank, Some(rank)))
     }
 
     fn save_leg(&mut self, folder: &Folder) -> Result<()> {
         self.count_tokens()?;
-        let notes = self.notes_at(self.batches.state());
+        let notes = self.notes_now();
         let comm = self.engine.step.ranks().everyone.clone();
         let state = combined_state(&mut self.engine.step, &mut self.callbacks);
         folder.save(&comm, self.state.progress.step, &state, &notes)?;

@@ -33,9 +33,14 @@ where
         agreed.save.map_or(Ok(()), |which| self.save(which))
     }
 
-    /// The notes of a checkpoint whose run goes on from a place in the data.
-    pub(super) fn notes_at(&self, at: State) -> CheckpointNotes {
-        notes(&self.state, self.loader.note(at), &self.callbacks)
+    /// The notes of a checkpoint of the present state.
+    pub(super) fn notes_now(&self) -> CheckpointNotes {
+        self.notes_at(self.batches.state(), self.log.last_line().map(|(_, after)| after))
+    }
+
+    /// The notes of a checkpoint whose run goes on from a place in the data, and from one in the log.
+    fn notes_at(&self, at: State, log: Option<u64>) -> CheckpointNotes {
+        notes(&self.state, self.loader.note(at), log, &self.callbacks)
     }
 
     /// Copies the state to the host, and sends it to the callbacks that save.
@@ -46,7 +51,7 @@ where
         self.count_tokens()?;
         // All ranks know the result of the previous save before callbacks give their state.
         self.finish_saves()?;
-        let notes = self.notes_at(self.batches.state());
+        let notes = self.notes_now();
         let state = Snapshot::of(&combined_state(&mut self.engine.step, &mut self.callbacks))?;
         let snapshot = Arc::new(RunSnapshot { step: self.state.progress.step, state, notes });
         self.fire(&Event::Save { snapshot: &snapshot, all: which == Selection::All })?;
@@ -97,7 +102,8 @@ where
         if self.engine.step.global_step() != step || self.count_tokens().is_err() {
             return None;
         }
-        let notes = self.notes_at(State { epoch, position });
+        let before_step = self.log.last_line().map(|(before, _)| before);
+        let notes = self.notes_at(State { epoch, position }, before_step);
         let state = Snapshot::of(&combined_state(&mut self.engine.step, &mut self.callbacks)).ok()?;
         Some(RunSnapshot { step, state, notes })
     }

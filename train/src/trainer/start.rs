@@ -24,11 +24,12 @@ use super::{
     engine::StepWithLoss,
     saving::{load, load_step, saved_in},
     shares::own_batches,
+    step_log::StepLog,
     train_loop::{Clock, TrainLoop},
 };
 use crate::{
     Interval, Length, Progress, Resume,
-    replay::ReplayedLeg,
+    replay::{ReplayedLeg, WorldLine},
     resume::{Callbacks, ResumedNotes},
     run::RunState,
 };
@@ -64,6 +65,7 @@ where
         let replay = all_ok(comm, "StepReplay", ReplayedLeg::current())?;
         if let Some(leg) = &replay {
             all_ok(comm, "StepReplay", leg.check(&trainer.step, &saved_in(&trainer.callbacks)))?;
+            trainer.length = leg.until;
             trainer.sinks.clear();
         }
         // After ranks have left an elastic world, rank 0 may be another process than the first world's rank 0.
@@ -151,12 +153,12 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         all_ok(&comm, "Trainer", check_tensors(&mut self.callbacks))?;
         state.is_elastic = self.elastic.is_some();
         state.saves &= replay.is_none();
-        let folder = self.callbacks.iter().find_map(|callback| callback.folder()).filter(|_| state.saves);
-        if let (Some(commits), Some(folder)) = (&mut self.elastic, folder) {
+        let folder = self.callbacks.iter().find_map(|callback| callback.folder()).filter(|_| state.saves).cloned();
+        if let (Some(commits), Some(folder)) = (&mut self.elastic, &folder) {
             commits.world.save_orphaned_in(folder);
         }
         let locks = self.lock_folders(&comm, &state)?;
-        let (mut at, mut resumed_from) = (State::default(), None);
+        let (mut at, mut from, mut after) = (State::default(), None, None);
         let commit = self.restore_commit()?;
         if let Some(leg) = &replay {
             if let Some((folder, step)) = &leg.from {
@@ -165,15 +167,17 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
                 at = self.restore_notes(notes, &mut state)?;
             }
         } else if let Some(notes) = commit {
+            after = notes.log;
             at = self.restore_notes(notes, &mut state)?;
             // Checkpoints in the folders of callbacks are this run's own.
             state.from_scratch = false;
         } else if let Some((folders, required)) = self.resume_folders()? {
             match load(&folders, &mut self.step, &mut self.callbacks, fits(&self.loader))? {
-                Some((folder, notes)) => {
+                Some((resumed, notes)) => {
+                    let is_beside_log = folder.as_ref().is_some_and(|own| is_same(own, &resumed));
+                    (from, after) = if is_beside_log { (None, notes.log) } else { (Some(absolute(&resumed)), None) };
                     at = self.restore_notes(notes, &mut state)?;
-                    state.from_scratch = !saved_in(&self.callbacks).iter().any(|own| is_same(own, &folder));
-                    resumed_from = Some(folder);
+                    state.from_scratch = !saved_in(&self.callbacks).iter().any(|own| is_same(own, &resumed));
                 }
                 None if required => return Err(no_checkpoint(&folders)),
                 None => {}
@@ -189,7 +193,16 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         state.before = Progress { elapsed: state.checked, ..state.progress };
         let clock = Clock::resumed(state.progress.elapsed);
         let counts_tokens = self.counts_tokens();
-        let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, elastic, hash_state, .. } = self;
+        let log = match (replay, folder) {
+            (Some(leg), _) => StepLog::Replayed { leg, taken: 0 },
+            (None, Some(folder)) => {
+                let world =
+                    WorldLine { ranks: comm.size(), step: state.progress.step, until: state.length, from, after };
+                StepLog::begin(&folder, Some(world).filter(|_| is_rank_zero), self.hash_state, &mut state)
+            }
+            (None, None) => StepLog::None,
+        };
+        let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, elastic, .. } = self;
         Ok(TrainLoop {
             model,
             engine: StepWithLoss { step, loss, weighting, shares },
@@ -210,12 +223,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             before_step: None,
             buffers: Vec::new(),
             elastic,
-            is_rank_zero,
-            resumed_from,
-            hash_state,
-            log: None,
-            replay,
-            replayed: 0,
+            log,
             devices: Some(devices).filter(|_| comm.size() > 1),
         })
     }
@@ -276,6 +284,11 @@ fn check_folders(folders: &[Folder]) -> Result<()> {
         folders[again].path().display()
     );
     Err(Error::config("Checkpoints", "in_folder", why))
+}
+
+/// The path of a folder that is the same in another working folder.
+fn absolute(folder: &Folder) -> PathBuf {
+    std::path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_path_buf())
 }
 
 /// Tells whether two paths name one folder, which need not exist yet.

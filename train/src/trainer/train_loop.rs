@@ -2,7 +2,6 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -10,7 +9,7 @@ use adaptive::balance::SpeedShares;
 use data::{Batch, Batches, Loader};
 use distributed::{
     RankDevices,
-    checkpoint::{Folder, FolderLock},
+    checkpoint::FolderLock,
     comm::{Communicator, abort_on_err, panic_message},
     train::{Step, StepInput, TrainingMetrics},
 };
@@ -24,12 +23,12 @@ use super::{
     engine::{StepWithLoss, take_step},
     follow_up::FollowUp,
     shares::summary,
+    step_log::StepLog,
 };
 use crate::{
     Event, Interval, Record, Run, Sink, StopReason,
     control::{Agreed, Control, Selection},
     interrupt::{self, SignalListener},
-    replay::{ReplayedLeg, RunLog},
     resume::Callbacks,
     run::RunState,
     scalars,
@@ -69,17 +68,7 @@ pub(super) struct TrainLoop<'a, R: Runtime, M, S, B, F> {
     /// Buffers of the model, and of the modules in the training step.
     pub(super) buffers: Vec<Buffer<R>>,
     pub(super) elastic: Option<Commits<'a, R>>,
-    /// True on the rank that writes for all.
-    pub(super) is_rank_zero: bool,
-    /// The folder of the checkpoint that the run went on from.
-    pub(super) resumed_from: Option<Folder>,
-    /// The interval of hashes in the log.
-    pub(super) hash_state: Option<Interval>,
-    pub(super) log: Option<RunLog>,
-    /// The steps to take again, if this is a replay.
-    pub(super) replay: Option<Arc<ReplayedLeg>>,
-    /// The number of steps taken again.
-    pub(super) replayed: usize,
+    pub(super) log: StepLog,
     /// The devices of several ranks, until the first record has them.
     pub(super) devices: Option<RankDevices>,
 }
@@ -154,7 +143,6 @@ where
     fn before_first(&mut self) -> Result<Option<StopReason>> {
         self.commit()?;
         self.fire(&Event::Begin)?;
-        self.begin_log();
         self.state.check_evaluations()?;
         if let Some(commits) = self.elastic.as_mut().filter(|_| interrupt::is_listening()) {
             // A signal during a change of ranks ends the run in order, in the next world.
@@ -203,7 +191,7 @@ where
 
     /// Takes a step and does its follow-ups; returns the reason if it was the last.
     fn one_step(&mut self) -> Result<Option<StopReason>> {
-        self.end_leg()?;
+        self.observe_leg()?;
         self.begin_step()?;
         let epoch = self.state.progress.epoch;
         self.before_step = Some(BeforeStep::note(&self.buffers));
@@ -220,6 +208,7 @@ where
         self.record(&metrics, &follow.agreed)?;
         self.commit_if_due(&follow)?;
         self.save_if_agreed(&follow.agreed)?;
+        self.end_leg()?;
         Ok(self.reason_to_end(&follow))
     }
 
@@ -228,7 +217,7 @@ where
         let StepWithLoss { step, loss, weighting, shares } = &mut self.engine;
         let (model, before) = (self.model, shares.clone());
         // A replay has shares from the log, and measures none.
-        let measured = shares.as_mut().filter(|_| self.replay.is_none());
+        let measured = shares.as_mut().filter(|_| self.log.leg().is_none());
         let taken = take_step(step, &mut self.batches, *weighting, measured, &mut |batch| loss(model, batch))?;
         let ratios = |shares: &Option<SpeedShares>| shares.as_ref().map(|shares| shares.ratios().to_vec());
         if ratios(shares) != ratios(&before) {
@@ -294,7 +283,7 @@ where
     /// Synchronizes the ranks' requests and the time.
     pub(super) fn agree(&mut self) -> Result<Agreed> {
         let comm = self.engine.step.ranks().everyone.clone();
-        let elapsed = self.replay.as_ref().map_or_else(|| self.clock.elapsed(), |leg| leg.time_before(self.replayed));
+        let elapsed = self.log.elapsed().unwrap_or_else(|| self.clock.elapsed());
         let agreed = self.state.control.agree(&comm, scalars::any_recorded(), elapsed)?;
         self.state.progress.elapsed = agreed.elapsed;
         Ok(agreed)

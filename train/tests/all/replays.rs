@@ -25,9 +25,13 @@ pub struct Trained {
     pub go_back: u64,
     pub every: u64,
     pub keep: usize,
+    /// True if the state before a failure is saved.
+    pub rescues: bool,
     /// The rank of an elastic run that is lost, and its step.
     pub lost: Option<(usize, u64)>,
     pub dropout: f64,
+    /// The interval of evaluations, by whose losses the learning rate is reduced.
+    pub evaluates: Interval,
     pub losses: Memory,
 }
 
@@ -43,8 +47,10 @@ impl Trained {
             go_back: 0,
             every: 5,
             keep: 2,
+            rescues: false,
             lost: None,
             dropout: 0.3,
+            evaluates: Interval::Steps(3),
             losses: Memory::default(),
         }
     }
@@ -55,19 +61,15 @@ impl Trained {
         let plateau = ReduceOnPlateau::on("validation/loss").patience(0).factor(0.7);
         let builder = TrainStep::builder(comm, &model).optimizer(adamw()).max_norm(0.5);
         let step = (self.build)(builder.schedule(plateau.schedule(optim::ConstantLr))).build()?;
+        let checkpoints =
+            Checkpoints::in_folder(&self.folder).every(Interval::Steps(self.every)).keep(self.keep).skip_end();
         let trainer = Trainer::new(&model, step, loader(comm.runtime()))
             .until(Length::Steps(self.until))
             .record_every(Interval::Steps(1))
-            .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)))
+            .with(Evaluate::on(held_out(comm.runtime())).every(self.evaluates))
             .with(plateau)
             .with(WeightAveraging::new(0.9))
-            .with(
-                Checkpoints::in_folder(&self.folder)
-                    .every(Interval::Steps(self.every))
-                    .keep(self.keep)
-                    .skip_end()
-                    .skip_failure(),
-            )
+            .with(if self.rescues { checkpoints } else { checkpoints.skip_failure() })
             .with(NonFinite::go_back(self.go_back))
             .hash_state(Interval::Steps(1))
             .sink(self.losses.clone())
@@ -235,6 +237,54 @@ fn a_run_that_went_on_with_other_ranks_is_taken_again_with_those() {
     Folder::new(&second.folder).clear().unwrap();
     let again = second.replay(9).unwrap();
     assert_eq!((again.from, again.ranks[0].loss.unwrap().to_bits()), (None, second.loss(9).to_bits()));
+}
+
+#[test]
+fn a_run_that_failed_and_went_on_is_taken_again() {
+    let scratch = Scratch::new("replays-rescued");
+    // Losses of evaluations count too.
+    let failed = Trained { lost: Some((1, 8)), rescues: true, every: 50, ..Trained::new(&scratch, BUILDS[0].1) };
+    failed.run(2).unwrap_err();
+    let run = Trained { lost: None, losses: Memory::default(), ..failed.clone() };
+    assert_eq!(Folder::new(&run.folder).latest().unwrap(), Some(3));
+    run.run(3).unwrap();
+    // From the rescued state, then from scratch, past the step that failed.
+    for from in [Some(3), None] {
+        let again = run.replay(9).unwrap();
+        assert_eq!((again.from, again.ranks[0].loss.map(f64::to_bits)), (from, Some(run.loss(9).to_bits())));
+        Folder::new(&run.folder).clear().unwrap();
+    }
+}
+
+/// A checkpoint of the same step and place in the data is not always of the same state.
+#[test]
+fn steps_of_a_run_that_was_killed_lead_from_its_own_checkpoints() {
+    let scratch = Scratch::new("replays-killed");
+    let begun = Trained { until: 5, evaluates: Interval::Fraction(0.2), ..Trained::new(&scratch, BUILDS[0].1) };
+    begun.run(2).unwrap();
+    // It ends before it saves again, and three ranks go on from step 5, for longer.
+    let killed = Trained { until: 12, every: 50, losses: Memory::default(), ..begun.clone() };
+    killed.run(2).unwrap();
+    let last = Trained { until: 20, losses: Memory::default(), ..begun.clone() };
+    last.run(3).unwrap();
+    assert_eq!(Folder::new(&last.folder).steps().unwrap(), [15, 20]);
+    for (step, attempt, ranks, run) in [(12, 0, 2, &killed), (12, 1, 3, &last), (16, 0, 3, &last)] {
+        let again = StepReplay::of(&last.folder, step).attempt(attempt).run(cpu, |comm| last.train(&comm, None));
+        let again = again.unwrap();
+        assert_eq!((again.from, again.ranks.len()), ((step == 16).then_some(15), ranks), "{step}, {attempt}");
+        assert_eq!(again.ranks[0].loss.unwrap().to_bits(), run.loss(step).to_bits(), "{step}, {attempt}");
+    }
+    // Three ranks have saved step 10, which two ranks had passed without a checkpoint.
+    let begun = Trained { folder: scratch.0.join("kept"), ..begun };
+    begun.run(2).unwrap();
+    let killed = Trained { until: 12, every: 50, losses: Memory::default(), ..begun.clone() };
+    killed.run(2).unwrap();
+    let last = Trained { until: 19, every: 10, losses: Memory::default(), ..begun };
+    last.run(3).unwrap();
+    assert_eq!(Folder::new(&last.folder).steps().unwrap(), [5, 10]);
+    let again = StepReplay::of(&last.folder, 12).attempt(0).run(cpu, |comm| last.train(&comm, None)).unwrap();
+    assert_eq!((again.from, again.ranks.len()), (Some(5), 2));
+    assert_eq!(again.ranks[0].loss.unwrap().to_bits(), killed.loss(12).to_bits());
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn what_cannot_be_taken_again_is_an_error() {
     run.replay(13).unwrap();
     assert!(said(run.replay(14)).contains("a step from 1 to 13"));
     fs::write(&path, log.replacen("\"at\"", "\"place\"", 3)).unwrap();
-    assert!(said(run.replay(13)).contains("line 1 is no line of a run's log"));
+    assert!(said(run.replay(13)).contains("line 2 is no line of a run's log"));
     // A run that goes on drops the line that was cut off.
     fs::write(&path, format!("{log}{torn}")).unwrap();
     let longer = Trained { until: 15, losses: Memory::default(), ..run.clone() };
