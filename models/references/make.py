@@ -31,6 +31,13 @@ def llama(**more):
     return transformers.LlamaForCausalLM, transformers.LlamaConfig(**{**SIZES, "head_dim": 6, **more})
 
 
+def deepseek(**more):
+    return transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config(
+        **{**SIZES, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 5,
+           "n_routed_experts": 6, "kv_lora_rank": 7, "qk_rope_head_dim": 4, "qk_nope_head_dim": 3, "v_head_dim": 5,
+           "first_k_dense_replace": 1, "rms_norm_eps": 1e-3, **more})
+
+
 DECODERS = {
     "gpt2": lambda: (transformers.GPT2LMHeadModel, transformers.GPT2Config(
         vocab_size=VOCAB, n_embd=12, n_layer=2, n_head=4, n_positions=64, n_inner=28, bos_token_id=1, eos_token_id=2,
@@ -54,6 +61,12 @@ DECODERS = {
         **SIZES, head_dim=6, attention_bias=True, pad_token_id=3)),
     "phi3": lambda: (transformers.Phi3ForCausalLM, transformers.Phi3Config(
         **SIZES, head_dim=6, sliding_window=5, pad_token_id=None)),
+    # Texts up to 12 tokens have the short factors, and longer ones the long.
+    "phi3_long": lambda: (transformers.Phi3ForCausalLM, transformers.Phi3Config(
+        **{**SIZES, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}, pad_token_id=None,
+        original_max_position_embeddings=12, rope_parameters={
+            "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.75, "short_factor": [1.0, 1.1, 1.3],
+            "long_factor": [1.5, 2.5, 4.0]})),
     "smollm3": lambda: (transformers.SmolLM3ForCausalLM, transformers.SmolLM3Config(
         **{**SIZES, "num_hidden_layers": 3}, head_dim=6, no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=4,
         mlp_bias=True, pad_token_id=None)),
@@ -68,6 +81,10 @@ DECODERS = {
     "gpt_oss": lambda: (transformers.GptOssForCausalLM, transformers.GptOssConfig(
         **{**SIZES, "intermediate_size": 7}, head_dim=6, num_local_experts=5, num_experts_per_tok=2, sliding_window=4,
         swiglu_limit=0.8, swiglu_alpha=1.3, rope_parameters={**YARN, "truncate": False})),
+    "deepseek_v3": lambda: deepseek(q_lora_rank=6, n_group=3, topk_group=2, num_experts_per_tok=3, routed_scaling_factor=1.7,
+                                    n_shared_experts=2, rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.6}),
+    "deepseek_v3_plain": lambda: deepseek(q_lora_rank=None, n_group=1, topk_group=1, num_experts_per_tok=2,
+                                          norm_topk_prob=False, attention_bias=True, rope_interleave=False),
 }
 
 
@@ -82,6 +99,9 @@ def randomize(model):
                 p.copy_((1.0 if norm else 0.0) + 0.2 * torch.randn_like(p))
             else:
                 p.copy_(0.35 * torch.randn_like(p))
+        for name, b in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                b.copy_(0.2 * torch.randn_like(b))
 
 
 def fresh(name):
@@ -103,6 +123,10 @@ def finish(folder, tensors, **facts):
 
 def greedy(model, prompts, new):
     """Greedy text of a batch, padded on the left."""
+    if model.config.model_type == "phi3" and model.config.rope_parameters["rope_type"] == "longrope":
+        # One by one: the longest text of a batch would choose the factors of all.
+        return [model.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)), max_new_tokens=new, do_sample=False,
+                               eos_token_id=None, pad_token_id=0, use_cache=False)[0, len(p):].tolist() for p in prompts]
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -125,6 +149,8 @@ def decoder(name):
     more = {}
     if hasattr(config, "router_aux_loss_coef"):
         more["balance_loss"] = model(ids, output_router_logits=True).aux_loss
+    if name == "phi3_long":
+        more["short_logits"] = model(ids[:, :12]).logits
     # Files of Mixtral have other names than the model; experts, which files have one by one, are those of the model here.
     files = lambda n: n.replace(".mlp.gate.", ".block_sparse_moe.gate.") if name == "mixtral" else n
     grads = {f"grad/{files(n)}": p.grad for n, p in model.named_parameters()}

@@ -28,5 +28,8 @@ pub fn gathered<R: Runtime, M: Pretrained<R>>(model: &M) -> Result<M> {
     for ((name, from), (_, to)) in named.iter().zip(copy.named_parameters()) {
         to.set(from.gathered()?.to_dtype(to.dtype())?).within(name).at_caller()?;
     }
+    for ((name, from), (_, to)) in model.named_buffers().iter().zip(copy.named_buffers()) {
+        to.set(from.value().to_dtype(to.spec().dtype)?).within(name).at_caller()?;
+    }
     Ok(copy)
 }

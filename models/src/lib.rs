@@ -30,6 +30,7 @@ mod generate;
 mod lora;
 mod pretrained;
 mod quantize;
+mod report;
 mod source;
 
 #[cfg(feature = "text")]
@@ -49,5 +50,6 @@ pub use generate::{
     FinishReason, Generated, GenerationOptions, Prompt, Rollout, RolloutBatch, Sampling, StopTexts, generate, rollouts,
 };
 pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
-pub use pretrained::{Pretrained, PretrainedReport, require_no_adapters};
+pub use pretrained::{Pretrained, require_no_adapters};
 pub use quantize::{QuantizeConfig, Weight4bit, quantize};
+pub use report::PretrainedReport;

@@ -2,14 +2,16 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
-    fmt::Write as _,
     path::Path,
     sync::Arc,
 };
 
 use autograd::Residency;
-use nn::{Init, Module, ModuleEntry, ModuleExt, Param, walk};
-use numcore::{Error, Result, Runtime, Within};
+use nn::{Buffer, Init, Module, ModuleEntry, ModuleExt, Param, walk};
+use numcore::{
+    Error, Result, Runtime, Within,
+    ops::{PointwiseOps, Spec},
+};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -17,6 +19,7 @@ use crate::{
     convert::{Change, ConversionTable, Converted, StackNames, StackPlace},
     files::{SaveOptions, WeightWriter, Weights},
     quantize::{self, Base4bit, LinearPlace, StoredWeight},
+    report::PretrainedReport,
     source::{Source, SourceNames, require_uncut, written, written_experts},
 };
 
@@ -94,6 +97,10 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         for (place, stored) in plan.quantised {
             place.fill(Arc::new(stored.read(place.weight.leaf().runtime(), &weights).at_caller()?)).at_caller()?;
         }
+        for (buffer, theirs) in plan.buffers {
+            let value = weights.tensor(buffer.value().runtime(), &theirs).at_caller()?;
+            buffer.set(value.to_dtype(buffer.spec().dtype)?).at_caller()?;
+        }
         for (parameter, source) in plan.sources {
             let leaf = parameter.leaf();
             if init.is_lazy() {
@@ -142,6 +149,11 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
                 None => weights.extend(writers(&table, name, parameter, options).at_caller()?),
             }
         }
+        for (name, buffer) in self.named_buffers() {
+            let Spec { dtype, shape } = buffer.spec();
+            let name = theirs(&table, &name).at_caller()?.name;
+            weights.push(WeightWriter { name, shape, dtype, value: Box::new(move || Ok(buffer.value())) });
+        }
         let mut fields = self.fields();
         if let Some(first) = weights.iter().find(|weight| weight.dtype.is_float()) {
             fields.remove("torch_dtype");
@@ -154,57 +166,6 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         }
         WeightWriter::save_all(folder, WEIGHTS, &weights, ("config.json", &fields), options).at_caller()
     }
-}
-
-/// The weights and parameters that did not match when a model was loaded. Names are the model's, with those of files
-/// where a rule gives one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PretrainedReport {
-    /// Parameters without a weight, each with the name in files that it would have.
-    pub missing: BTreeMap<String, String>,
-    /// Weights without a parameter, each with the parameter that it would be, if a rule gives one.
-    pub unexpected: BTreeMap<String, Option<String>>,
-    /// Parameters whose weight has another shape or cannot be read, each with the reason.
-    pub unfit: BTreeMap<String, String>,
-    /// The names of weights that a rule lists as not needed.
-    pub ignored: Vec<String>,
-}
-
-impl PretrainedReport {
-    /// Returns an error that lists everything missing, unexpected or unfit, if there is any.
-    ///
-    /// # Errors
-    /// Fails if `missing`, `unexpected` or `unfit` is not empty.
-    #[track_caller]
-    pub fn strict(&self) -> Result<()> {
-        let mut why = String::new();
-        let mut list = |what: &str, names: Vec<String>| {
-            if !names.is_empty() {
-                // Writing to a string does not fail.
-                let _ = write!(why, "{}{} {what}: {}", if why.is_empty() { "" } else { "; " }, names.len(), cut(names));
-            }
-        };
-        list("missing", self.missing.iter().map(|(ours, theirs)| format!("{ours} (in files {theirs})")).collect());
-        let known = |(theirs, ours): (&String, &Option<String>)| match ours {
-            Some(ours) => format!("{theirs} (here {ours})"),
-            None => theirs.clone(),
-        };
-        list("unexpected", self.unexpected.iter().map(known).collect());
-        list("unfit", self.unfit.iter().map(|(ours, why)| format!("{ours} {why}")).collect());
-        if why.is_empty() { Ok(()) } else { Err(Error::state("pretrained weights", why)).at_caller() }
-    }
-
-    fn check_shapes(&self) -> Result<()> {
-        PretrainedReport { unfit: self.unfit.clone(), ..Default::default() }.strict()
-    }
-}
-
-/// Joins names in one line, at most 50 of them: a wrong folder may have thousands.
-fn cut(names: Vec<String>) -> String {
-    const MOST: usize = 50;
-    let more = names.len().saturating_sub(MOST);
-    let shown = names[..names.len() - more].join(", ");
-    if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
 /// Weights that should be copies of others and are not, each with the reason.
@@ -229,6 +190,8 @@ fn untied<R: Runtime>(
 /// The source of each parameter.
 struct Plan<R: Runtime> {
     sources: Vec<(Param<R>, Source)>,
+    /// The name in files of each buffer.
+    buffers: Vec<(Buffer<R>, String)>,
     /// Linear layers whose weights are stored in four bits.
     quantised: Vec<(LinearPlace<R>, StoredWeight)>,
     report: PretrainedReport,
@@ -241,13 +204,16 @@ impl<R: Runtime> Plan<R> {
         // Names in files by the model's names: files may leave the prefix out.
         let (mut given, mut stacks) = (BTreeMap::new(), GivenStacks::default());
         for theirs in weights.names() {
+            if table.ignores(theirs) {
+                report.ignored.push(theirs.to_owned());
+                continue;
+            }
             if let Some(place) = table.stacked(theirs) {
                 stacks.add(place, theirs, &mut report);
                 continue;
             }
             match table.ours(theirs) {
                 _ if quantize::is_part(theirs, weights) => {}
-                _ if table.ignores(theirs) => report.ignored.push(theirs.to_owned()),
                 // Two weights of one parameter: the first is taken.
                 Some(ours) if given.contains_key(&ours.name) => {
                     drop(report.unexpected.insert(theirs.to_owned(), Some(ours.name)));
@@ -294,6 +260,19 @@ impl<R: Runtime> Plan<R> {
             fit(name, parameter, source, &mut sources, &mut report);
         }
         report.unexpected.extend(stacks.left());
+        let mut buffers = Vec::new();
+        for (name, buffer) in model.named_buffers() {
+            match given.remove(&name) {
+                None => {
+                    let theirs = table.theirs(&name).map_or_else(|| "no name".into(), |c| c.name);
+                    report.missing.insert(name, theirs);
+                }
+                Some((theirs, _)) => match unfit_buffer(&buffer, weights, &theirs) {
+                    Some(why) => drop(report.unfit.insert(name, why)),
+                    None => buffers.push((buffer, theirs)),
+                },
+            }
+        }
         for (ours, (theirs, _)) in given {
             if model.does_without(&ours) {
                 report.ignored.push(theirs);
@@ -301,7 +280,19 @@ impl<R: Runtime> Plan<R> {
                 report.unexpected.insert(theirs, Some(ours));
             }
         }
-        Ok(Plan { sources, quantised, report })
+        Ok(Plan { sources, buffers, quantised, report })
+    }
+}
+
+/// The reason why a weight of files is no value of a buffer, if it is none.
+fn unfit_buffer<R: Runtime>(buffer: &Buffer<R>, weights: &Weights, theirs: &str) -> Option<String> {
+    let due = buffer.spec();
+    match weights.spec(theirs) {
+        Err(e) => Some(e.to_string()),
+        Ok((dtype, shape)) if shape != due.shape || dtype.is_float() != due.dtype.is_float() => {
+            Some(format!("is {} {} here, {dtype} {shape} in files as {theirs}", due.dtype, due.shape))
+        }
+        Ok(_) => None,
     }
 }
 

@@ -49,7 +49,7 @@ pub(super) fn metadata(config: &DecoderConfig, options: &GgufOptions) -> Result<
 
 /// The divisors of each pair's frequency, for the scaling of Llama 3, which llama.cpp reads from a tensor.
 pub(super) fn rope_factors<'a>(config: &DecoderConfig) -> Option<GgufTensor<'a>> {
-    let rope = config.rope.filter(|rope| matches!(rope.scaling, RopeScaling::Llama3 { .. }))?;
+    let rope = config.rope.as_ref().filter(|rope| matches!(rope.scaling, RopeScaling::Llama3 { .. }))?;
     let plain = Rotary::new(rope.theta, config.head_dim);
     let stretched = rope.rotary(config.head_dim);
     let pairs = plain.frequencies.iter().zip(&stretched.frequencies);
@@ -78,7 +78,8 @@ fn rotary(rope: &RopeConfig) -> Vec<(&'static str, GgufValue)> {
     let (kind, factor) = match rope.scaling {
         RopeScaling::Linear { factor } => ("linear", factor),
         RopeScaling::Yarn { factor, .. } => ("yarn", factor),
-        RopeScaling::Default | RopeScaling::Llama3 { .. } => return pairs,
+        // LongRoPE is refused.
+        RopeScaling::Default | RopeScaling::Llama3 { .. } | RopeScaling::LongRope { .. } => return pairs,
     };
     pairs.push(("scaling.type", GgufValue::Text(kind.into())));
     pairs.push(("scaling.factor", GgufValue::F32(factor as f32)));
@@ -131,6 +132,9 @@ fn check(config: &DecoderConfig, context: usize) -> Result<()> {
     match config.rope {
         Some(RopeConfig { scaling: RopeScaling::Yarn { truncate: false, .. }, .. }) => {
             wrong("rope", "`truncate` is false, and llama.cpp begins and ends the transition at whole pairs".into())
+        }
+        Some(RopeConfig { scaling: RopeScaling::LongRope { .. }, .. }) => {
+            wrong("rope", "is `longrope`, which is not written: save the model by `save_pretrained`".into())
         }
         _ => Ok(()),
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use models::{Decoder, DecoderConfig, Family};
+use models::{Decoder, DecoderConfig, Family, RopeConfig, RopeScaling};
 use numcore::{Error, Result, Runtime};
 
 use super::{
@@ -24,6 +24,10 @@ pub(super) fn graph<'a, R: Runtime>(model: &Decoder<R>) -> Result<OnnxGraph<'a>>
         return Err(Error::config("onnx", "mixtures", why));
     }
     crate::check_family("onnx", config.family)?;
+    if let Some(RopeConfig { scaling: RopeScaling::LongRope { .. }, .. }) = config.rope {
+        let why = "is `longrope`, which has no graph: save the model by `save_pretrained`";
+        return Err(Error::config("onnx", "rope", why));
+    }
     let (any, vocab) = ([Size::Any("batch"), Size::Any("sequence")], Size::Is(config.vocab));
     let tokens = m.graph.input("input_ids", OnnxType::I64, &any);
     let positions = positions(&mut m.graph, &tokens);
@@ -62,7 +66,7 @@ fn positions(g: &mut OnnxGraph<'_>, tokens: &str) -> String {
 
 /// The cosines and sines of each position's rotations, `[T, D / 2]`.
 fn tables(g: &mut OnnxGraph<'_>, config: &DecoderConfig, positions: &str) -> Option<[String; 2]> {
-    let rotary = config.rope?.rotary(config.head_dim);
+    let rotary = config.rope.as_ref()?.rotary(config.head_dim);
     let frequencies: Vec<f32> = rotary.frequencies.iter().map(|&f| f as f32).collect();
     let frequencies = g.row("rotary_frequencies", &frequencies);
     let axis = g.ints(&[1]);

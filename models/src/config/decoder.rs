@@ -135,8 +135,8 @@ impl DecoderConfig {
     }
 
     /// The rotary positions of layers: those of most, then those of layers with a window, if they have others.
-    pub(crate) fn ropes(&self) -> impl Iterator<Item = RopeConfig> {
-        self.rope.into_iter().chain(self.options.local_rope)
+    pub(crate) fn ropes(&self) -> impl Iterator<Item = &RopeConfig> {
+        self.rope.iter().chain(&self.options.local_rope)
     }
 
     /// The fields of positions, biases and windows.
@@ -146,7 +146,7 @@ impl DecoderConfig {
             fields.insert("pad_token_id".into(), json!(self.padding));
         }
         if let Some(rope) = &self.rope {
-            rope.insert_into(fields, self.options.local_rope.as_ref());
+            rope.insert_into(fields, (self.family, self.context), self.options.local_rope.as_ref());
         }
         if self.family.has_attention_bias() {
             fields.insert("attention_bias".into(), self.qkv_bias.into());
@@ -184,8 +184,10 @@ impl DecoderConfig {
                 return wrong(field, format!("`{field}` is 0"));
             }
         }
-        if self.rope.is_some() && self.head_dim % 2 == 1 {
-            return wrong("rope", format!("the {} components of a head are no pairs", self.head_dim));
+        self.ropes().try_for_each(|rope| rope.check(self.head_dim))?;
+        let latent = self.options.latent.is_some_and(|latent| latent.rotated != self.head_dim);
+        if latent || self.options.unrotated_dim > 0 && self.options.latent.is_none() {
+            return wrong("options", format!("{:?} do not fit heads of {} rotated ones", self.options, self.head_dim));
         }
         if self.windows.len() != self.layers {
             return wrong("windows", format!("{} windows for {} layers", self.windows.len(), self.layers));
@@ -219,7 +221,7 @@ impl DecoderConfig {
         let options = |config: &Self| {
             let sizes = (config.vocab, config.width, config.heads, config.kv_heads, config.head_dim, config.hidden);
             let biases = (config.qkv_bias, config.output_bias, config.mlp_bias);
-            let (rope, windows, mixtures, padding) = (config.rope, &config.windows, &config.mixtures, config.padding);
+            let (rope, windows, mixtures, padding) = (&config.rope, &config.windows, &config.mixtures, config.padding);
             let options = &config.options;
             format!(
                 "sizes {sizes:?}, {rope:?}, biases {biases:?}, windows {windows:?}, {options:?}, mixtures {mixtures:?}, padding {padding:?}"
@@ -284,11 +286,18 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
         _ => attention_bias,
     };
     let own_dim = fields.maybe_size("head_dim")?.or(defaults.head_dim);
+    // Transformers has the rotated part there, whatever the field says.
+    let own_dim =
+        if family == Family::DeepseekV3 { fields.maybe_size("qk_rope_head_dim")?.or(Some(64)) } else { own_dim };
     let mixtures = family.has_experts().then(|| DecoderMixtures::read(fields, family, width, layers));
     let vocab = fields.size_or("vocab_size", defaults.vocab)?;
     if family == Family::Phi3 {
-        // Scaled positions alone read it, and they have it too.
-        fields.maybe_size("original_max_position_embeddings")?;
+        // Fields of published files that transformers does not read.
+        for (name, off) in [("full_attn_mod", 1), ("interpolate_factor", 1)] {
+            if fields.size_or(name, off)? != off {
+                return Err(fields.wrong(name, format_args!("is not {off}, and only that is known")));
+            }
+        }
     }
     let activation = if family.is_gemma() {
         // A field of published files that transformers does not read.
@@ -364,10 +373,11 @@ mod tests {
             ("gemma2", [256_000, 2304, 9216, 26, 8, 4, 256, 8192], 1e-6, Some(1e4)),
             ("gemma3_text", [262_208, 2304, 9216, 26, 8, 4, 256, 131_072], 1e-6, Some(1e6)),
             ("gpt_oss", [201_088, 2880, 2880, 36, 64, 8, 64, 131_072], 1e-5, Some(1.5e5)),
+            ("deepseek_v3", [129_280, 7168, 18_432, 61, 128, 128, 64, 4096], 1e-6, Some(1e4)),
         ] {
             let c = read(family, json!({})).unwrap();
             let got = [c.vocab, c.width, c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.context];
-            assert_eq!((got, c.norm_eps, c.rope.map(|rope| rope.theta)), (sizes, eps, theta), "{family}");
+            assert_eq!((got, c.norm_eps, c.rope.as_ref().map(|rope| rope.theta)), (sizes, eps, theta), "{family}");
             let full = |layer: usize| match family {
                 "mistral" => false,
                 "gemma2" | "gpt_oss" => layer % 2 == 1,
@@ -394,7 +404,7 @@ mod tests {
         assert_eq!((mixture.experts, mixture.top_k, mixture.clamped.map(|c| c.limit)), (128, 4, Some(7.0)));
         let attention = 0.1 * f64::ln(32.0) + 1.0;
         let (factor, fast, slow, original, truncate) = (32.0, 32.0, 1.0, 4096.0, false);
-        let yarn = RopeScaling::Yarn { factor, fast, slow, original, attention, truncate };
+        let yarn = RopeScaling::Yarn { factor, fast, slow, original, attention, truncate, all_dim: 0.0 };
         assert_eq!(oss.rope.unwrap().scaling, yarn);
         assert_eq!(read("gpt_oss", no_scaling).unwrap().rope.unwrap().scaling, RopeScaling::Default);
         let old = json!({"rope_local_base_freq": 20.0, "rope_theta": 30.0, "sliding_window_pattern": 2});

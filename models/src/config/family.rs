@@ -35,6 +35,8 @@ pub enum Family {
     Gemma3,
     /// GPT-OSS: sinks of attention, a window in every other layer, mixtures of clamped experts with biases.
     GptOss,
+    /// DeepSeek-V3: keys and values from latent vectors, mixtures with a shared expert, groups and a selection bias.
+    DeepseekV3,
 }
 
 /// The parts of a family's layers that no field of a configuration describes.
@@ -82,7 +84,7 @@ pub(super) struct Defaults {
 
 impl Family {
     /// The families, each with its name in `model_type` and its class in transformers.
-    const ALL: [(Family, &'static str, &'static str); 14] = [
+    const ALL: [(Family, &'static str, &'static str); 15] = [
         (Family::Gpt2, "gpt2", "GPT2LMHeadModel"),
         (Family::Llama, "llama", "LlamaForCausalLM"),
         (Family::Mistral, "mistral", "MistralForCausalLM"),
@@ -97,6 +99,7 @@ impl Family {
         (Family::Gemma2, "gemma2", "Gemma2ForCausalLM"),
         (Family::Gemma3, "gemma3_text", "Gemma3ForCausalLM"),
         (Family::GptOss, "gpt_oss", "GptOssForCausalLM"),
+        (Family::DeepseekV3, "deepseek_v3", "DeepseekV3ForCausalLM"),
     ];
 
     /// The family that a configuration names.
@@ -170,6 +173,10 @@ impl Family {
                 let sizes = Defaults { kv_heads: Some(8), head_dim: Some(64), context: 131_072, ..sizes };
                 Defaults { norm_eps: 1e-5, theta: 150_000.0, window: Some(128), ..sizes }
             }
+            Family::DeepseekV3 => {
+                let sizes = Defaults { vocab: 129_280, width: 7168, hidden: 18_432, layers: 61, heads: 128, ..llama };
+                Defaults { kv_heads: Some(128), head_dim: Some(64), context: 4096, ..sizes }
+            }
         }
     }
 
@@ -218,7 +225,7 @@ impl Family {
 
     /// Tells whether layers may have mixtures of experts.
     pub fn has_experts(self) -> bool {
-        matches!(self, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe | Family::GptOss)
+        matches!(self, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe | Family::GptOss | Family::DeepseekV3)
     }
 
     /// The name in `model_type`.

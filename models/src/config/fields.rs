@@ -108,6 +108,7 @@ const OFF: &[&str] = &[
     "attention_bias",
     "is_decoder",
     "is_encoder_decoder",
+    "lm_head_bias",
     "mlp_bias",
     "rope_interleaved",
     "tf_legacy_loss",

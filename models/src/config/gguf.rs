@@ -184,7 +184,7 @@ fn rope(keys: &mut Keys<'_>, context: u64, head_dim: u64) -> Result<RopeConfig> 
             let usual = if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 };
             let (fast, slow) = (fast.unwrap_or(32.0), slow.unwrap_or(1.0));
             let attention = usual * attention.unwrap_or(1.0);
-            RopeScaling::Yarn { factor, fast, slow, original, attention, truncate: true }
+            RopeScaling::Yarn { factor, fast, slow, original, attention, truncate: true, all_dim: 0.0 }
         }
         (None | Some("none"), None) => RopeScaling::Default,
         (kind, factor) => {
@@ -198,9 +198,9 @@ fn rope(keys: &mut Keys<'_>, context: u64, head_dim: u64) -> Result<RopeConfig> 
     }
     let is_plain = matches!(scaling, RopeScaling::Default | RopeScaling::Linear { factor: 1.0 });
     match keys.file.tensor(DIVISORS) {
-        Ok(_) if is_plain => Ok(RopeConfig { theta, scaling: llama3(keys.file, theta, head_dim)? }),
+        Ok(_) if is_plain => Ok(RopeConfig { theta, part: 1.0, scaling: llama3(keys.file, theta, head_dim)? }),
         Ok(_) => Err(keys.file.wrong(DIVISORS, "is beside another scaling of frequencies")),
-        Err(_) => Ok(RopeConfig { theta, scaling }),
+        Err(_) => Ok(RopeConfig { theta, part: 1.0, scaling }),
     }
 }
 
@@ -220,7 +220,7 @@ fn llama3(file: &GgufFile, theta: f64, head_dim: u64) -> Result<RopeScaling> {
     let plain = Rotary::new(theta, head_dim);
     // Converters compute divisors in f32.
     let fits = |scaling: &RopeScaling| {
-        let stretched = RopeConfig { theta, scaling: *scaling }.rotary(head_dim);
+        let stretched = RopeConfig { theta, part: 1.0, scaling: scaling.clone() }.rotary(head_dim);
         let divisors = plain.frequencies.iter().zip(&stretched.frequencies).map(|(plain, own)| plain / own);
         divisors.zip(&given).all(|(own, given)| (own / f64::from(*given) - 1.0).abs() < 1e-5)
     };

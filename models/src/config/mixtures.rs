@@ -2,7 +2,7 @@
 
 use nn::{
     Activation,
-    moe::{ClampedSwiGlu, MoeConfig},
+    moe::{ClampedSwiGlu, ExpertGroups, MoeConfig, RouterScores},
 };
 use numcore::Result;
 use serde_json::{Map, Value, json};
@@ -25,6 +25,7 @@ impl DecoderMixtures {
             Family::Mixtral => (8, 2),
             Family::Qwen2Moe => (60, 4),
             Family::GptOss => (128, 4),
+            Family::DeepseekV3 => return deepseek(fields, width, layers),
             _ => (128, 8),
         };
         let experts = count(fields)?.unwrap_or(experts);
@@ -56,7 +57,25 @@ impl DecoderMixtures {
 
     /// Writes the fields from which these mixtures can be read again.
     pub(super) fn insert_into(&self, fields: &mut Map<String, Value>, family: Family) {
-        let MoeConfig { experts, top_k, hidden, shared_hidden, normalize_weights, .. } = self.mixture;
+        let MoeConfig { experts, top_k, hidden, shared_hidden, normalize_weights, weight_scale, groups, .. } =
+            self.mixture;
+        if family == Family::DeepseekV3 {
+            let ExpertGroups { count, kept } = groups.unwrap_or(ExpertGroups { count: 1, kept: 1 });
+            for (name, size) in [
+                ("n_routed_experts", experts),
+                ("num_experts_per_tok", top_k),
+                ("moe_intermediate_size", hidden),
+                ("n_shared_experts", shared_hidden / hidden.max(1)),
+                ("n_group", count),
+                ("topk_group", kept),
+                ("first_k_dense_replace", self.layers.iter().take_while(|sparse| !**sparse).count()),
+            ] {
+                fields.insert(name.into(), size.into());
+            }
+            fields.insert("norm_topk_prob".into(), normalize_weights.into());
+            fields.insert("routed_scaling_factor".into(), weight_scale.into());
+            return;
+        }
         let names = ["num_experts", "num_local_experts"];
         names.iter().for_each(|name| drop(fields.remove(*name)));
         let is_uniform = matches!(family, Family::Mixtral | Family::GptOss);
@@ -79,6 +98,49 @@ impl DecoderMixtures {
             fields.insert("shared_expert_intermediate_size".into(), shared_hidden.into());
         }
     }
+}
+
+/// The mixtures of DeepSeek-V3, in all layers but the first ones.
+fn deepseek(fields: &ConfigFields, width: usize, layers: usize) -> Result<DecoderMixtures> {
+    if fields.activation("hidden_act", Activation::Silu)? != Activation::Silu {
+        return Err(fields.wrong("hidden_act", "is not `silu`, which is what experts go through"));
+    }
+    // Fields of published files that transformers does not read; it computes these values of them.
+    fields.expect("scoring_func", "sigmoid")?;
+    fields.expect("topk_method", "noaux_tc")?;
+    if fields.size_or("moe_layer_freq", 1)? != 1 {
+        return Err(fields.wrong("moe_layer_freq", "is not 1, and only that is known"));
+    }
+    // Fields of training, of ranks, and of layers that predict more tokens, which transformers does not have.
+    fields.flag_or("output_router_logits", false)?;
+    fields.number_or("aux_loss_alpha", 0.0)?;
+    fields.flag_or("seq_aux", true)?;
+    fields.maybe_size("ep_size")?;
+    fields.maybe_size("num_nextn_predict_layers")?;
+    fields.maybe_size("num_mtp_layers")?;
+    let hidden = fields.size_or("moe_intermediate_size", 2048)?;
+    let groups = ExpertGroups { count: fields.size_or("n_group", 8)?, kept: fields.size_or("topk_group", 4)? };
+    let shared = fields.size_or("n_shared_experts", 1)?;
+    if shared == 0 {
+        return Err(fields.wrong("n_shared_experts", "is 0, and every mixture of this family has a shared expert"));
+    }
+    let mixture = MoeConfig {
+        shared_hidden: shared.saturating_mul(hidden),
+        scores: RouterScores::Sigmoid,
+        normalize_weights: fields.flag_or("norm_topk_prob", true)?,
+        weight_scale: fields.number_or("routed_scaling_factor", 2.5)?,
+        balance_bias: true,
+        // One group is no choice.
+        groups: (groups != ExpertGroups { count: 1, kept: 1 }).then_some(groups),
+        ..MoeConfig::new(
+            width,
+            hidden,
+            fields.size_or("n_routed_experts", 256)?,
+            fields.size_or("num_experts_per_tok", 8)?,
+        )
+    };
+    let dense = fields.size_or("first_k_dense_replace", 3)?;
+    Ok(DecoderMixtures { mixture, layers: (0..layers).map(|layer| layer >= dense).collect() })
 }
 
 /// The form of experts in GPT-OSS.

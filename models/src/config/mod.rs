@@ -8,6 +8,7 @@ mod gguf;
 mod mixtures;
 mod options;
 mod rope;
+mod rope_scaling;
 mod windows;
 
 pub use decoder::DecoderConfig;
@@ -18,4 +19,5 @@ pub(crate) use fields::check_sizes;
 pub(crate) use generation_fields::{UNSUPPORTED, is_generation_field};
 pub use mixtures::DecoderMixtures;
 pub use options::DecoderOptions;
-pub use rope::{RopeConfig, RopeScaling};
+pub use rope::RopeConfig;
+pub use rope_scaling::RopeScaling;

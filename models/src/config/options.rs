@@ -1,5 +1,6 @@
 //! The options of decoders that Llama does not have, as `config.json` has them.
 
+use nn::LatentConfig;
 use numcore::Result;
 use serde_json::{Map, Value, json};
 
@@ -18,12 +19,38 @@ pub struct DecoderOptions {
     pub score_softcap: Option<f64>,
     /// The soft cap of logits.
     pub logit_softcap: Option<f64>,
+    /// The latent vectors of keys and values (DeepSeek-V3). A configuration's width of a head is then that of the
+    /// rotated part.
+    pub latent: Option<LatentConfig>,
+    /// The width of a head's part that is not rotated, with `latent`.
+    pub unrotated_dim: usize,
+    /// True if pairs of rotated components are adjacent.
+    pub interleaved: bool,
 }
 
 impl DecoderOptions {
     /// Reads the fields of a family but those of positions, for a model of `layers` layers.
     pub(super) fn read(fields: &ConfigFields, family: Family, layers: usize) -> Result<Self> {
         let unrotated = if family == Family::SmolLm3 { unrotated(fields, layers)? } else { Vec::new() };
+        if family == Family::DeepseekV3 {
+            let query_rank = match fields.has("q_lora_rank") {
+                true => fields.maybe_size("q_lora_rank")?,
+                false => Some(1536),
+            };
+            let latent = LatentConfig {
+                query_rank,
+                rank: fields.size_or("kv_lora_rank", 512)?,
+                rotated: fields.size_or("qk_rope_head_dim", 64)?,
+                value: fields.size_or("v_head_dim", 128)?,
+                // Transformers' norms of latent vectors do not read `rms_norm_eps`.
+                eps: 1e-6,
+            };
+            let unrotated_dim = fields.size_or("qk_nope_head_dim", 128)?;
+            // The width of queries and keys together, which follows from the others.
+            fields.maybe_size("qk_head_dim")?;
+            let interleaved = fields.flag_or("rope_interleave", true)?;
+            return Ok(DecoderOptions { latent: Some(latent), unrotated_dim, interleaved, ..Default::default() });
+        }
         if !family.is_gemma() {
             return Ok(DecoderOptions { unrotated, ..Default::default() });
         }
@@ -47,6 +74,19 @@ impl DecoderOptions {
         if family == Family::SmolLm3 {
             let rotated: Vec<u8> = (0..layers).map(|layer| u8::from(!self.unrotated.contains(&layer))).collect();
             fields.insert("no_rope_layers".into(), json!(rotated));
+        }
+        if let Some(LatentConfig { query_rank, rank, rotated, value, .. }) = self.latent {
+            fields.insert("q_lora_rank".into(), json!(query_rank));
+            fields.insert("rope_interleave".into(), self.interleaved.into());
+            fields.insert("qk_head_dim".into(), (self.unrotated_dim + rotated).into());
+            for (name, size) in [
+                ("kv_lora_rank", rank),
+                ("qk_rope_head_dim", rotated),
+                ("qk_nope_head_dim", self.unrotated_dim),
+                ("v_head_dim", value),
+            ] {
+                fields.insert(name.into(), size.into());
+            }
         }
         if family.is_gemma() {
             fields.insert("query_pre_attn_scalar".into(), json!(self.score_width));

@@ -4,66 +4,30 @@ use nn::Rotary;
 use numcore::{Error, Result, Within};
 use serde_json::{Map, Value, json};
 
-use super::{ConfigFields, Family};
+use super::{ConfigFields, Family, RopeScaling};
 use crate::files::JsonObject;
 
 /// Rotary positions: the base and the scaling of frequencies.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
     /// The base of the frequencies, `rope_theta`.
     pub theta: f64,
+    /// The rotated part of a head, `partial_rotary_factor`; 1 but for Phi.
+    pub part: f64,
     /// The scaling of frequencies for longer contexts.
     pub scaling: RopeScaling,
 }
 
-/// The scaling of frequencies for contexts longer than those a model was first trained on.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// No scaling.
-    Default,
-    /// Divides all frequencies, and so positions, by `factor` (Chen et al. 2023).
-    Linear {
-        /// The ratio of the longer context to the first.
-        factor: f64,
-    },
-    /// Divides low frequencies alone, with a linear transition (Llama 3.1).
-    Llama3 {
-        /// The ratio of the longer context to the first.
-        factor: f64,
-        /// Wavelengths above `original / low` are scaled in full.
-        low: f64,
-        /// Wavelengths below `original / high` are kept.
-        high: f64,
-        /// The context that the model was first trained on.
-        original: f64,
-    },
-    /// Divides low frequencies alone, by the turns they make in the first context; cosines and sines are scaled (YaRN,
-    /// Peng et al. 2023).
-    Yarn {
-        /// The ratio of the longer context to the first.
-        factor: f64,
-        /// Pairs that make more turns are kept.
-        fast: f64,
-        /// Pairs that make fewer turns are scaled in full.
-        slow: f64,
-        /// The context that the model was first trained on.
-        original: f64,
-        /// The factor of cosines and sines.
-        attention: f64,
-        /// True if the transition begins and ends at integer pairs.
-        truncate: bool,
-    },
-}
-
 impl RopeConfig {
-    /// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
+    /// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`, of heads that are rotated in full.
     ///
     /// # Errors
     /// Fails if the kind of scaling is not known, or one of its numbers is missing or out of range. Fails too if a
     /// field is not of that kind, or the two objects differ.
     #[track_caller]
     pub fn read(fields: &ConfigFields, default_theta: f64, context: usize) -> Result<Self> {
-        Self::read_of(fields, fields.part("rope_parameters").at_caller()?, default_theta, context).at_caller()
+        let assumed = Assumed { theta: default_theta, context, original: None, partial: false };
+        Self::read_of(fields, fields.part("rope_parameters").at_caller()?, assumed).at_caller()
     }
 
     /// The positions of a family's layers, and of its layers with a window where they have others.
@@ -77,11 +41,15 @@ impl RopeConfig {
         if family == Family::GptOss && says_nothing {
             let (factor, fast, slow, original, truncate) = (32.0, 32.0, 1.0, 4096.0, false);
             let attention = 0.1 * f64::ln(factor) + 1.0;
-            let scaling = RopeScaling::Yarn { factor, fast, slow, original, attention, truncate };
-            return Ok((RopeConfig { theta: fields.number_or("rope_theta", theta)?, scaling }, None));
+            let scaling = RopeScaling::Yarn { factor, fast, slow, original, attention, truncate, all_dim: 0.0 };
+            return Ok((RopeConfig { theta: fields.number_or("rope_theta", theta)?, part: 1.0, scaling }, None));
         }
+        let partial = family == Family::Phi3;
+        // The first context of Phi is a field of its own.
+        let original = partial.then(|| fields.size_or("original_max_position_embeddings", 4096)).transpose()?;
+        let assumed = Assumed { theta, context, original, partial };
         if family != Family::Gemma3 {
-            return Ok((Self::read(fields, theta, context)?, None));
+            return Ok((Self::read_of(fields, fields.part("rope_parameters")?, assumed)?, None));
         }
         const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
         let both = fields.part("rope_parameters")?;
@@ -94,18 +62,34 @@ impl RopeConfig {
         let part = |kind| both.as_ref().map_or(Ok(None), |both| both.object(kind));
         let local = fields.number_or("rope_local_base_freq", 10_000.0)?;
         let none = || JsonObject::of("config.json", Map::new());
-        let local = Self::of(&part(KINDS[1])?.unwrap_or_else(none), local, context)?;
-        Ok((Self::read_of(fields, part(KINDS[0])?, theta, context)?, Some(local)))
+        let local = Self::of(&part(KINDS[1])?.unwrap_or_else(none), Assumed { theta: local, ..assumed }, None)?;
+        Ok((Self::read_of(fields, part(KINDS[0])?, assumed)?, Some(local)))
     }
 
     /// Writes the fields from which these positions, and those of layers with a window, can be read again.
-    pub(super) fn insert_into(&self, fields: &mut Map<String, Value>, local: Option<&Self>) {
+    pub(super) fn insert_into(
+        &self,
+        fields: &mut Map<String, Value>,
+        (family, context): (Family, usize),
+        local: Option<&Self>,
+    ) {
         let own = Value::Object(self.to_json());
         fields.remove("rope_scaling");
         // Versions of transformers before 5 read these.
         fields.insert("rope_theta".into(), json!(self.theta));
         if self.scaling != RopeScaling::Default {
             fields.insert("rope_scaling".into(), own.clone());
+        }
+        if family == Family::Phi3 {
+            fields.insert("partial_rotary_factor".into(), json!(self.part));
+            if let RopeScaling::LongRope { short, long, original, .. } = &self.scaling {
+                fields.insert("original_max_position_embeddings".into(), (*original as u64).into());
+                // Versions before 5 take no other field here, and compute the factor of cosines and sines.
+                let old = json!({ "type": "longrope", "short_factor": short, "long_factor": long });
+                if self.scaling.has_usual_attention(context) {
+                    fields.insert("rope_scaling".into(), old);
+                }
+            }
         }
         let parameters = match local {
             None => own,
@@ -117,14 +101,14 @@ impl RopeConfig {
         fields.insert("rope_parameters".into(), parameters);
     }
 
-    fn read_of(fields: &ConfigFields, new: Option<JsonObject>, default_theta: f64, context: usize) -> Result<Self> {
+    fn read_of(fields: &ConfigFields, new: Option<JsonObject>, assumed: Assumed) -> Result<Self> {
         // Files often have both, one of them empty.
         let filled = |part: &JsonObject| !part.fields().is_empty();
         let (new, old) = (new.filter(filled), fields.part("rope_scaling")?.filter(filled));
-        let plain = fields.number_or("rope_theta", default_theta)?;
-        fields.number_or("partial_rotary_factor", 1.0)?;
-        let read = |part: &JsonObject| Self::of(part, plain, context);
-        rotates_whole_heads(fields)?;
+        let plain = fields.number_or("rope_theta", assumed.theta)?;
+        let part = fields.maybe_number("partial_rotary_factor")?;
+        assumed.part(fields, part.unwrap_or(1.0))?;
+        let read = |of: &JsonObject| Self::of(of, Assumed { theta: plain, ..assumed }, part);
         match (new.as_ref().map(read).transpose()?, old.as_ref().map(read).transpose()?) {
             (Some(new), Some(old)) if new != old => {
                 Err(fields.wrong("rope_parameters", "differs from `rope_scaling`: remove the wrong one"))
@@ -134,160 +118,86 @@ impl RopeConfig {
         }
     }
 
-    fn of(part: &JsonObject, theta: f64, context: usize) -> Result<Self> {
-        let theta = part.number("rope_theta")?.unwrap_or(theta);
-        rotates_whole_heads(part)?;
+    fn of(of: &JsonObject, assumed: Assumed, part: Option<f64>) -> Result<Self> {
+        let theta = of.number("rope_theta")?.unwrap_or(assumed.theta);
+        let own = of.number("partial_rotary_factor")?;
+        if let (Some(own), Some(other)) = (own, part.filter(|part| own.is_some_and(|own| own != *part))) {
+            let why = format_args!("is {own}, and {other} outside of this object: remove the wrong one");
+            return Err(of.wrong("partial_rotary_factor", why));
+        }
+        let part = assumed.part(of, own.or(part).unwrap_or(1.0))?;
         // Frequencies must fall from pair to pair.
         if theta <= 1.0 {
-            return Err(part.wrong("rope_theta", format_args!("is {theta}, and must be above 1")));
+            return Err(of.wrong("rope_theta", format_args!("is {theta}, and must be above 1")));
         }
-        Ok(RopeConfig { theta, scaling: RopeScaling::read(part, context)? })
+        Ok(RopeConfig { theta, part, scaling: RopeScaling::read(of, assumed.context, assumed.original)? })
+    }
+
+    /// The number of rotated components of a head of width `head_dim`.
+    fn rotated(&self, head_dim: usize) -> usize {
+        (head_dim as f64 * self.part) as usize
+    }
+
+    /// Checks that rotated components of a head of width `head_dim` are pairs, and that pairs have their numbers.
+    pub(super) fn check(&self, head_dim: usize) -> Result<()> {
+        let (rotated, part) = (self.rotated(head_dim), self.part);
+        let wrong = |why: String| Err(Error::config("decoder", "rope", why));
+        if rotated % 2 == 1 {
+            return wrong(format!(
+                "the {rotated} rotated components of a head of {head_dim} ({part} of it) are no pairs"
+            ));
+        }
+        let RopeScaling::LongRope { short, long, .. } = &self.scaling else { return Ok(()) };
+        for (name, divisors) in [("short_factor", short), ("long_factor", long)] {
+            if divisors.len() != rotated / 2 {
+                let count = divisors.len();
+                return wrong(format!(
+                    "`{name}` has {count} numbers for {} pairs of a head of {head_dim}",
+                    rotated / 2
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The frequencies of a head of width `head_dim`.
     pub fn rotary(&self, head_dim: usize) -> Rotary {
-        let plain = Rotary::new(self.theta, head_dim);
-        match self.scaling {
-            RopeScaling::Default => plain,
-            RopeScaling::Linear { factor } => each(plain, |_, f| f / factor),
-            RopeScaling::Llama3 { factor, low, high, original } => {
-                each(plain, |_, f| llama3(f, factor, low, high, original))
-            }
-            RopeScaling::Yarn { factor, fast, slow, original, attention, truncate } => {
-                let ramp = yarn_ramp(self.theta, head_dim, [fast, slow], original, truncate);
-                let stretched = each(plain, |i, f| f / factor * ramp(i) + f * (1.0 - ramp(i)));
-                Rotary { scale: attention, ..stretched }
-            }
-        }
+        self.scaling.of(Rotary::new(self.theta, self.rotated(head_dim)), self.theta)
     }
 
     /// The fields as transformers 5 writes them.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut fields = Map::from_iter([("rope_theta".to_owned(), json!(self.theta))]);
-        let more = match self.scaling {
-            RopeScaling::Default => json!({ "rope_type": "default" }),
-            RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
-            RopeScaling::Llama3 { factor, low, high, original } => json!({
-                "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
-                "original_max_position_embeddings": original as u64
-            }),
-            RopeScaling::Yarn { factor, fast, slow, original, attention, truncate } => json!({
-                "rope_type": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow,
-                "attention_factor": attention, "truncate": truncate,
-                "original_max_position_embeddings": original as u64
-            }),
-        };
-        fields.extend(more.as_object().cloned().unwrap_or_default());
+        if self.part != 1.0 {
+            fields.insert("partial_rotary_factor".into(), json!(self.part));
+        }
+        fields.extend(self.scaling.to_json());
         fields
     }
 }
 
-/// The fields that every kind of scaling may have.
-const COMMON: [&str; 5] =
-    ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"];
+/// A family's positions where fields do not say them.
+#[derive(Clone, Copy)]
+struct Assumed {
+    theta: f64,
+    context: usize,
+    /// The first context, where no field of the scaling gives it.
+    original: Option<usize>,
+    /// True if a part of each head may be rotated; transformers' models of other families do not read the field.
+    partial: bool,
+}
 
-impl RopeScaling {
-    /// The fields of a kind of scaling besides [`COMMON`]; `None` if the kind is not known.
-    fn own_fields(kind: &str) -> Option<&'static [&'static str]> {
-        Some(match kind {
-            "default" => &[],
-            "linear" => &["factor"],
-            "llama3" => &["factor", "low_freq_factor", "high_freq_factor"],
-            "yarn" => &["factor", "beta_fast", "beta_slow", "attention_factor", "truncate", "mscale", "mscale_all_dim"],
-            _ => return None,
-        })
-    }
-
-    fn read(part: &JsonObject, context: usize) -> Result<Self> {
-        let kind = part.text("rope_type")?.or(part.text("type")?).unwrap_or("default");
-        let positive = |name: &str, default: Option<f64>| {
-            let value = part.need(name, part.number(name)?.or(default))?;
-            if value > 0.0 { Ok(value) } else { Err(part.wrong(name, format_args!("is {value}, and must be above 0"))) }
-        };
-        let own = RopeScaling::own_fields(kind);
-        let known = |name: &str| COMMON.contains(&name) || own.is_none_or(|own| own.contains(&name));
-        if let Some(name) = part.fields().keys().find(|name| part.get(name).is_some() && !known(name)) {
-            return Err(part.wrong(name, format_args!("is no field of rotary positions of type `{kind}`")));
+impl Assumed {
+    /// Checks the rotated part of heads, which a field of `fields` may be.
+    fn part(&self, fields: &JsonObject, part: f64) -> Result<f64> {
+        let wrong = |why: String| Err(fields.wrong("partial_rotary_factor", format_args!("is {part}; {why}")));
+        match part {
+            1.0 => Ok(part),
+            _ if !self.partial => wrong("these families rotate whole heads".into()),
+            _ if part > 0.0 && part < 1.0 => Ok(part),
+            _ => wrong("a part of a head is above 0, and at most 1".into()),
         }
-        let original = || positive("original_max_position_embeddings", Some(context as f64));
-        Ok(match kind {
-            "default" => RopeScaling::Default,
-            "linear" => RopeScaling::Linear { factor: positive("factor", None)? },
-            "llama3" => RopeScaling::Llama3 {
-                factor: positive("factor", None)?,
-                low: positive("low_freq_factor", None)?,
-                high: positive("high_freq_factor", None)?,
-                original: original()?,
-            },
-            "yarn" => RopeScaling::Yarn {
-                factor: positive("factor", None)?,
-                fast: positive("beta_fast", Some(32.0))?,
-                slow: positive("beta_slow", Some(1.0))?,
-                original: original()?,
-                attention: yarn_attention(part, positive("factor", None)?)?,
-                truncate: part.flag("truncate")?.unwrap_or(true),
-            },
-            other => {
-                let why = format!("is `{other}`; default, linear, llama3 and yarn are known");
-                return Err(part.wrong("rope_type", why));
-            }
-        })
     }
-}
-
-/// Checks that heads are rotated in full: transformers' models of these families do not read the field.
-fn rotates_whole_heads(fields: &JsonObject) -> Result<()> {
-    match fields.number("partial_rotary_factor")? {
-        Some(part) if part != 1.0 => {
-            Err(fields.wrong("partial_rotary_factor", format_args!("is {part}; these families rotate whole heads")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Changes each frequency by a function of its index and value.
-fn each(rotary: Rotary, change: impl Fn(usize, f64) -> f64) -> Rotary {
-    let frequencies = rotary.frequencies.iter().enumerate().map(|(i, &f)| change(i, f)).collect();
-    Rotary { frequencies, ..rotary }
-}
-
-fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
-    let wavelength = 2.0 * std::f64::consts::PI / frequency;
-    if wavelength > original / low {
-        return frequency / factor;
-    }
-    if wavelength < original / high {
-        return frequency;
-    }
-    let part = (original / wavelength - low) / (high - low);
-    frequency * ((1.0 - part) / factor + part)
-}
-
-/// The scaled part of each pair's frequency: 0 for pairs that make many turns in the first context, 1 for those that
-/// make few.
-fn yarn_ramp(theta: f64, rotated: usize, turns: [f64; 2], original: f64, truncate: bool) -> impl Fn(usize) -> f64 {
-    let pair =
-        |turns: f64| rotated as f64 * (original / (turns * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln());
-    let [mut first, mut last] = turns.map(pair);
-    if truncate {
-        (first, last) = (first.floor(), last.ceil());
-    }
-    let (first, last) = (first.max(0.0), last.min(rotated as f64 - 1.0));
-    // Two equal ends would divide by 0.
-    let last = if first == last { last + 0.001 } else { last };
-    move |i| ((i as f64 - first) / (last - first)).clamp(0.0, 1.0)
-}
-
-fn yarn_attention(part: &JsonObject, factor: f64) -> Result<f64> {
-    let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
-    if let Some(given) = part.number("attention_factor")? {
-        return Ok(given);
-    }
-    let nonzero = |name| Ok::<_, Error>(part.number(name)?.filter(|m| *m != 0.0));
-    Ok(match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
-        (Some(m), Some(all)) => scale(m) / scale(all),
-        _ => scale(1.0),
-    })
 }
 
 #[cfg(test)]
@@ -302,7 +212,7 @@ mod tests {
     #[test]
     fn the_frequencies_of_llama_3_1() {
         let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
-        let rotary = RopeConfig { theta: 500_000.0, scaling }.rotary(128);
+        let rotary = RopeConfig { theta: 500_000.0, part: 1.0, scaling }.rotary(128);
         for (i, due) in [
             (28, 3.211445995e-3),
             (29, 2.166570764e-3),
@@ -323,12 +233,17 @@ mod tests {
         };
         let new = r#"{"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}"#;
         let old = r#"{"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}"#;
-        let due = RopeConfig { theta: 500.0, scaling: RopeScaling::Linear { factor: 2.0 } };
+        let due = RopeConfig { theta: 500.0, part: 1.0, scaling: RopeScaling::Linear { factor: 2.0 } };
         assert_eq!(read(new).unwrap(), due);
         assert_eq!(read(old).unwrap(), due);
         close(due.rotary(4).frequencies[1], 0.5 / 500f64.sqrt());
-        let error = read(r#"{"rope_scaling": {"type": "longrope"}}"#).unwrap_err().to_string();
-        assert!(error.contains("longrope") && error.contains("yarn"), "{error}");
+        let error = read(r#"{"rope_scaling": {"type": "dynamic"}}"#).unwrap_err().to_string();
+        assert!(error.contains("dynamic") && error.contains("longrope"), "{error}");
+        for (divisors, due) in [("", "`short_factor` is missing"), (r#", "short_factor": [1, 0]"#, "above 0")] {
+            let error =
+                read(&format!(r#"{{"rope_scaling": {{"type": "longrope"{divisors}}}}}"#)).unwrap_err().to_string();
+            assert!(error.contains(due), "{error}");
+        }
         let error = read(r#"{"rope_scaling": {"type": "yarn"}}"#).unwrap_err().to_string();
         assert!(error.contains("`factor` is missing"), "{error}");
     }
@@ -372,9 +287,18 @@ mod tests {
             RopeScaling::Default,
             RopeScaling::Linear { factor: 2.5 },
             RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 },
-            RopeScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 16.0, attention: 1.25, truncate: false },
+            RopeScaling::Yarn {
+                factor: 4.0,
+                fast: 32.0,
+                slow: 1.0,
+                original: 16.0,
+                attention: 1.25,
+                truncate: false,
+                all_dim: 0.5,
+            },
+            RopeScaling::LongRope { short: vec![1.0, 2.5], long: vec![4.0, 8.0], original: 16.0, attention: 1.5 },
         ] {
-            let config = RopeConfig { theta: 777.0, scaling };
+            let config = RopeConfig { theta: 777.0, part: 1.0, scaling };
             let fields = Map::from_iter([("rope_parameters".to_owned(), Value::Object(config.to_json()))]);
             let fields = ConfigFields::of(JsonObject::of("config.json", fields));
             assert_eq!(RopeConfig::read(&fields, 1.0, 3).unwrap(), config);

@@ -11,6 +11,11 @@ fn alternates(family: Family) -> bool {
         || family.is_gemma()
 }
 
+/// Tells whether the field `sliding_window` may give a window.
+fn has_window(family: Family) -> bool {
+    !matches!(family, Family::Llama | Family::Olmo2 | Family::DeepseekV3)
+}
+
 /// Tells whether the field `use_sliding_window` turns windows on and off.
 fn has_switch(family: Family) -> bool {
     matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe | Family::Qwen3Moe | Family::SmolLm3)
@@ -20,7 +25,7 @@ fn has_switch(family: Family) -> bool {
 pub(super) fn insert_windows(fields: &mut Map<String, Value>, family: Family, windows: &[Option<usize>]) {
     let window = windows.iter().flatten().next();
     fields.remove("layer_types");
-    if !matches!(family, Family::Llama | Family::Olmo2) {
+    if has_window(family) {
         fields.insert("sliding_window".into(), json!(window));
     }
     if has_switch(family) {
@@ -42,8 +47,7 @@ pub(super) fn windows(
 ) -> Result<Vec<Option<usize>>> {
     // The default applies to an absent field; null means no window.
     let default = family.defaults().window.filter(|_| !fields.has("sliding_window"));
-    let has_field = !matches!(family, Family::Llama | Family::Olmo2);
-    let given = if has_field { fields.maybe_size("sliding_window")? } else { None };
+    let given = if has_window(family) { fields.maybe_size("sliding_window")? } else { None };
     let window = given.or(default);
     let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe);
     let border = if is_qwen { fields.size_or("max_window_layers", 28)? } else { 0 };

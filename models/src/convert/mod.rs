@@ -9,7 +9,9 @@ mod tables;
 pub use gguf::GGUF_TABLE;
 use pattern::renamed;
 pub use stack::{StackNames, StackPlace, StackRule};
-pub(crate) use tables::{BERT, DISTILBERT, GEMMA, GPT_OSS, GPT2, LLAMA, MIXTRAL, ROBERTA, ROBERTA_OF_TEXTS, VIT};
+pub(crate) use tables::{
+    BERT, DEEPSEEK_V3, DISTILBERT, GEMMA, GPT_OSS, GPT2, LLAMA, MIXTRAL, ROBERTA, ROBERTA_OF_TEXTS, VIT,
+};
 
 /// The difference between a weight in a file and in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +56,8 @@ pub struct ConversionTable {
     pub prefix: &'static str,
     /// Old names of the last part of a name in files, each with the new one.
     pub old_leaves: &'static [(&'static str, &'static str)],
-    /// Names in files that models do not need: buffers that can be computed, and heads that are not supported.
+    /// Names in files that models do not need: buffers that can be computed, and heads that are not supported. A `*` at
+    /// the end stands for any rest.
     pub ignored: &'static [&'static str],
     /// Modules whose names in memory differ from those in files, in transformers 5: `theirs` in memory, `ours` in
     /// files. Adapters are named by those in memory.
@@ -95,7 +98,11 @@ impl ConversionTable {
     /// Tells whether a name in files is in `ignored`.
     pub fn ignores(&self, theirs: &str) -> bool {
         let with_prefix = format!("{}{theirs}", self.prefix);
-        self.ignored.iter().any(|rule| [theirs, &with_prefix].iter().any(|name| renamed(rule, rule, name).is_some()))
+        let is = |rule: &str, name: &str| match rule.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => renamed(rule, rule, name).is_some(),
+        };
+        self.ignored.iter().any(|rule| [theirs, &with_prefix].iter().any(|name| is(rule, name)))
     }
 }
 
@@ -159,8 +166,19 @@ mod tests {
 
     #[test]
     fn no_two_rules_meet() {
-        for table in [&GPT2, &LLAMA, &MIXTRAL, &GEMMA, &GPT_OSS, &BERT, &ROBERTA, &ROBERTA_OF_TEXTS, &DISTILBERT, &VIT]
-        {
+        for table in [
+            &GPT2,
+            &LLAMA,
+            &MIXTRAL,
+            &GEMMA,
+            &GPT_OSS,
+            &DEEPSEEK_V3,
+            &BERT,
+            &ROBERTA,
+            &ROBERTA_OF_TEXTS,
+            &DISTILBERT,
+            &VIT,
+        ] {
             for side in [|r: &ConversionRule| r.ours, |r: &ConversionRule| r.theirs] {
                 let names: std::collections::BTreeSet<_> = table.rules.iter().map(side).collect();
                 assert_eq!(names.len(), table.rules.len());

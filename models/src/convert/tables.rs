@@ -124,6 +124,32 @@ pub(crate) const GPT_OSS: ConversionTable = ConversionTable {
     ..LLAMA
 };
 
+/// DeepSeek-V3, whose experts are one by one in files.
+pub(crate) const DEEPSEEK_V3: ConversionTable = ConversionTable {
+    rules: &with::<14, 10, 24>(
+        [
+            Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+            Rule::keep("model.layers.{}.self_attn.q_a_proj", "layers.{}.self_attn.q_a_proj"),
+            Rule::keep("model.layers.{}.self_attn.q_a_layernorm", "layers.{}.self_attn.q_a_norm"),
+            Rule::keep("model.layers.{}.self_attn.q_b_proj", "layers.{}.self_attn.q_b_proj"),
+            Rule::keep("model.layers.{}.self_attn.kv_a_proj_with_mqa", "layers.{}.self_attn.kv_a_proj"),
+            Rule::keep("model.layers.{}.self_attn.kv_a_layernorm", "layers.{}.self_attn.kv_a_norm"),
+            Rule::keep("model.layers.{}.self_attn.kv_b_proj", "layers.{}.self_attn.kv_b_proj"),
+            Rule::keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
+            Rule::keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
+            Rule::keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
+            Rule::keep("model.layers.{}.mlp.gate", "layers.{}.mlp.gate"),
+            Rule::keep("model.layers.{}.mlp.shared_experts.gate_proj", "layers.{}.mlp.shared_experts.gate_proj"),
+            Rule::keep("model.layers.{}.mlp.shared_experts.up_proj", "layers.{}.mlp.shared_experts.up_proj"),
+            Rule::keep("model.layers.{}.mlp.shared_experts.down_proj", "layers.{}.mlp.shared_experts.down_proj"),
+        ],
+        OF_LLAMA,
+    ),
+    // The published files' layer that predicts one more token.
+    ignored: &["model.layers.{}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq", "model.layers.61.*"],
+    ..LLAMA
+};
+
 /// Gemma 2 and 3, and OLMo 2, which has norms of outputs alone.
 pub(crate) const GEMMA: ConversionTable = ConversionTable {
     rules: &with::<6, 10, 16>(

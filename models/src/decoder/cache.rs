@@ -78,6 +78,12 @@ impl<R: Runtime> KvCache<R> {
         self.padding.iter().zip(&self.ended).map(move |(&padding, &ended)| if ended { end } else { padding })
     }
 
+    /// The first row that holds at most `most` tokens of a text, and would hold more with `tokens` more.
+    pub(super) fn passes(&self, most: usize, tokens: usize) -> Option<usize> {
+        let held = self.shifts(self.len).map(|shift| self.len.saturating_sub(shift));
+        held.enumerate().find(|(_, held)| (1..=most).contains(held) && held + tokens > most).map(|(row, _)| row)
+    }
+
     /// A cache of some rows of others, in this order, with room for `capacity` tokens of each. Rows end together in it,
     /// and it begins with the longest: what none of them has is dropped.
     pub(crate) fn of_rows(rows: &[(&KvCache<R>, usize)], capacity: usize) -> Result<Self> {

@@ -34,6 +34,8 @@ impl<R: Runtime> Default for DecoderInputs<'_, R> {
 pub(super) struct Placement<R: Runtime> {
     /// `[T]` or `[B, T]`, `i64`.
     pub positions: Var<R>,
+    /// The positions of complete sequences, where they are cut over ranks; otherwise `positions`.
+    pub all_positions: Var<R>,
     /// The keys that each query sees, besides causality: `bool`, broadcast to `[B, H, T, S]`.
     pub mask: Option<Var<R>>,
     /// The document of each token, where the sequence is cut over ranks and each layer makes its own masks.
@@ -67,8 +69,8 @@ impl<R: Runtime> Placement<R> {
             cache.check(b, t, layers)?;
             return Placement::after(cache, range(cache.len())?, t);
         }
-        let positions = inputs.positions.map_or_else(|| range(0), |given| Ok(given.clone()))?;
-        let positions = context.take(&positions, positions.dims().len().saturating_sub(1))?;
+        let all_positions = inputs.positions.map_or_else(|| range(0), |given| Ok(given.clone()))?;
+        let positions = context.take(&all_positions, all_positions.dims().len().saturating_sub(1))?;
         if let Some(segments) = inputs.segments.filter(|segments| segments.spec().shape[..] != [b, t]) {
             let shapes = [Shape::new(&[b, t])?, segments.spec().shape];
             return Err(Error::shape("decoder", &shapes, "tokens and segments must be [B, T]"));
@@ -79,7 +81,7 @@ impl<R: Runtime> Placement<R> {
             segments => (None, segments.cloned()),
         };
         let end = if inputs.positions.is_some() { 0 } else { t };
-        Ok(Placement { positions, mask, segments, end, tokens: t })
+        Ok(Placement { positions, all_positions, mask, segments, end, tokens: t })
     }
 
     /// The placement of tokens that follow those in a cache.
@@ -88,7 +90,8 @@ impl<R: Runtime> Placement<R> {
         // One past the last position of the row that has the most.
         let end = columns - cache.shifts(columns).min().unwrap_or(0);
         if end == columns && cache.shifts(columns).all(|shift| shift == 0) {
-            return Ok(Placement { positions: range, mask: None, segments: None, end, tokens });
+            let all_positions = range.clone();
+            return Ok(Placement { positions: range, all_positions, mask: None, segments: None, end, tokens });
         }
         let (rt, b) = (range.runtime(), cache.padding().len());
         let column = |list: Vec<i64>| Ok::<_, Error>(Var::new(Tensor::from_slice(rt, [b, 1], &list)?));
@@ -98,7 +101,8 @@ impl<R: Runtime> Placement<R> {
         let padding = column(cache.padding().iter().map(|&pad| pad as i64).collect())?;
         let keys = Var::new(Tensor::arange(rt, 0i64, 1i64, columns, DType::I64)?).reshape([1, columns])?;
         let mask = keys.ge(&padding)?.reshape([b, 1, 1, columns])?;
-        Ok(Placement { positions, mask: Some(mask), segments: None, end, tokens })
+        let all_positions = positions.clone();
+        Ok(Placement { positions, all_positions, mask: Some(mask), segments: None, end, tokens })
     }
 }
 

@@ -41,12 +41,16 @@ impl<R: Runtime> DecoderLayer<R> {
     pub(super) fn new(init: &Init<R>, config: &DecoderConfig, layer: usize) -> Result<Self> {
         let (parts, options) = (config.family.parts(), &config.options);
         let norm = |together| HeadNorm { eps: config.norm_eps, offset: parts.norm_offset, together };
-        let scale = options.score_width.map(|width| 1.0 / (width as f64).sqrt());
+        let head_dim = options.unrotated_dim + config.head_dim;
+        let width = options.score_width.or(options.latent.map(|_| head_dim));
+        let factor = config.rope.as_ref().map_or(1.0, |rope| rope.scaling.score_factor());
+        let factor = if options.latent.is_some() { factor } else { 1.0 };
+        let scale = width.map(|width| factor / (width as f64).sqrt());
         let attention = GroupedQueryConfig {
             width: config.width,
             heads: config.heads,
             kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
+            head_dim,
             fused: parts.fused,
             bias: config.qkv_bias,
             output_bias: config.output_bias,
@@ -57,7 +61,10 @@ impl<R: Runtime> DecoderLayer<R> {
         let norm = |has: bool| has.then(|| DecoderNorm::new(init, config)).transpose();
         Ok(DecoderLayer {
             input_norm: norm(parts.input_norms)?,
-            self_attn: GroupedQueryAttention::new(init, attention)?,
+            self_attn: match options.latent {
+                None => GroupedQueryAttention::new(init, attention)?,
+                Some(latent) => GroupedQueryAttention::with_latent(init, attention, latent)?,
+            },
             post_attention_norm: norm(parts.output_norms)?,
             mlp_norm: norm(parts.input_norms)?,
             mlp: DecoderFeedForward::new(init, config, layer)?,

@@ -26,7 +26,7 @@ pub use layer::{DecoderFeedForward, DecoderLayer, DecoderMlp, DecoderNorm, UpPro
 
 use crate::{
     config::{ConfigFields, DecoderConfig, Family},
-    convert::{ConversionTable, GEMMA, GPT_OSS, GPT2, LLAMA, MIXTRAL},
+    convert::{ConversionTable, DEEPSEEK_V3, GEMMA, GPT_OSS, GPT2, LLAMA, MIXTRAL},
     pretrained::Pretrained,
 };
 
@@ -38,8 +38,8 @@ const NAMES: LanguageModelNames = LanguageModelNames {
     head: "lm_head",
 };
 
-/// A decoder-only language model in Hugging Face's format, of one of the families in [`Family`]. Mixtral, GPT-OSS and
-/// Qwen 1.5, 2 and 3 may have mixtures of experts.
+/// A decoder-only language model in Hugging Face's format, of one of the families in [`Family`]. Mixtral, GPT-OSS,
+/// DeepSeek-V3 and Qwen 1.5, 2 and 3 may have mixtures of experts.
 ///
 /// Input: tokens `[B, T]` (`i64`). Output: logits of each next token, `[B, T, V]`; where sequences are cut over ranks,
 /// those of this rank's tokens. There is no dropout: its fields in `config.json` are kept and written back.
@@ -86,7 +86,10 @@ impl<R: Runtime> Decoder<R> {
     }
 
     fn of(parts: LanguageModel<R, DecoderLayer<R>, DecoderNorm<R>>, config: &DecoderConfig) -> Self {
-        let rotaries = config.ropes().map(|rope| rope.rotary(config.head_dim)).collect();
+        let rotaries = config
+            .ropes()
+            .map(|rope| Rotary { interleaved: config.options.interleaved, ..rope.rotary(config.head_dim) })
+            .collect();
         Decoder { parts, rotaries, config: config.clone() }
     }
 
@@ -162,6 +165,12 @@ impl<R: Runtime> Decoder<R> {
         Ok((self.parts.normalized(&x).at_caller()?, routings))
     }
 
+    /// Tells whether a row of `cache` gets other frequencies of positions with `tokens` more (LongRoPE), and which. Its
+    /// keys have the old ones then, and all its tokens are to be read again.
+    pub(crate) fn outgrows(&self, cache: &KvCache<R>, tokens: usize) -> Option<usize> {
+        self.rotaries.iter().filter_map(|rotary| rotary.long.as_ref()).find_map(|(most, _)| cache.passes(*most, tokens))
+    }
+
     /// Positions and mask of a call, by its input: tokens `[B, T]`, or a later stage's `[B, T, C]`, which is this
     /// rank's part of the sequence.
     fn placement(&self, x: &Var<R>, inputs: &DecoderInputs<'_, R>) -> Result<Placement<R>> {
@@ -177,6 +186,11 @@ impl<R: Runtime> Decoder<R> {
             (_, true) => return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]")),
             (_, false) => return Err(Error::shape("decoder", &[shape], "a later stage takes [B, T, C]")),
         };
+        if let Some(row) = inputs.cache.as_ref().and_then(|cache| self.outgrows(cache, of[1])) {
+            let why = "outgrows the first context with these tokens, and its keys in the cache are those of a short \
+                       text (`longrope`): begin a new cache, and read all tokens again";
+            return Err(Error::state(format!("row {row} of the cache"), why));
+        }
         // A later stage without layers does not know how its values are cut, and needs no positions.
         let nothing = DecoderInputs::default();
         let passes = self.parts.embedding.is_none() && self.parts.blocks.is_empty();
@@ -190,8 +204,8 @@ impl<R: Runtime> Decoder<R> {
         placement: &Placement<R>,
         mut cache: Option<&mut KvCache<R>>,
     ) -> Result<(Var<R>, Vec<Routing<R>>)> {
-        let tables = self.rotaries.iter().map(|rotary| rotary.tables(&placement.positions, x.dtype()));
-        let tables = tables.collect::<Result<Vec<_>>>()?;
+        let table = |rotary: &Rotary| rotary.tables_within(&placement.positions, &placement.all_positions, x.dtype());
+        let tables = self.rotaries.iter().map(table).collect::<Result<Vec<_>>>()?;
         let mut routings = Vec::new();
         let x = self.parts.through_blocks(x, |i, layer, x| {
             let cache = cache.as_deref_mut().map(|cache| cache.layer(i));
@@ -327,6 +341,9 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
             Family::Gpt2 => GPT2,
             Family::Mixtral => MIXTRAL,
             Family::GptOss => GPT_OSS,
+            // As transformers, which leaves out the last layer of this very size.
+            Family::DeepseekV3 if self.config.layers <= 61 => DEEPSEEK_V3,
+            Family::DeepseekV3 => ConversionTable { ignored: LLAMA.ignored, ..DEEPSEEK_V3 },
             Family::Olmo2 | Family::Gemma2 | Family::Gemma3 => GEMMA,
             _ => LLAMA,
         }

@@ -150,16 +150,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
     fn exchange(&mut self, mut next: Vec<Row<'a>>) -> Result<Vec<Row<'a>>> {
         let mut begun = None;
         if !next.is_empty() {
-            let width = next.iter().map(|row| row.prompt.tokens.len()).max().unwrap_or(0);
-            let padding: Vec<_> = next.iter().map(|row| width - row.prompt.tokens.len()).collect();
-            let padded = |(row, &pad): (&Row<'_>, &usize)| {
-                let tokens = row.prompt.tokens.iter().map(|&token| i64::from(token));
-                std::iter::repeat_n(0, pad).chain(tokens).collect::<Vec<_>>()
-            };
-            let tokens: Vec<_> = next.iter().zip(&padding).flat_map(padded).collect();
-            // The last token is never read back by the model.
-            let capacity = width.saturating_add(self.options.max_new_tokens - 1);
-            let mut cache = self.model.cache(capacity, padding);
+            let (tokens, mut cache) = self.begin(&next);
             self.extend(&mut next, &tokens, &mut cache)?;
             begun = Some(cache);
         }
@@ -177,12 +168,30 @@ impl<'a, R: Runtime> Batch<'a, R> {
         Ok(ended)
     }
 
+    /// All tokens of rows, padded on the left, and an empty cache for them.
+    fn begin(&self, rows: &[Row<'_>]) -> (Vec<i64>, KvCache<R>) {
+        let len = |row: &Row<'_>| row.prompt.tokens.len() + row.new.len();
+        let width = rows.iter().map(len).max().unwrap_or(0);
+        let padding: Vec<_> = rows.iter().map(|row| width - len(row)).collect();
+        let padded = |(row, &pad): (&Row<'_>, &usize)| {
+            let tokens = row.prompt.tokens.iter().chain(&row.new).map(|&token| i64::from(token));
+            std::iter::repeat_n(0, pad).chain(tokens).collect::<Vec<_>>()
+        };
+        let tokens: Vec<_> = rows.iter().zip(&padding).flat_map(padded).collect();
+        // The last token is never read back by the model.
+        let capacity = width.saturating_add(self.options.max_new_tokens - 1);
+        (tokens, self.model.cache(capacity, padding))
+    }
+
     /// Adds a token to each row. Rows that ended repeat their last.
     fn step(&mut self) -> Result<()> {
         let last = |row: &Row<'_>| i64::from(row.new.last().copied().unwrap_or(0));
-        let tokens: Vec<_> = self.rows.iter().map(last).collect();
+        let mut tokens: Vec<_> = self.rows.iter().map(last).collect();
         let (mut rows, cache) = (std::mem::take(&mut self.rows), self.cache.take());
         if let Some(mut cache) = cache {
+            if self.model.outgrows(&cache, 1).is_some() {
+                (tokens, cache) = self.begin(&rows);
+            }
             self.extend(&mut rows, &tokens, &mut cache)?;
             for (i, _) in rows.iter().enumerate().filter(|(_, row)| row.ended.is_some()) {
                 cache.end(i);

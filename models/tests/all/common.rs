@@ -20,7 +20,7 @@ use serde_json::Value;
 pub type V = Var<Cpu>;
 
 /// The decoders of which there are references.
-pub const DECODERS: [&str; 15] = [
+pub const DECODERS: [&str; 17] = [
     "gpt2",
     "llama",
     "llama_yarn",
@@ -36,7 +36,14 @@ pub const DECODERS: [&str; 15] = [
     "gemma2",
     "gemma3",
     "gpt_oss",
+    "deepseek_v3",
+    "deepseek_v3_plain",
 ];
+
+/// All decoders of which there are references: a longer text changes the positions of the last (LongRoPE).
+pub fn all_decoders() -> impl Iterator<Item = &'static str> {
+    DECODERS.into_iter().chain(["phi3_long"])
+}
 
 pub fn cpu() -> Cpu {
     Cpu::with_threads(1)

@@ -19,7 +19,7 @@ fn same_bits() -> f64 {
 /// Transformers' logits are in `f32`, with rounding errors of their own: those in `f64` are near both.
 #[test]
 fn logits_are_those_of_transformers() {
-    for name in DECODERS {
+    for name in all_decoders() {
         let due = Reference::read(name);
         let of = |model: Decoder<_>| model.forward(&due.var("ids")).unwrap().value().unwrap();
         let exact = of(Decoder::from_pretrained(reference(name), &init().dtype(DType::F64)).unwrap());
@@ -30,7 +30,7 @@ fn logits_are_those_of_transformers() {
 
 #[test]
 fn gradients_are_those_of_transformers() {
-    for name in DECODERS {
+    for name in all_decoders() {
         let (model, due) = (decoder(name), Reference::read(name));
         let loss = next_token_loss(&model, &due.var("ids"));
         check_grads(&model, &loss, &due, |theirs| {
@@ -46,7 +46,7 @@ fn gradients_are_those_of_transformers() {
 
 #[test]
 fn saving_what_was_loaded_gives_the_same_bits() {
-    for name in DECODERS {
+    for name in all_decoders() {
         let scratch = Scratch::new();
         decoder(name).save_pretrained(&scratch.0).unwrap();
         same_tensors(&weight_files(&reference(name)), &weight_files(&scratch.0));
@@ -121,7 +121,7 @@ fn lazy_models_hold_nothing_and_read_the_same_values() {
 /// Not all logits are in memory at a time, unless a soft cap is between them and the head.
 #[test]
 fn log_probabilities_are_those_of_the_logits() {
-    for name in DECODERS {
+    for name in all_decoders() {
         let model = Decoder::from_pretrained(reference(name), &init().dtype(DType::F64)).unwrap();
         let ids = Reference::read(name).var("ids");
         let states = model.states(&ids, DecoderInputs::default()).unwrap();

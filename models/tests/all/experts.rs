@@ -26,7 +26,8 @@ use serde_json::json;
 
 use crate::common::*;
 
-const FAMILIES: [(&str, usize); 4] = [("mixtral", 3), ("qwen2_moe", 5), ("qwen3_moe", 6), ("gpt_oss", 5)];
+const FAMILIES: [(&str, usize); 5] =
+    [("mixtral", 3), ("qwen2_moe", 5), ("qwen3_moe", 6), ("gpt_oss", 5), ("deepseek_v3", 6)];
 
 /// Losses and norms of some steps on a row for each of six shares, by ranks along these axes.
 fn train(name: &str, axes: &[(Axis, usize)]) -> Vec<f64> {
@@ -124,7 +125,10 @@ fn the_balance_loss_of_all_layers_is_that_of_transformers() {
         let (_, routings) = model.routed_states(&due.var("ids"), DecoderInputs::default()).unwrap();
         let tokens = (2 * 23) as f64;
         let loss = model.balance_loss(&routings).unwrap().value().unwrap().mul(1.0 / tokens).unwrap();
-        close(name, &loss, &due.tensor("balance_loss"), 1e-5);
+        // Transformers has none for DeepSeek-V3.
+        if name != "deepseek_v3" {
+            close(name, &loss, &due.tensor("balance_loss"), 1e-5);
+        }
     }
     let dense = decoder("llama").balance_loss(&[]).map(drop).unwrap_err().to_string();
     assert!(dense.contains("this model has none"), "{dense}");
@@ -223,12 +227,82 @@ fn published_configurations_are_understood() {
         "num_experts_per_tok": 4, "num_experts": 60, "norm_topk_prob": false, "output_router_logits": false,
         "router_aux_loss_coef": 0.001
     });
-    for (fields, experts, top_k, hidden) in [(qwen3, 128, 8, 768), (mixtral, 8, 2, 14336), (qwen2, 60, 4, 1408)] {
+    // As DeepSeek-V3's, dequantised.
+    let mut deepseek = json!({
+        "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "auto_map": {},
+        "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
+        "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512,
+        "max_position_embeddings": 163840, "model_type": "deepseek_v3", "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true,
+        "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-06, "rope_theta": 10000,
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false, "topk_group": 4,
+        "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1", "use_cache": true,
+        "v_head_dim": 128, "vocab_size": 129280
+    });
+    deepseek["rope_scaling"] = json!({
+        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096, "type": "yarn"
+    });
+    let published = [(qwen3, 128, 8, 768), (mixtral, 8, 2, 14336), (qwen2, 60, 4, 1408), (deepseek, 256, 8, 2048)];
+    for (fields, experts, top_k, hidden) in published {
         let fields = ConfigFields::of(JsonObject::of("config.json", fields.as_object().unwrap().clone()));
         let config = DecoderConfig::read(&fields).unwrap();
         assert!(config.windows.iter().all(Option::is_none));
         let mixture = config.mixture_of(config.layers - 1).unwrap();
         assert_eq!((mixture.experts, mixture.top_k, mixture.hidden), (experts, top_k, hidden));
+    }
+}
+
+/// The layer after the last that transformers leaves out, by the number that it has in published files.
+#[test]
+fn the_layer_that_predicts_one_more_token_is_left_out() {
+    let folder = Scratch::copy_of("deepseek_v3");
+    let path = folder.0.join("model.safetensors");
+    let mut tensors = safetensors::load(&path, &cpu()).unwrap();
+    let zeros = Tensor::zeros(&cpu(), [12, 24], DType::F32).unwrap();
+    let more = ["eh_proj", "mlp.experts.0.gate_proj"].map(|module| format!("model.layers.61.{module}.weight"));
+    tensors.extend(more.iter().map(|name| (name.clone(), zeros.clone())));
+    safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let (_, report) = Decoder::from_pretrained_partly(&folder.0, &init()).unwrap();
+    report.strict().unwrap();
+    assert_eq!(report.ignored, more);
+    tensors.push(("model.layers.60.eh_proj.weight".into(), zeros));
+    safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let error = Decoder::from_pretrained(&folder.0, &init()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("1 unexpected: model.layers.60.eh_proj.weight"), "{error}");
+}
+
+#[test]
+fn what_deepseek_cannot_be_is_an_error() {
+    for (field, value, due) in [
+        ("scoring_func", json!("softmax"), "`scoring_func` is `softmax`"),
+        ("topk_method", json!("greedy"), "`topk_method` is `greedy`"),
+        ("moe_layer_freq", json!(2), "`moe_layer_freq`"),
+        ("n_group", json!(4), "6 experts are not divided into 4 groups"),
+        ("topk_group", json!(4), "4 of 3 groups"),
+        ("n_shared_experts", json!(0), "`n_shared_experts` is 0"),
+        ("num_key_value_heads", json!(1), "gives keys to all 2 heads"),
+        ("kv_lora_rank", json!(0), "does not fit heads of width 7"),
+        ("v_head_dim", json!(4), "layers.0.self_attn.kv_b_proj.weight is"),
+        ("sliding_window", json!(4), "`sliding_window`"),
+    ] {
+        let folder =
+            Scratch::copy_of("deepseek_v3").with_config(|fields| drop(fields.insert(field.into(), value.clone())));
+        let error = Decoder::from_pretrained(&folder.0, &init()).map(drop).unwrap_err().to_string();
+        assert!(error.contains(due), "{field}: {error}");
+    }
+    // A bias of the choice that a file lacks is missing, and one of another size does not fit.
+    let path = reference("deepseek_v3").join("model.safetensors");
+    let bias = "model.layers.1.mlp.gate.e_score_correction_bias";
+    for (of, due) in [(None, "layers.1.mlp.gate.e_score_correction_bias (in files"), (Some(7), "f32 [7] in files")] {
+        let (folder, mut tensors) = (Scratch::copy_of("deepseek_v3"), safetensors::load(&path, &cpu()).unwrap());
+        tensors.retain(|(name, _)| name != bias);
+        tensors.extend(of.map(|size| (bias.to_owned(), Tensor::zeros(&cpu(), [size], DType::F32).unwrap())));
+        safetensors::save(folder.0.join("model.safetensors"), &tensors, &Default::default()).unwrap();
+        let error = Decoder::from_pretrained(&folder.0, &init()).map(drop).unwrap_err().to_string();
+        assert!(error.contains(due), "{error}");
     }
 }
 

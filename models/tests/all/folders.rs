@@ -95,8 +95,11 @@ fn configurations_that_are_not_understood() {
     expect(&change("quantization_config", nf4), &["`bnb_4bit_rotation`"]);
     for (name, field, value, due) in [
         ("olmo2", "sliding_window", json!(4), "`sliding_window`"),
-        ("phi3", "rope_scaling", json!({"type": "longrope", "factor": 2.0}), "`longrope`"),
-        ("phi3", "partial_rotary_factor", json!(0.5), "`partial_rotary_factor` is 0.5"),
+        ("phi3", "rope_scaling", json!({"type": "longrope", "factor": 2.0}), "`short_factor` is missing"),
+        ("phi3", "partial_rotary_factor", json!(0.5), "`partial_rotary_factor` is 1, and 0.5 outside"),
+        ("phi3_long", "head_dim", json!(10), "7 rotated components of a head of 10 (0.75 of it)"),
+        ("phi3_long", "head_dim", json!(16), "`short_factor` has 3 numbers for 6 pairs"),
+        ("phi3", "full_attn_mod", json!(2), "`full_attn_mod`"),
         ("phi3", "attention_bias", json!(true), "`attention_bias`"),
         ("phi3", "num_key_value_heads", json!(3), "3 heads of keys do not divide 4"),
         ("smollm3", "no_rope_layers", json!([1, 0]), "0 or 1 for each of 3 layers"),

@@ -32,7 +32,7 @@ fn model(simd: Simd, dtype: DType, kind: usize) -> Decoder<Cpu> {
         context: 2048,
         norm_eps: 1e-5,
         activation: Activation::Silu,
-        rope: Some(RopeConfig { theta: 10_000.0, scaling: RopeScaling::Default }),
+        rope: Some(RopeConfig { theta: 10_000.0, part: 1.0, scaling: RopeScaling::Default }),
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,

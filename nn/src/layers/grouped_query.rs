@@ -8,7 +8,7 @@ use numcore::{
 };
 
 use super::{
-    Linear, RmsNorm, RotaryTables,
+    LatentConfig, LatentProjection, Linear, RmsNorm, RotaryTables,
     attention::{check_cut_alike, merge_heads},
 };
 use crate::{
@@ -90,13 +90,16 @@ pub struct GroupedQueryAttention<R: Runtime> {
     config: GroupedQueryConfig,
 }
 
-/// The projections to queries, keys and values: one (`qkv_proj`), or three (`q_proj`, `k_proj`, `v_proj`).
+/// The projections to queries, keys and values: one (`qkv_proj`), three (`q_proj`, `k_proj`, `v_proj`), or those of
+/// latent attention.
 #[derive(Debug)]
 pub enum QkvProjection<R: Runtime> {
     /// One matmul for all three, whose outputs are concatenated.
     Fused(Box<Linear<R>>),
     /// Queries, keys and values.
     Separate(Box<[Linear<R>; 3]>),
+    /// Latent vectors, from which queries, keys and values come.
+    Latent(Box<LatentProjection<R>>),
 }
 
 impl<R: Runtime> Module<R> for QkvProjection<R> {
@@ -106,6 +109,10 @@ impl<R: Runtime> Module<R> for QkvProjection<R> {
             QkvProjection::Fused(one) => one.visit("qkv_proj", visitor),
             QkvProjection::Separate(three) => {
                 three.iter().zip(["q_proj", "k_proj", "v_proj"]).for_each(|(linear, name)| linear.visit(name, visitor));
+            }
+            QkvProjection::Latent(latent) => {
+                // Without a name of its own, as the others.
+                latent.visit("", visitor);
             }
         }
         visitor.leave();
@@ -133,6 +140,30 @@ impl<R: Runtime> GroupedQueryAttention<R> {
             true => QkvProjection::Fused(Box::new(linear(RowCut { keys: kv_heads, ..queries })?)),
             false => QkvProjection::Separate(Box::new([linear(queries)?, linear(keys)?, linear(keys)?])),
         };
+        Self::of(init, config, qkv, head_dim)
+    }
+
+    /// Creates multi-head latent attention (DeepSeek-AI 2024): queries, keys and values of `config` come from latent
+    /// vectors. Rotary tables turn the last components of queries and keys.
+    ///
+    /// # Errors
+    /// An error if the configuration is inconsistent, heads of keys are fewer than those of queries, or there are norms
+    /// of heads.
+    #[track_caller]
+    pub fn with_latent(init: &Init<R>, config: GroupedQueryConfig, latent: LatentConfig) -> Result<Self> {
+        config.check()?;
+        if config.fused || config.head_norm.is_some() {
+            let why = "latent attention has no fused projection, and no norms of heads";
+            return Err(Error::config("attention", "latent", why));
+        }
+        let qkv = QkvProjection::Latent(Box::new(LatentProjection::new(init, &config, latent)?));
+        Self::of(init, config, qkv, latent.value)
+    }
+
+    /// The layer with these projections, to values of a width.
+    #[track_caller]
+    fn of(init: &Init<R>, config: GroupedQueryConfig, qkv: QkvProjection<R>, value: usize) -> Result<Self> {
+        let GroupedQueryConfig { width, heads, kv_heads, head_dim, .. } = config;
         let norm = |heads: usize| {
             let norm = |HeadNorm { eps, offset, together }: HeadNorm| {
                 let width = if together { heads * head_dim } else { head_dim };
@@ -145,18 +176,19 @@ impl<R: Runtime> GroupedQueryAttention<R> {
             q_norm: norm(heads)?,
             k_norm: norm(kv_heads)?,
             sinks: config.scores.sinks.then(|| sinks(init, heads)).transpose()?,
-            o_proj: Linear::new(init, heads * head_dim, width)?.with_bias_if(config.output_bias),
+            o_proj: Linear::new(init, heads * value, width)?.with_bias_if(config.output_bias),
             context: ContextSlot::attends(),
             config,
         })
     }
 
     /// Projects `x: [B, T, C]` to queries `[B, H, T, D]` and keys and values `[B, G, T, D]`; queries and keys are
-    /// normalized and rotated.
+    /// normalized and rotated. Latent attention has values of a width of their own.
     #[track_caller]
     pub fn project(&self, x: &Var<R>, rotary: Option<&RotaryTables<R>>) -> Result<[Var<R>; 3]> {
         self.check_head_norms()?;
         let [q, k, v] = match &self.qkv {
+            QkvProjection::Latent(latent) => return latent.project(x, rotary),
             QkvProjection::Fused(one) => self.parts(&one.forward(x).within("qkv_proj")?)?,
             QkvProjection::Separate(three) => {
                 let [q, k, v] = &**three;
@@ -270,6 +302,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         let queries = match &self.qkv {
             QkvProjection::Fused(one) => one,
             QkvProjection::Separate(three) => &three[0],
+            QkvProjection::Latent(_) => return Ok(()),
         };
         let norms = [("q_norm", &self.q_norm), ("k_norm", &self.k_norm)];
         for (name, weight) in norms.iter().filter_map(|(name, norm)| Some((name, &norm.as_ref()?.weight))) {

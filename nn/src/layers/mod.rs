@@ -16,6 +16,7 @@ mod grouped_query;
 mod hooked;
 mod image;
 mod language_model;
+mod latent;
 mod linear;
 mod norm;
 mod numbered;
@@ -47,6 +48,7 @@ pub use image::{Fold, Pad, PixelShuffle, PixelUnshuffle, Unfold, Upsample};
 pub use language_model::{
     LanguageHead, LanguageModel, LanguageModelNames, LanguageProjection, NextTokenLoss, TokenEmbedding,
 };
+pub use latent::{LatentConfig, LatentProjection};
 pub use linear::Linear;
 pub use norm::{GroupNorm, InstanceNorm, LayerNorm, RmsNorm};
 pub use numbered::Numbered;

@@ -4,43 +4,67 @@ use autograd::Var;
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
     fused::NnOps,
-    ops::{Apply, PointwiseOps, ViewOps},
+    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
 };
 
 /// Rotary position embedding (Su et al. 2021) of the first `R` components of a head. Pair `i`, components `i` and
-/// `i + R/2`, is rotated by `frequencies[i]` radians per position.
+/// `i + R/2` unless they are interleaved, is rotated by `frequencies[i]` radians per position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
     /// The radians per position of each pair, `[R/2]`.
     pub frequencies: Vec<f64>,
     /// The factor of cosines and sines; 1 except for methods of longer contexts such as YaRN.
     pub scale: f64,
+    /// The frequencies of sequences with more tokens than a number, with this number (LongRoPE); as others if `None`.
+    pub long: Option<(usize, Vec<f64>)>,
+    /// True to pair component `2i` with `2i + 1` (GPT-J) instead of `i` with `i + R/2` (Llama).
+    pub interleaved: bool,
 }
 
 impl Rotary {
     /// Creates frequencies `base^(−2i/R)` of the `R` rotated components of a head.
     pub fn new(base: f64, rotated: usize) -> Self {
         let frequency = |i: usize| base.powf(-((2 * i) as f64) / rotated as f64);
-        Rotary { frequencies: (0..rotated / 2).map(frequency).collect(), scale: 1.0 }
+        Rotary { frequencies: (0..rotated / 2).map(frequency).collect(), scale: 1.0, long: None, interleaved: false }
     }
 
     /// Computes cosines and sines for positions `[T]` or `[B, T]` (`i64`), with this dtype; every layer uses the same
     /// tables.
     #[track_caller]
     pub fn tables<R: Runtime>(&self, positions: &Var<R>, dtype: DType) -> Result<RotaryTables<R>> {
-        let (shape, pairs) = (positions.spec().shape, self.frequencies.len());
+        self.tables_within(positions, positions, dtype)
+    }
+
+    /// Computes [tables](Rotary::tables) for some positions of sequences whose positions are `all`, `[S]` or `[B, S]`.
+    /// The last of a row tells if the sequence has the frequencies of a long one.
+    #[track_caller]
+    pub fn tables_within<R: Runtime>(&self, positions: &Var<R>, all: &Var<R>, dtype: DType) -> Result<RotaryTables<R>> {
+        let (rt, shape, wide) = (positions.runtime(), positions.spec().shape, dtype.compute());
         let axes = match shape[..] {
             [t] => vec![t, 1],
             [b, t] => vec![b, 1, t, 1],
             _ => return Err(Error::shape("rotary", &[shape], "positions must be [T] or [B, T]")),
         };
-        let mut next = self.frequencies.iter();
-        let wide = dtype.compute();
-        let frequencies =
-            Tensor::from_f64_fn(positions.runtime(), [pairs], wide, || next.next().copied().unwrap_or(0.0))?;
-        let angles = positions.to_dtype(wide)?.reshape(axes)?.mul(&Var::new(frequencies))?;
+        let row = |frequencies: &[f64]| {
+            let mut next = frequencies.iter();
+            let value = Tensor::from_f64_fn(rt, [frequencies.len()], wide, || next.next().copied().unwrap_or(0.0))?;
+            Ok::<_, Error>(Var::new(value))
+        };
+        let frequencies = match &self.long {
+            None => row(&self.frequencies)?,
+            Some((most, long)) => {
+                let is_long = all.amax_keepdim(&[-1])?.ge(*most as f64)?;
+                let is_long = match is_long.dims()[..] {
+                    [b, one] => is_long.reshape([b, 1, 1, one])?,
+                    _ => is_long,
+                };
+                row(long)?.where_cond(&is_long, &row(&self.frequencies)?)?
+            }
+        };
+        let angles = positions.to_dtype(wide)?.reshape(axes)?.mul(&frequencies)?;
         let table = |x: Var<R>| if self.scale == 1.0 { Ok(x) } else { x.mul(self.scale) };
-        Ok(RotaryTables { cos: table(angles.cos()?)?.to_dtype(dtype)?, sin: table(angles.sin()?)?.to_dtype(dtype)? })
+        let (cos, sin) = (table(angles.cos()?)?.to_dtype(dtype)?, table(angles.sin()?)?.to_dtype(dtype)?);
+        Ok(RotaryTables { cos, sin, interleaved: self.interleaved })
     }
 }
 
@@ -49,12 +73,13 @@ impl Rotary {
 pub struct RotaryTables<R: Runtime> {
     cos: Var<R>,
     sin: Var<R>,
+    interleaved: bool,
 }
 
 impl<R: Runtime> RotaryTables<R> {
     /// Rotates queries or keys `[B, H, T, D]`.
     #[track_caller]
     pub fn rotate(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.rotate(&self.cos, &self.sin, false)
+        x.rotate(&self.cos, &self.sin, self.interleaved)
     }
 }

@@ -44,8 +44,20 @@ pub struct MoeConfig {
     /// True if experts are picked by score plus a bias that
     /// [`update_balance_bias`](super::MixtureOfExperts::update_balance_bias) moves; false by default.
     pub balance_bias: bool,
+    /// The groups of experts, of which a token uses some; none by default.
+    pub groups: Option<ExpertGroups>,
     /// The form of experts in GPT-OSS; `None`, the default, for SwiGLU without biases.
     pub clamped: Option<ClampedSwiGlu>,
+}
+
+/// Groups of consecutive experts, as in DeepSeek-V3. A group's score is the sum of its two best experts' for the
+/// choice. Experts of groups that are not among the best have score 0 there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// The number of groups, which divides the number of experts.
+    pub count: usize,
+    /// The number of groups whose experts keep their scores.
+    pub kept: usize,
 }
 
 /// The form of experts in GPT-OSS: `(clamp(up) + 1) · gate · σ(α · gate)` of a gate of at most the limit. Experts and
@@ -74,6 +86,7 @@ impl MoeConfig {
             weight_scale: 1.0,
             capacity: None,
             balance_bias: false,
+            groups: None,
             clamped: None,
         }
     }
@@ -88,6 +101,17 @@ impl MoeConfig {
         }
         if top_k == 0 || top_k > experts {
             return wrong("top_k", format!("a token cannot use {top_k} of {experts} experts: give 1 to {experts}"));
+        }
+        if let Some(ExpertGroups { count, kept }) = self.groups {
+            if count == 0 || !experts.is_multiple_of(count) || experts / count < 2 {
+                return wrong(
+                    "groups",
+                    format!("{experts} experts are not divided into {count} groups of two or more"),
+                );
+            }
+            if kept == 0 || kept > count {
+                return wrong("groups", format!("{kept} of {count} groups cannot be kept: give 1 to {count}"));
+            }
         }
         if self.shared_gate && self.shared_hidden == 0 {
             return wrong("shared_gate", "there is no shared expert to weigh: set `shared_hidden`".into());

@@ -6,10 +6,10 @@ use autograd::{Var, no_grad};
 use numcore::{
     DeviceKind, Result, Runtime, Tensor,
     fused::NnOps,
-    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ReduceOps, SortOps},
+    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ReduceOps, SortOps, ViewOps},
 };
 
-use super::{DropBy, MoeConfig, Routing, TokenOrder, capacity::TokenPlaces, routing::Loads};
+use super::{DropBy, ExpertGroups, MoeConfig, Routing, TokenOrder, capacity::TokenPlaces, routing::Loads};
 use crate::{Buffer, Init, Initializer, Module, Param, counted_rows, parallel::Placed};
 
 /// The score function of a router.
@@ -87,12 +87,18 @@ impl<R: Runtime> Router<R> {
         Ok(Routing { logits, scores, weights, experts, order, loads })
     }
 
-    /// The scores for the top-k choice: detached, plus the selection bias.
+    /// The scores for the top-k choice: detached, plus the selection bias; 0 in groups that are not kept.
     fn ranked(&self, scores: &Var<R>) -> Result<Var<R>> {
-        match &self.e_score_correction_bias {
-            None => Ok(scores.detach()),
-            Some(bias) => scores.detach().add(&bias.var().to_dtype(scores.dtype())?),
-        }
+        let ranked = match &self.e_score_correction_bias {
+            None => scores.detach(),
+            Some(bias) => scores.detach().add(&bias.var().to_dtype(scores.dtype())?)?,
+        };
+        let Some(ExpertGroups { count, kept }) = self.config.groups else { return Ok(ranked) };
+        let shape = ranked.spec().shape;
+        let by_group = ranked.reshape([shape[0], count, shape[1] / count.max(1)])?;
+        let best = by_group.topk(2, -1)?.0.sum(&[-1])?.topk(kept, -1)?.1;
+        let is_kept = best.one_hot(count)?.to_dtype(scores.dtype())?.sum(&[1])?.gt(0.0)?;
+        by_group.masked_fill(&is_kept.logical_not()?.unsqueeze(-1)?, 0.0)?.reshape(shape)
     }
 
     /// The weights of the picked experts, `[T, k]`.
