@@ -451,6 +451,43 @@ def vit():
     finish(folder, {"pixels": pixels, "target": target, "logits": logits, **grads})
 
 
+def convolutions():
+    """ResNet of both kinds of layers, in evaluation and in training, and ConvNeXt."""
+    def resnet(**more):
+        return transformers.ResNetForImageClassification, transformers.ResNetConfig(
+            embedding_size=4, depths=[1, 2], hidden_sizes=[8, 12], num_labels=3, **more)
+
+    for name, (kind, config) in {
+        "resnet_basic": resnet(layer_type="basic", downsample_in_first_stage=True, hidden_act="silu"),
+        "resnet_bottleneck": resnet(downsample_in_bottleneck=True),
+        "resnet_50": resnet(),
+        "convnext": (transformers.ConvNextForImageClassification, transformers.ConvNextConfig(
+            patch_size=2, num_stages=2, depths=[1, 2], hidden_sizes=[4, 6], num_labels=3, layer_norm_eps=1e-5,
+            layer_scale_init_value=0.1, image_size=12)),
+    }.items():
+        torch.manual_seed(sum(map(ord, name)))
+        model = kind(config).eval()
+        randomize(model)
+        with torch.no_grad():
+            for n, p in model.named_parameters():
+                if "normalization.weight" in n or "layer_scale" in n:
+                    p.add_(1.0)
+            for n, b in model.named_buffers():
+                n.endswith("running_mean") and b.copy_(0.2 * torch.randn_like(b))
+                n.endswith("running_var") and b.copy_(0.5 + torch.rand_like(b))
+                n.endswith("num_batches_tracked") and b.fill_(7)
+        folder = fresh(name)
+        model.save_pretrained(folder)
+        pixels, target = torch.randn(3, 3, 20, 12), torch.tensor([1, 2, 0])
+        tensors = {"pixels": pixels, "target": target, "logits": model(pixels).logits}
+        model.train()
+        tensors["train_logits"] = model(pixels).logits
+        torch.nn.functional.cross_entropy(tensors["train_logits"], target).backward()
+        tensors.update({f"grad/{n}": p.grad for n, p in model.named_parameters()})
+        tensors.update({f"after/{n}": b for n, b in model.named_buffers()})
+        finish(folder, tensors)
+
+
 def main(names):
     def wants(name):
         return not names or name in names
@@ -461,6 +498,7 @@ def main(names):
     wants("bert") and bert()
     wants("encoders") and encoders()
     wants("vit") and vit()
+    wants("convolutions") and convolutions()
     wants("sentences") and sentences()
     wants("classifier_adapters") and classifier_adapters()
     for name in filter(wants, ADAPTERS):

@@ -41,7 +41,10 @@ pub use convert::{Change, ConversionRule, ConversionTable, Converted, GGUF_TABLE
 pub use decoder::{
     Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache, UpProjection,
 };
-pub use encoder::{Bert, BertConfig, BertFamily, BertHead, BertInputs, BertTask, Pooling, Vit, VitConfig};
+pub use encoder::{
+    Bert, BertConfig, BertFamily, BertHead, BertInputs, BertTask, ConvNext, ConvNextConfig, ConvNextLayer,
+    ConvNextStage, NormedConv, Pooling, ResNet, ResNetConfig, ResNetLayer, ResNetStage, Vit, VitConfig,
+};
 #[cfg(feature = "text")]
 pub use encoder::{SentenceEncoder, cosine_similarities};
 pub use files::{JsonObject, SaveOptions};

@@ -228,6 +228,12 @@ impl ConfigFields {
         Ok(self.flag(self.known(name))?.unwrap_or(default))
     }
 
+    /// A string, or `default` if absent.
+    #[track_caller]
+    pub fn text_or<'a>(&'a self, name: &'static str, default: &'a str) -> Result<&'a str> {
+        Ok(self.text(self.known(name))?.unwrap_or(default))
+    }
+
     /// An object, if present.
     #[track_caller]
     pub fn part(&self, name: &'static str) -> Result<Option<JsonObject>> {

@@ -2,7 +2,7 @@
 
 use nn::{
     Activation,
-    moe::{ClampedSwiGlu, ExpertGroups, MoeConfig, RouterScores},
+    moe::{ClampedSwiGlu, MoeConfig, RouterGroups, RouterScores},
 };
 use numcore::Result;
 use serde_json::{Map, Value, json};
@@ -60,7 +60,7 @@ impl DecoderMixtures {
         let MoeConfig { experts, top_k, hidden, shared_hidden, normalize_weights, weight_scale, groups, .. } =
             self.mixture;
         if family == Family::DeepseekV3 {
-            let ExpertGroups { count, kept } = groups.unwrap_or(ExpertGroups { count: 1, kept: 1 });
+            let RouterGroups { count, kept } = groups.unwrap_or(RouterGroups { count: 1, kept: 1 });
             for (name, size) in [
                 ("n_routed_experts", experts),
                 ("num_experts_per_tok", top_k),
@@ -119,7 +119,7 @@ fn deepseek(fields: &ConfigFields, width: usize, layers: usize) -> Result<Decode
     fields.maybe_size("num_nextn_predict_layers")?;
     fields.maybe_size("num_mtp_layers")?;
     let hidden = fields.size_or("moe_intermediate_size", 2048)?;
-    let groups = ExpertGroups { count: fields.size_or("n_group", 8)?, kept: fields.size_or("topk_group", 4)? };
+    let groups = RouterGroups { count: fields.size_or("n_group", 8)?, kept: fields.size_or("topk_group", 4)? };
     let shared = fields.size_or("n_shared_experts", 1)?;
     if shared == 0 {
         return Err(fields.wrong("n_shared_experts", "is 0, and every mixture of this family has a shared expert"));
@@ -131,7 +131,7 @@ fn deepseek(fields: &ConfigFields, width: usize, layers: usize) -> Result<Decode
         weight_scale: fields.number_or("routed_scaling_factor", 2.5)?,
         balance_bias: true,
         // One group is no choice.
-        groups: (groups != ExpertGroups { count: 1, kept: 1 }).then_some(groups),
+        groups: (groups != RouterGroups { count: 1, kept: 1 }).then_some(groups),
         ..MoeConfig::new(
             width,
             hidden,

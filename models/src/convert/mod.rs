@@ -2,15 +2,17 @@
 //! directions.
 
 mod gguf;
+mod image_tables;
 mod pattern;
 mod stack;
 mod tables;
 
 pub use gguf::GGUF_TABLE;
+pub(crate) use image_tables::{CONVNEXT, RESNET, VIT};
 use pattern::renamed;
 pub use stack::{StackNames, StackPlace, StackRule};
 pub(crate) use tables::{
-    BERT, DEEPSEEK_V3, DISTILBERT, GEMMA, GPT_OSS, GPT2, LLAMA, MIXTRAL, ROBERTA, ROBERTA_OF_TEXTS, VIT,
+    BERT, DEEPSEEK_V3, DISTILBERT, GEMMA, GPT_OSS, GPT2, LLAMA, MIXTRAL, ROBERTA, ROBERTA_OF_TEXTS,
 };
 
 /// The difference between a weight in a file and in the model.
@@ -178,6 +180,8 @@ mod tests {
             &ROBERTA_OF_TEXTS,
             &DISTILBERT,
             &VIT,
+            &RESNET,
+            &CONVNEXT,
         ] {
             for side in [|r: &ConversionRule| r.ours, |r: &ConversionRule| r.theirs] {
                 let names: std::collections::BTreeSet<_> = table.rules.iter().map(side).collect();

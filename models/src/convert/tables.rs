@@ -265,35 +265,3 @@ pub(crate) const DISTILBERT: ConversionTable = ConversionTable {
     ignored: &["distilbert.embeddings.position_ids"],
     ..BERT
 };
-
-/// ViT with its classifier.
-pub(crate) const VIT: ConversionTable = ConversionTable {
-    rules: &[
-        Rule::keep("vit.embeddings.cls_token", "cls_token"),
-        Rule::keep("vit.embeddings.position_embeddings", "positions"),
-        Rule::keep("vit.embeddings.patch_embeddings.projection", "patches"),
-        Rule::keep("vit.encoder.layer.{}.layernorm_before", "layers.{}.norm1"),
-        Rule::keep("vit.encoder.layer.{}.attention.attention.query", "layers.{}.query"),
-        Rule::keep("vit.encoder.layer.{}.attention.attention.key", "layers.{}.key"),
-        Rule::keep("vit.encoder.layer.{}.attention.attention.value", "layers.{}.value"),
-        Rule::keep("vit.encoder.layer.{}.attention.output.dense", "layers.{}.output"),
-        Rule::keep("vit.encoder.layer.{}.layernorm_after", "layers.{}.norm2"),
-        Rule::keep("vit.encoder.layer.{}.intermediate.dense", "layers.{}.fc1"),
-        Rule::keep("vit.encoder.layer.{}.output.dense", "layers.{}.fc2"),
-        Rule::keep("vit.layernorm", "norm"),
-        Rule::keep("classifier", "classifier"),
-    ],
-    stacks: &[],
-    prefix: "vit.",
-    old_leaves: &[],
-    ignored: &["vit.pooler.dense.weight", "vit.pooler.dense.bias"],
-    modules: &[
-        Rule::keep("vit.layers.{}.attention.q_proj", "vit.encoder.layer.{}.attention.attention.query"),
-        Rule::keep("vit.layers.{}.attention.k_proj", "vit.encoder.layer.{}.attention.attention.key"),
-        Rule::keep("vit.layers.{}.attention.v_proj", "vit.encoder.layer.{}.attention.attention.value"),
-        Rule::keep("vit.layers.{}.attention.o_proj", "vit.encoder.layer.{}.attention.output.dense"),
-        Rule::keep("vit.layers.{}.mlp.fc1", "vit.encoder.layer.{}.intermediate.dense"),
-        Rule::keep("vit.layers.{}.mlp.fc2", "vit.encoder.layer.{}.output.dense"),
-        Rule::keep("vit.layers.{}", "vit.encoder.layer.{}"),
-    ],
-};

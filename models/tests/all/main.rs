@@ -11,6 +11,7 @@ mod experts;
 mod folders;
 mod generation;
 mod gguf;
+mod images;
 mod long_context;
 mod pickle;
 mod quantized;

@@ -45,7 +45,7 @@ pub struct MoeConfig {
     /// [`update_balance_bias`](super::MixtureOfExperts::update_balance_bias) moves; false by default.
     pub balance_bias: bool,
     /// The groups of experts, of which a token uses some; none by default.
-    pub groups: Option<ExpertGroups>,
+    pub groups: Option<RouterGroups>,
     /// The form of experts in GPT-OSS; `None`, the default, for SwiGLU without biases.
     pub clamped: Option<ClampedSwiGlu>,
 }
@@ -53,7 +53,7 @@ pub struct MoeConfig {
 /// Groups of consecutive experts, as in DeepSeek-V3. A group's score is the sum of its two best experts' for the
 /// choice. Experts of groups that are not among the best have score 0 there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertGroups {
+pub struct RouterGroups {
     /// The number of groups, which divides the number of experts.
     pub count: usize,
     /// The number of groups whose experts keep their scores.
@@ -102,7 +102,7 @@ impl MoeConfig {
         if top_k == 0 || top_k > experts {
             return wrong("top_k", format!("a token cannot use {top_k} of {experts} experts: give 1 to {experts}"));
         }
-        if let Some(ExpertGroups { count, kept }) = self.groups {
+        if let Some(RouterGroups { count, kept }) = self.groups {
             if count == 0 || !experts.is_multiple_of(count) || experts / count < 2 {
                 return wrong(
                     "groups",

@@ -26,7 +26,7 @@ mod router;
 mod routing;
 
 pub use capacity::{Capacity, DropBy};
-pub use config::{ClampedSwiGlu, ExpertGroups, MoeConfig};
+pub use config::{ClampedSwiGlu, RouterGroups, MoeConfig};
 pub use experts::{Experts, GatedMlp};
 pub use layer::{MixtureOfExperts, MoeOutput};
 pub use order::TokenOrder;

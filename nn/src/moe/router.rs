@@ -9,7 +9,7 @@ use numcore::{
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ReduceOps, SortOps, ViewOps},
 };
 
-use super::{DropBy, ExpertGroups, MoeConfig, Routing, TokenOrder, capacity::TokenPlaces, routing::Loads};
+use super::{DropBy, RouterGroups, MoeConfig, Routing, TokenOrder, capacity::TokenPlaces, routing::Loads};
 use crate::{Buffer, Init, Initializer, Module, Param, counted_rows, parallel::Placed};
 
 /// The score function of a router.
@@ -93,7 +93,7 @@ impl<R: Runtime> Router<R> {
             None => scores.detach(),
             Some(bias) => scores.detach().add(&bias.var().to_dtype(scores.dtype())?)?,
         };
-        let Some(ExpertGroups { count, kept }) = self.config.groups else { return Ok(ranked) };
+        let Some(RouterGroups { count, kept }) = self.config.groups else { return Ok(ranked) };
         let shape = ranked.spec().shape;
         let by_group = ranked.reshape([shape[0], count, shape[1] / count.max(1)])?;
         let best = by_group.topk(2, -1)?.0.sum(&[-1])?.topk(kept, -1)?.1;
