@@ -32,6 +32,7 @@ pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
         bench.linear_cross_entropy();
         bench.norms();
         bench.attention();
+        bench.scored_attention();
         bench.conv();
         bench.pool();
         bench.linear4bit();
@@ -39,15 +40,15 @@ pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
     section
 }
 
-struct Bench<'a, R: Runtime> {
-    rt: &'a R,
+pub(super) struct Bench<'a, R: Runtime> {
+    pub(super) rt: &'a R,
     dtype: DType,
     tolerance: f64,
     section: &'a mut Section,
 }
 
 impl<R: Runtime> Bench<'_, R> {
-    fn real(&self, shape: &[usize], seed: u64) -> Tensor<R> {
+    pub(super) fn real(&self, shape: &[usize], seed: u64) -> Tensor<R> {
         let mut rng = Philox::new(seed, 1);
         // Shapes and types of this file are sound; a runtime that cannot make them fails its first check.
         Tensor::from_f64_fn(self.rt, shape, self.dtype, || 2.0 * rng.normal()).expect("a tensor of random numbers")
@@ -68,7 +69,7 @@ impl<R: Runtime> Bench<'_, R> {
 
     /// Compares every output of the op, computed by the runtime's choice, with that of the decomposition, for every
     /// layout of the inputs.
-    fn compare(&mut self, what: &str, op: impl Into<Op>, ins: &[&Tensor<R>]) -> Vec<Tensor<R>> {
+    pub(super) fn compare(&mut self, what: &str, op: impl Into<Op>, ins: &[&Tensor<R>]) -> Vec<Tensor<R>> {
         let op = op.into();
         let Op::Fused(fused) = &op else { return Vec::new() };
         let want = match fused.decompose(ins) {

@@ -22,6 +22,7 @@ mod programs;
 mod references;
 mod report;
 mod sample;
+mod scored_kernels;
 mod sizes;
 mod tangents;
 mod tests;

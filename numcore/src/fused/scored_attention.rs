@@ -1,6 +1,9 @@
 //! Attention whose scores pass through a program of positions and arguments (Dong et al., *FlexAttention*, 2024).
 
-use std::ops::{Range, RangeInclusive};
+use std::{
+    ops::{Range, RangeInclusive},
+    sync::Arc,
+};
 
 use smallvec::{SmallVec, smallvec};
 
@@ -15,7 +18,7 @@ use crate::{
         Apply, Backprop, Bits, JoinOps, Matmul, MatmulOps, Outs, PointwiseOps, Reduce, ReduceOps, Saves, Spec, Specs,
         ViewOps, cat,
     },
-    pointwise::{Inst, Program},
+    pointwise::{Bounds, Inst, Program, Typed},
 };
 
 /// The largest number of queries of a causal call that is decomposed as a whole.
@@ -95,6 +98,21 @@ impl ScoredAttention {
     fn dtypes(&self, score: DType, args: &[Spec]) -> SmallVec<[DType; 8]> {
         let positions = [DType::I64; Self::AXES];
         [score].into_iter().chain(positions).chain(args.iter().map(|arg| arg.dtype)).collect()
+    }
+
+    /// The types of the values of `program`, for the inputs of a call. It is the program of scores, or that of their
+    /// gradients ([`ScoredAttentionGrad::program`]). Positions and other whole numbers are `i32` where all of them fit.
+    pub fn typed(&self, program: &Program, ins: &[Spec]) -> Result<Arc<Typed>> {
+        let (q, score) = (ins[Attention::QUERIES], ins[Attention::QUERIES].dtype.compute());
+        let mut dtypes = self.dtypes(score, &ins[Self::ARGS..]);
+        dtypes.extend((self.program.inputs()..program.inputs()).map(|_| score));
+        let typed = program.resolve(&dtypes, &[])?;
+        let mut bounds: SmallVec<[Bounds; 8]> = smallvec![None; program.inputs()];
+        let sizes = [q.shape[0], q.shape[1], q.shape[2], ins[Attention::KEYS].shape[2]];
+        for (axis, (first, size)) in self.first.into_iter().zip(sizes).enumerate() {
+            bounds[1 + axis] = Some((first as i64, (first + size.max(1) - 1) as i64));
+        }
+        Ok(program.in_32_bits(&typed, &bounds).map_or(typed, Arc::new))
     }
 
     /// The positions and arguments of all scores, as operands of the program.

@@ -1,6 +1,6 @@
 //! Bounds of a program's whole and truth values, from bounds of its inputs: interval arithmetic, without reading data.
 
-use super::{Binary, Const, Inst, Program, Unary, reference::whole_rem};
+use super::{Binary, Const, Inst, Program, Typed, Unary, reference::whole_rem};
 use crate::DType;
 
 /// The smallest and the largest value that a whole number may have; truth values are 0 and 1. `None` if nothing is known,
@@ -12,6 +12,21 @@ const TRUTH: (i64, i64) = (0, 1);
 impl Program {
     /// The bounds of the outputs, given those of the inputs. Every value that the program may compute is within them.
     pub fn bounds(&self, inputs: &[Bounds]) -> Vec<Bounds> {
+        let of = self.bounds_of_values(inputs);
+        self.outputs().iter().map(|&o| of[o as usize]).collect()
+    }
+
+    /// The typing in which `i32` replaces `i64`, if every whole number that the program computes fits, given bounds of
+    /// the inputs. Values are the same, and devices without 64-bit integers compute them faster.
+    pub fn in_32_bits(&self, typed: &Typed, inputs: &[Bounds]) -> Option<Typed> {
+        let fits = |bounds: Bounds| bounds.is_some_and(|(low, high)| low >= i32::MIN.into() && high <= i32::MAX.into());
+        let of = self.bounds_of_values(inputs);
+        let all = typed.dtypes.iter().zip(of).all(|(&dtype, bounds)| dtype != DType::I64 || fits(bounds));
+        let narrow = |&dtype: &DType| if dtype == DType::I64 { DType::I32 } else { dtype };
+        all.then(|| Typed { dtypes: typed.dtypes.iter().map(narrow).collect() })
+    }
+
+    fn bounds_of_values(&self, inputs: &[Bounds]) -> Vec<Bounds> {
         let mut of: Vec<Bounds> = Vec::with_capacity(self.insts().len());
         for inst in self.insts() {
             let bounds = match *inst {
@@ -32,7 +47,7 @@ impl Program {
             };
             of.push(bounds);
         }
-        self.outputs().iter().map(|&o| of[o as usize]).collect()
+        of
     }
 }
 

@@ -1,14 +1,19 @@
 //! Attention in blocks of queries and keys with an online softmax (Dao 2023). Scores exist one block at a time, so
-//! memory is linear in the sequence length. Its gradient is decomposed.
+//! memory is linear in the sequence length. A program of scores runs on each of them. The gradients are decomposed.
 
-use numcore::{Result, Shape, Support, fused::Attention};
+use numcore::{
+    Result, Shape, Support,
+    fused::{Attention, ScoredAttention},
+};
 use smallvec::{SmallVec, smallvec};
 
 use super::{
     FusedCall,
     rows::{number, read},
+    scores::ScoreProgram,
 };
 use crate::{
+    Wgpu,
     access::{Params, Site, StorageForm, header, offset},
     bindings::{Bindings, OperandView},
     pipelines::PipelineKey,
@@ -23,19 +28,23 @@ const SHARE: usize = 4;
 const GROUP: usize = BLOCK * SHARE;
 
 /// The sizes of a call, and the sites of its operands.
-struct AttentionKernel {
+struct AttentionKernel<'p> {
     depth: usize,
     value_depth: usize,
     causal: bool,
-    /// The sites of `q`, `k`, `v`, the mask if there is one, then the outputs.
-    sites: SmallVec<[Site; 6]>,
-    masked: bool,
+    /// The sites of `q`, `k`, `v`, operands of each score, then the outputs.
+    sites: SmallVec<[Site; 8]>,
+    /// The number of operands before the outputs.
+    inputs: usize,
+    /// The program of scores, whose arguments are the operands of a score. Without one, the operand is a mask.
+    program: Option<ScoreProgram<'p>>,
 }
 
 /// Tells whether the blocks fit workgroup memory, and the loops stay within the iteration limit.
-fn fits(call: &FusedCall<'_, '_>, depth: usize, value_depth: usize, keys: usize) -> bool {
+fn fits(call: &FusedCall<'_, '_>, depth: usize, value_depth: usize, keys: usize, steps: usize) -> bool {
     let room = call.wgpu.queue.device.limits.max_compute_workgroup_storage_size as usize;
-    let turns = keys.div_ceil(BLOCK) * (depth + (depth + value_depth) / SHARE + 2 * BLOCK);
+    let of_scores = steps * BLOCK / SHARE;
+    let turns = keys.div_ceil(BLOCK) * (depth + (depth + value_depth) / SHARE + 2 * BLOCK + of_scores);
     words(depth, value_depth).iter().sum::<usize>() * 4 <= room && turns <= 3 * STEPS && value_depth <= 256
 }
 
@@ -46,58 +55,69 @@ fn words(depth: usize, value_depth: usize) -> [usize; 5] {
     [BLOCK * (depth + 1), BLOCK * (depth + 1), BLOCK * values, BLOCK * (BLOCK + 1), BLOCK * (BLOCK + 1)]
 }
 
-pub(super) fn forward(call: &FusedCall<'_, '_>, op: &Attention) -> Result<Support> {
-    if !op.is_plain() {
+pub(super) fn forward(call: &FusedCall<'_, '_>, op: &Attention, program: Option<ScoreProgram<'_>>) -> Result<Support> {
+    if op.window != [None, None] || op.softcap.is_some() {
         return Ok(Support::Decompose);
     }
     let (q, k, v) = (call.ins[Attention::QUERIES], call.ins[Attention::KEYS], call.ins[Attention::VALUES]);
     let &[b, h, t, d] = q.layout.dims() else { return Ok(Support::Decompose) };
     let (heads, keys, e) = (k.layout.dims()[1], k.layout.dims()[2], v.layout.dims()[3]);
-    if !fits(call, d, e, keys) {
+    let mut views: SmallVec<[OperandView<'_>; 8]> = smallvec![q, k, v];
+    let of_scores = match &program {
+        Some(program) => program.args.iter().map(|i| call.ins[ScoredAttention::ARGS + i]).collect(),
+        None => SmallVec::<[OperandView<'_>; 4]>::from(&call.ins[Attention::MASK..]),
+    };
+    for x in of_scores {
+        views.push(x.seen(x.layout.broadcast_to(Shape::from([b, h, t, keys]))?));
+    }
+    let inputs = views.len();
+    views.extend(call.outs.iter().copied());
+    // Of the buffers that a kernel may bind, one is kept for reports.
+    let buffers = call.wgpu.queue.device.limits.max_storage_buffers_per_shader_stage as usize - 1;
+    let steps = program.as_ref().map_or(0, ScoreProgram::steps);
+    if views.len() > buffers || !fits(call, d, e, keys, steps) {
         return Ok(Support::Decompose);
     }
-    let mut views: SmallVec<[OperandView<'_>; 8]> = smallvec![q, k, v];
-    if let Some(mask) = call.ins.get(Attention::MASK) {
-        views.push(mask.seen(mask.layout.broadcast_to(Shape::from([b, h, t, keys]))?));
-    }
-    let outputs = views.len();
-    views.extend(call.outs.iter().copied());
     let (bindings, slots) = Bindings::of(&call.wgpu.queue.device, "attention", &views)?;
     let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
-    for k in outputs..views.len() {
+    for k in inputs..views.len() {
         atomic[slots[k]] |= StorageForm::of(views[k].dtype).per_word() > 1;
     }
     let site = |k: usize| Site { slot: slots[k], form: StorageForm::of(views[k].dtype), atomic: atomic[slots[k]] };
-    let sites: SmallVec<[Site; 6]> = (0..views.len()).map(site).collect();
+    let sites: SmallVec<[Site; 8]> = (0..views.len()).map(site).collect();
     let tiles = t.div_ceil(BLOCK);
     let sizes = [0, t, keys, h, h / heads, tiles, b * h * tiles];
     let mut params: SmallVec<[u32; 64]> = sizes.iter().map(|&n| n as u32).collect();
-    params.push(number(op.scale));
+    params.extend([op.offset(t, keys) as u32, number(op.scale)]);
     for (k, view) in views.iter().enumerate() {
         params.push(bindings.base(slots[k], view));
-        if k < outputs {
+        if k < inputs {
             params.extend(view.layout.strides().iter().map(|&s| s as u32));
         }
     }
-    let kernel = AttentionKernel { depth: d, value_depth: e, causal: op.causal, sites, masked: op.masked };
     let mut details: SmallVec<[u32; 32]> =
-        smallvec![d as u32, e as u32, u32::from(op.causal), u32::from(op.masked), bindings.len() as u32];
-    details.extend(kernel.sites.iter().map(|s| (s.slot as u32) << 8 | (s.form as u32) << 1 | u32::from(s.atomic)));
-    let key = PipelineKey { kind: "attention", program: None, details };
+        smallvec![d as u32, e as u32, u32::from(op.causal), inputs as u32, bindings.len() as u32];
+    details.extend(sites.iter().map(|s| (s.slot as u32) << 8 | (s.form as u32) << 1 | u32::from(s.atomic)));
+    if let Some(program) = &program {
+        params.extend(program.params());
+        details.extend(program.details());
+    }
+    let source = program.as_ref().map(|program| program.program.clone());
+    let kernel = AttentionKernel { depth: d, value_depth: e, causal: op.causal, sites, inputs, program };
+    let key = PipelineKey { kind: "attention", program: source, details };
     let header = header(&atomic, params.len());
     let launch = Dispatch { op: "attention", key, bindings, params: &params, groups: sizes[6] };
-    call.wgpu.queue.launch(launch, || Ok(kernel.source(&header)))?;
+    call.wgpu.queue.launch(launch, || kernel.source(call.wgpu, &header))?;
     Ok(Support::Done)
 }
 
-impl AttentionKernel {
-    fn source(&self, header: &str) -> String {
-        let AttentionKernel { depth, value_depth, .. } = *self;
+impl AttentionKernel<'_> {
+    fn source(&self, wgpu: &Wgpu, header: &str) -> Result<String> {
+        let AttentionKernel { depth, value_depth, inputs, .. } = *self;
         let values = value_depth.next_multiple_of(SHARE);
         let mut params = Params::new();
-        let [queries, keys, heads, sharing, tiles, count] = std::array::from_fn(|_| params.next());
+        let [queries, keys, heads, sharing, tiles, count, ahead] = std::array::from_fn(|_| params.next());
         let scale = read(&mut params);
-        let inputs = if self.masked { 4 } else { 3 };
         let (mut starts, mut steps) = (String::new(), Vec::new());
         for k in 0..inputs {
             let (base, strides) = (params.next(), params.many(4));
@@ -107,6 +127,10 @@ impl AttentionKernel {
             steps.push([strides[2].clone(), strides[3].clone()]);
         }
         let (out, lse) = (params.next(), params.next());
+        let (function, positions) = match &self.program {
+            Some(program) => program.text(wgpu, &mut params)?,
+            None => (String::new(), Vec::new()),
+        };
         let names = ["qs", "ks", "vs", "ss", "ps"];
         let shared: String = names
             .iter()
@@ -120,7 +144,7 @@ impl AttentionKernel {
         let read_v = self.tile(2, "vs", value_depth, values, "s0", &keys, &steps[2]);
         let own = BLOCK / SHARE;
         let dots = each(own, &|j| format!("x{j} += x * ks[(part + {}u) * {}u + i];\n", j * SHARE, depth + 1));
-        let scores = each(own, &|j| self.score(j, [&queries, &keys, &scale], steps.get(3)));
+        let scores = each(own, &|j| self.score(j, [&queries, &keys, &ahead, &scale], &steps[3..], &positions));
         let probabilities =
             each(own, &|j| format!("ps[query * {0}u + part + {1}u] = wg_exp(x{j} - level);\n", BLOCK + 1, j * SHARE));
         let weigh = each(slices, &|i| format!("y{i} += p * vs[j * {values}u + part + {}u];\n", i * SHARE));
@@ -131,9 +155,12 @@ impl AttentionKernel {
                 "if ({column} < {value_depth}u) {{\nlet at = {out} + line * {value_depth}u + {column};\n{store}}}\n"
             )
         });
-        let last = if self.causal { format!("min({keys}, first + {BLOCK}u)") } else { keys.clone() };
-        format!(
-            "{header}{shared}@compute @workgroup_size({GROUP})\n\
+        let last = match self.causal {
+            true => format!("u32(clamp(i32(first) + {BLOCK} + i32({ahead}), 0, i32({keys})))"),
+            false => keys.clone(),
+        };
+        Ok(format!(
+            "{header}{shared}{function}@compute @workgroup_size({GROUP})\n\
              fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, \
              @builtin(local_invocation_index) local: u32) {{\n\
              wg_zero = P[0].x;\nlet task = group.y * groups.x + group.x;\nif (task >= {count}) {{ return; }}\n\
@@ -155,7 +182,7 @@ impl AttentionKernel {
             width = depth + 1,
             side = BLOCK + 1,
             store_lse = self.sites[inputs + 1].store("at", "wg_log(total) + level"),
-        )
+        ))
     }
 
     /// Fills a block of rows of an operand, with zeros beyond its edge.
@@ -179,17 +206,40 @@ impl AttentionKernel {
         )
     }
 
-    /// The score of an invocation's key `j`, scaled and masked. Hidden keys have the score `−∞`.
-    fn score(&self, j: usize, [queries, keys, scale]: [&str; 3], mask: Option<&[String; 2]>) -> String {
+    /// The score of an invocation's key `j`: scaled, then masked or changed by the program. Hidden keys have the score
+    /// `−∞`.
+    fn score(
+        &self,
+        j: usize,
+        [queries, keys, ahead, scale]: [&str; 4],
+        steps: &[[String; 2]],
+        positions: &[String],
+    ) -> String {
         let key = format!("s0 + part + {}u", j * SHARE);
-        let mask = mask.map_or(String::new(), |[down, along]| {
-            let load = self.sites[3].load("at");
-            format!("if (key < {keys} && time < {queries}) {{ let at = from3 + time * {down} + key * {along};\nx{j} += {load}; }}\n")
-        });
-        let hidden = if self.causal { format!("key >= {keys} || key > time") } else { format!("key >= {keys}") };
+        let mut of_score = String::new();
+        for (i, [down, along]) in (3..).zip(steps) {
+            of_score += &format!(
+                "let at{i} = from{i} + time * {down} + key * {along};\nlet of{i} = {};\n",
+                self.sites[i].load(&format!("at{i}"))
+            );
+        }
+        let args = (3..self.inputs).map(|i| format!(", of{i}")).collect::<String>();
+        of_score += &match &self.program {
+            Some(_) => {
+                let positions = positions.iter().map(|at| format!(", {at}")).collect::<String>();
+                format!("x{j} = score_of(x{j}{positions}{args});\n")
+            }
+            None if self.inputs > 3 => format!("x{j} += of3;\n"),
+            None => String::new(),
+        };
+        let hides = format!("key >= {keys}");
+        let hides = match self.causal {
+            true => format!("{hides} || i32(key) > i32(time) + i32({ahead})"),
+            false => hides,
+        };
         format!(
-            "{{ let key = {key};\nx{j} *= {scale};\n{mask}if ({hidden}) {{ x{j} = wg_bits(0xff800000u); }}\n\
-             ss[query * {}u + part + {}u] = x{j}; }}\n",
+            "{{ let key = {key};\nx{j} *= {scale};\nif ({hides}) {{ x{j} = wg_bits(0xff800000u); }}\n\
+             else if (time < {queries}) {{\n{of_score}}}\nss[query * {}u + part + {}u] = x{j}; }}\n",
             BLOCK + 1,
             j * SHARE
         )

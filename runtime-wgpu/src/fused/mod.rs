@@ -4,6 +4,7 @@ mod attention;
 mod cross_entropy;
 mod norm;
 mod rows;
+mod scores;
 mod softmax;
 
 use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
@@ -30,7 +31,7 @@ impl FusedCall<'_, '_> {
 /// Runs `op` if there is a kernel for it at these types and strides; otherwise it is decomposed.
 pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut [Out<'_, Wgpu>]) -> Result<Support> {
     // Attention takes any strides.
-    let strided = matches!(op, FusedOp::Attention(_));
+    let strided = matches!(op, FusedOp::Attention(_) | FusedOp::ScoredAttention(_));
     let dense = (strided || ins.iter().all(|v| v.layout().is_contiguous()))
         && outs.iter().all(|o| o.how == Accumulate::Overwrite && o.view.layout().is_contiguous());
     let empty = ins.iter().any(|v| v.layout().numel() == 0);
@@ -48,7 +49,10 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
         FusedOp::SoftmaxGrad(op) => softmax::backward(&call, op.log),
         FusedOp::Norm(op) => norm::forward(&call, op),
         FusedOp::NormGrad(op) => norm::backward(&call, op),
-        FusedOp::Attention(op) => attention::forward(&call, op),
+        FusedOp::Attention(op) => attention::forward(&call, op, None),
+        FusedOp::ScoredAttention(op) => {
+            attention::forward(&call, &op.attention, Some(scores::ScoreProgram::new(&call, op)?))
+        }
         FusedOp::CrossEntropy(op) => cross_entropy::forward(&call, op),
         FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&call, &op.0),
         _ => Ok(Support::Decompose),

@@ -121,3 +121,21 @@ fn typings_are_kept() {
         assert_eq!(std::sync::Arc::ptr_eq(&first, &again), d == DType::F32);
     }
 }
+
+#[test]
+fn whole_numbers_have_32_bits_where_all_of_them_fit() {
+    let program = Program::build("distance", 3, 0, |_, x, _| vec![x[2] + ((x[0] * x[1]) / 3).cast_like(x[2])]);
+    let typed = program.resolve(&[DType::I64, DType::I64, DType::F32], &[]).unwrap();
+    let end = 1 << 16;
+    // The largest product is the largest number of 32 bits, or the one after it.
+    let narrow = program.in_32_bits(&typed, &[Some((0, end)), Some((0, (end >> 1) - 1)), None]).unwrap();
+    assert!(program.in_32_bits(&typed, &[Some((0, end)), Some((0, end >> 1)), None]).is_none());
+    assert!(program.in_32_bits(&typed, &[Some((0, end)), None, None]).is_none());
+    for (narrow, wide) in narrow.dtypes.iter().zip(&typed.dtypes) {
+        assert_eq!(*narrow, if *wide == DType::I64 { DType::I32 } else { *wide });
+    }
+    for (a, b) in [(end, (end >> 1) - 1), (-7, 5), (0, 3)] {
+        let inputs = [Number::Int(a), Number::Int(b), Number::Float(0.5)];
+        assert_eq!(program.eval(&narrow, &inputs, &[], 0), program.eval(&typed, &inputs, &[], 0));
+    }
+}
