@@ -53,7 +53,8 @@ DEVICE void shrink(float (&sums)[COLUMN_TILES][4], const float (&factor)[2]) {
 // -inf.
 KERNEL void __launch_bounds__(THREADS, RESIDENT)
     attention(T* o, float* lse, const T* q, const T* k, const T* v, const T* mask, CONSTANT Heads o_at, CONSTANT Heads q_at,
-              CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
+              CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale
+              PROGRAM_PARAMETER) {
     DYNAMIC_SHARED(memory);
     T* q_tile = (T*)memory;
     T* k_tiles = q_tile + BLOCK_ROWS * TILE_ROW;
@@ -69,7 +70,7 @@ KERNEL void __launch_bounds__(THREADS, RESIDENT)
 
     int visible = causal && first + BLOCK_ROWS < sizes.keys ? first + BLOCK_ROWS : sizes.keys;
     int row = warp_row();
-    Scores scores(scale, mask, mask_at, sizes, causal);
+    Scores scores = SCORES(mask, batch, head);
     Online rows;
     EACH (r, 2) rows.top[r] = -infinity(0.0f), rows.sum[r] = 0.0f;
     float sums[COLUMN_TILES][4] = {}, factor[2];

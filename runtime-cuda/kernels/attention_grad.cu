@@ -42,7 +42,7 @@ KERNEL void __launch_bounds__(THREADS, 2)
     attention_grad_keys(T* dk, T* dv, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
                         const float* dots, CONSTANT Heads dk_at, CONSTANT Heads dv_at, CONSTANT Heads g_at, CONSTANT Heads q_at,
                         CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal,
-                        float scale) {
+                        float scale PROGRAM_PARAMETER) {
     DYNAMIC_SHARED(memory);
     T* k_tile = (T*)memory;
     T* v_tile = k_tile + BLOCK_ROWS * TILE_ROW;
@@ -86,13 +86,16 @@ KERNEL void __launch_bounds__(THREADS, 2)
         // Rows are keys here and columns queries, so that the weights have the layout of the next matmul's operand.
         Tiles<T>::scores(p, k_tile + row * TILE_ROW, q_tile);
         Tiles<T>::scores(d, v_tile + row * TILE_ROW, g_tile);
-        float unit = Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + row, from);
+        Scores scores = SCORES(bias, batch, head);
+        float unit = scores.prepare<true>(p, first + row, from);
         EACH (n, N)
             EACH (e, 2)
                 EACH (r, 2) {
                     float &weight = p[n][2 * r + e], &back = d[n][2 * r + e];
-                    weight = exp2_flushed(weight * unit - base[n][e]);
-                    back = weight * (back - dot[n][e]);
+                    int query = from + column_of(n, e), key = first + row + row_of(2 * r);
+                    float score = weight;
+                    weight = exp2_flushed(scores.exponent(score, unit, query, key) - base[n][e]);
+                    back = scores.back(score, weight * (back - dot[n][e]), query, key);
                 }
         Tiles<T>::weighted(dv_sums, p, g_tile);
         Tiles<T>::weighted(dk_sums, d, q_tile);
@@ -109,7 +112,8 @@ KERNEL void __launch_bounds__(THREADS, 2)
 KERNEL void __launch_bounds__(THREADS, QUERY_RESIDENT)
     attention_grad_queries(T* dq, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
                            const float* dots, CONSTANT Heads dq_at, CONSTANT Heads g_at, CONSTANT Heads q_at, CONSTANT Heads k_at,
-                           CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
+                           CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale
+                           PROGRAM_PARAMETER) {
     DYNAMIC_SHARED(memory);
     T* q_tile = (T*)memory;
     T* g_tile = q_tile + BLOCK_ROWS * TILE_ROW;
@@ -126,7 +130,7 @@ KERNEL void __launch_bounds__(THREADS, QUERY_RESIDENT)
 
     int visible = causal && first + BLOCK_ROWS < sizes.keys ? first + BLOCK_ROWS : sizes.keys;
     int row = warp_row();
-    Scores scores(scale, mask, mask_at, sizes, causal);
+    Scores scores = SCORES(mask, batch, head);
     float base[2], dot[2], sums[COLUMN_TILES][4] = {};
     EACH (r, 2) {
         int query = first + row + row_of(2 * r);
@@ -145,9 +149,13 @@ KERNEL void __launch_bounds__(THREADS, QUERY_RESIDENT)
         float p[N][4] = {}, d[N][4] = {};
         Tiles<T>::scores(p, q_tile + row * TILE_ROW, k_tile);
         Tiles<T>::scores(d, g_tile + row * TILE_ROW, v_tiles + stage * BLOCK * TILE_ROW);
-        float unit = scores.apply<false>(p, first + row, i * BLOCK);
+        float unit = scores.prepare<false>(p, first + row, i * BLOCK);
         EACH (n, N)
-            EACH (e, 4) d[n][e] = exp2_flushed(p[n][e] * unit - base[e / 2]) * (d[n][e] - dot[e / 2]);
+            EACH (e, 4) {
+                int query = first + row + row_of(e), key = i * BLOCK + column_of(n, e);
+                float weight = exp2_flushed(scores.exponent(p[n][e], unit, query, key) - base[e / 2]);
+                d[n][e] = scores.back(p[n][e], weight * (d[n][e] - dot[e / 2]), query, key);
+            }
         Tiles<T>::weighted(sums, d, k_tile);
     };
     pipeline((visible + BLOCK - 1) / BLOCK, fetch, use);

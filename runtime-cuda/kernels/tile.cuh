@@ -164,6 +164,52 @@ struct Sizes {
 };
 static_assert(sizeof(Heads) == 24 && sizeof(Mask) == 32 && sizeof(Sizes) == 20, "the launcher packs these structures");
 
+#ifdef PROGRAM
+// A program of scores, in generated text before this file: `struct Program`, which has the arguments, `program_score`, and
+// `program_slope`, of a gradient.
+#define PROGRAM_PARAMETER , CONSTANT Program program
+#define SCORES(bias, batch, head) Scores(scale, program, batch, head, sizes)
+
+// As below, of a program of a score, its position and arguments.
+struct Scores {
+    float scale;
+    const Program& program;
+    int batch, head, queries, keys;
+
+    DEVICE Scores(float scale, const Program& program, int batch, int head, const Sizes& sizes)
+        : scale(scale), program(program), batch(batch), head(head), queries(sizes.queries), keys(sizes.keys) {}
+
+    DEVICE bool hides(int query, int key) const {
+        return query >= queries || key >= keys || key - query > program.ahead;
+    }
+
+    DEVICE float of(float dot, int query, int key) const {
+        if (hides(query, key)) return -infinity(0.0f);
+        return program_score(program, dot * scale, batch, head, query, key) * LOG2_E;
+    }
+
+    // For gradients, which evaluate the program where a weight is computed: together, all programs of a tile take more registers
+    // than there are.
+    template <bool TURNED, int N> DEVICE float prepare(float (&)[N][4], int, int) const { return 1.0f; }
+    DEVICE float exponent(float dot, float, int query, int key) const { return of(dot, query, key); }
+    // A slope of a hidden score may be infinite.
+    DEVICE float back(float dot, float slope, int query, int key) const {
+        return hides(query, key) ? 0.0f : program_slope(program, dot * scale, slope, batch, head, query, key);
+    }
+
+    template <bool TURNED, int N> DEVICE float apply(float (&s)[N][4], int row, int column) const {
+        EACH (n, N)
+            EACH (e, 4) {
+                int r = row + row_of(e), c = column + column_of(n, e);
+                s[n][e] = TURNED ? of(s[n][e], c, r) : of(s[n][e], r, c);
+            }
+        return 1.0f;
+    }
+};
+#else
+#define PROGRAM_PARAMETER
+#define SCORES(bias, batch, head) Scores(scale, bias, mask_at, sizes, causal)
+
 // The transformation of a head's scores: masked, scaled, and in units of ln 2, so that weights are powers of two.
 struct Scores {
     float scale;
@@ -206,6 +252,14 @@ struct Scores {
             }
         return 1.0f;
     }
+
+    // For gradients: scores as `apply` leaves them, the exponent of a weight, and the gradient of a product from that of its score.
+    template <bool TURNED, int N> DEVICE float prepare(float (&s)[N][4], int row, int column) const {
+        return apply<TURNED>(s, row, column);
+    }
+    DEVICE float exponent(float score, float unit, int, int) const { return score * unit; }
+    DEVICE float back(float, float slope, int, int) const { return slope; }
 };
+#endif
 
 #endif

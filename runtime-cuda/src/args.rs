@@ -35,6 +35,11 @@ impl Args {
         bytemuck::cast_slice_mut::<u64, u8>(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
     }
 
+    /// Appends the values of others as one: a structure of words of 64 bits.
+    pub(crate) fn structure(&mut self, fields: &Args) {
+        self.bytes(bytemuck::cast_slice(&fields.words));
+    }
+
     /// Appends a count, a size or a position, in 64 bits if `wide`, else in 32.
     pub(crate) fn count(&mut self, n: usize, wide: bool) {
         if wide { self.push(n as u64) } else { self.push(n as u32) }

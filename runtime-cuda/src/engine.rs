@@ -118,7 +118,7 @@ impl Engine {
         if let Some(function) = self.written.lock().get(kernel) {
             return Ok(*function);
         }
-        let function = self.load(&kernel.source(), shared)?;
+        let function = self.load(&kernel.source()?, shared)?;
         self.written.lock().insert(kernel.clone(), function);
         Ok(function)
     }

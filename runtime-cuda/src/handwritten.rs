@@ -1,6 +1,9 @@
 //! The kernels of the folder `kernels`. A kernel is a file, an entry function in it, and the values of its defines.
 
-use std::fmt::{self, Write};
+use std::{
+    fmt::{self, Write},
+    sync::Arc,
+};
 
 use bytemuck::{NoUninit, Zeroable};
 use numcore::{DType, Result};
@@ -10,7 +13,7 @@ use crate::{
     Cuda,
     args::Args,
     axes::LoopAxes,
-    codegen::KernelSource,
+    codegen::{KernelSource, scores::ScoreSpec},
     driver::{Grid, KernelFunction},
 };
 
@@ -83,6 +86,8 @@ pub(crate) struct HandwrittenKernel {
     defines: SmallVec<[(&'static str, DefineValue); 5]>,
     /// Bytes of dynamic shared memory it is launched with.
     shared: u32,
+    /// The programs that it calls for each score.
+    scores: Option<Arc<ScoreSpec>>,
 }
 
 impl HandwrittenKernel {
@@ -91,7 +96,7 @@ impl HandwrittenKernel {
         entry: &'static str,
         defines: &[(&'static str, DefineValue)],
     ) -> HandwrittenKernel {
-        HandwrittenKernel { file, entry, defines: defines.into(), shared: 0 }
+        HandwrittenKernel { file, entry, defines: defines.into(), shared: 0, scores: None }
     }
 
     /// The file, the entry function and the defines, in one line.
@@ -106,15 +111,20 @@ impl HandwrittenKernel {
         HandwrittenKernel { shared: bytes as u32, ..self }
     }
 
-    /// The source of this kernel: defines, then the file with its includes inlined.
-    pub(crate) fn source(&self) -> KernelSource {
-        let mut text = String::new();
+    /// Sets the programs that it calls for each score.
+    pub(crate) fn with_scores(self, scores: Option<Arc<ScoreSpec>>) -> HandwrittenKernel {
+        HandwrittenKernel { scores, ..self }
+    }
+
+    /// The source of this kernel: defines, programs, then the file with its includes inlined.
+    pub(crate) fn source(&self) -> Result<KernelSource> {
+        let mut text = self.scores.as_ref().map_or(Ok(String::new()), |scores| scores.text())?;
         for (name, value) in &self.defines {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "#define {name} {value}");
         }
         include(&mut text, self.file);
-        KernelSource { text, entry: self.entry.into(), contracts: true }
+        Ok(KernelSource { text, entry: self.entry.into(), contracts: true })
     }
 }
 
@@ -192,6 +202,12 @@ impl<'a> KernelLaunch<'a> {
     /// Appends an argument.
     pub(crate) fn arg<T: NoUninit>(mut self, value: T) -> Self {
         self.args.push(value);
+        self
+    }
+
+    /// Appends the values of a structure.
+    pub(crate) fn structure(mut self, fields: &Args) -> Self {
+        self.args.structure(fields);
         self
     }
 

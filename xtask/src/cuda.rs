@@ -87,6 +87,7 @@ mod tests {
                 "norms",
                 "order",
                 "recomputation",
+                "scores",
                 "tuned",
                 "written"
             ]

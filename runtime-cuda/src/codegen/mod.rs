@@ -6,6 +6,7 @@
 pub(crate) mod form;
 pub(crate) mod pointwise;
 pub(crate) mod reduce;
+pub(crate) mod scores;
 #[cfg(all(test, feature = "nvrtc-tests"))]
 mod tests;
 

@@ -1,14 +1,17 @@
 //! Tests that compile every op, cast, layout class and kind of reduction to machine code, for every architecture of
 //! interest, without a GPU.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use numcore::{
     DType, Layout, ReduceKind, Shape,
     pointwise::{Binary, Expr, OpClass, Program, Unary},
 };
 
-use super::KernelSource;
+use super::{
+    KernelSource,
+    scores::{ScoreSpec, TypedProgram},
+};
 use crate::{
     driver::{Architecture, Compiler},
     handwritten::HandwrittenKernel,
@@ -246,7 +249,7 @@ fn written(wanted: impl Fn(&str) -> bool) {
             variants = variants.iter().flat_map(with).collect();
         }
         for (i, defines) in variants.into_iter().enumerate().filter(|_| wanted(file)) {
-            let written = HandwrittenKernel::new(file, "", &[]).source();
+            let written = HandwrittenKernel::new(file, "", &[]).source().unwrap();
             let source = KernelSource { text: defines + &written.text, entry: file.into(), ..written };
             if i == 0 { compile_everywhere(&source) } else { compile(&source) }
         }
@@ -262,6 +265,32 @@ fn every_written_kernel_but_attention() {
 #[test]
 fn every_attention_kernel() {
     written(|file| file.starts_with("attention"));
+}
+
+#[test]
+fn attention_by_programs() {
+    let bent = Program::build("bent", 8, 0, |_, x, _| {
+        let apart = (x[4] / 4 - x[3] / 4).cast_like(x[0]);
+        vec![x[7].select((x[0] * x[5] + x[6] * apart).tanh() * 2.0, f64::NEG_INFINITY)]
+    });
+    let slope = bent.differentiate(&[0]);
+    for (position, head_dim) in [(DType::I32, 64), (DType::I64, 128)] {
+        let given: Vec<DType> = [DType::F32]
+            .into_iter()
+            .chain([position; 4])
+            .chain([DType::F32, DType::F32, DType::Bool, DType::F32])
+            .collect();
+        let typed =
+            |program: &Program| TypedProgram::new(program, &program.resolve(&given[..program.inputs()], &[]).unwrap());
+        let args = given[5..8].into();
+        let spec = Arc::new(ScoreSpec { score: typed(&bent), slope: Some(typed(&slope)), args });
+        for element in ["float", "bf16"] {
+            for file in ["attention.cu", "attention_grad.cu"] {
+                let defines = [("T", element.into()), ("HEAD_DIM", head_dim.into())];
+                compile(&HandwrittenKernel::new(file, "", &defines).with_scores(Some(spec.clone())).source().unwrap());
+            }
+        }
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use numcore::{
     fused::{Attention, AttentionGrad},
 };
 
-use super::FusedCall;
+use super::{FusedCall, scores::ScorePlan};
 use crate::{
     handwritten::{DefineValue, HandwrittenKernel, KernelLaunch, element},
     operand::Operand,
@@ -82,6 +82,7 @@ struct AttentionPlan {
     dtype: DType,
     causal: bool,
     scale: f32,
+    program: Option<ScorePlan>,
 }
 
 impl AttentionPlan {
@@ -93,12 +94,17 @@ impl AttentionPlan {
         k: &Operand,
         v: &Operand,
         mask: Option<&Operand>,
+        program: Option<ScorePlan>,
     ) -> Option<AttentionPlan> {
         let (qs, ks) = (q.dims(), k.dims());
         let (head_dim, dtype) = (qs[3], q.dtype);
         let rows = forward_rows(dtype).max(gradient_rows(dtype, head_dim));
         let shared = rows * (head_dim * dtype.size() + 16);
-        let fits = op.is_plain()
+        // Blocks that no query sees are found from the first query and key on; a program's parameter has the rest.
+        let at_start = op.offset(qs[2], ks[2]) == 0;
+        let fits = op.window == [None, None]
+            && op.softcap.is_none()
+            && (at_start || program.is_some())
             && HEAD_DIMS.contains(&head_dim)
             && v.dims()[3] == head_dim
             && dtype != DType::F64
@@ -119,13 +125,16 @@ impl AttentionPlan {
         };
         let [batches, heads, queries, keys] = [qs[0], qs[1], qs[2], ks[2]].map(|n| n as i32);
         let sizes = AttentionSizes { batches, heads, group: heads / ks[1].max(1) as i32, queries, keys };
-        Some(AttentionPlan { sizes, mask, head_dim, dtype, causal: op.causal, scale: op.scale as f32 })
+        let causal = op.causal && at_start;
+        Some(AttentionPlan { sizes, mask, head_dim, dtype, causal, scale: op.scale as f32, program })
     }
 
-    /// A kernel that holds so many rows in shared memory.
+    /// A kernel that holds so many rows in shared memory, without scores if there are none.
     fn kernel(&self, file: &'static str, entry: &'static str, rows: usize) -> HandwrittenKernel {
         let defines = [("T", DefineValue::from(element(self.dtype))), ("HEAD_DIM", self.head_dim.into())];
-        HandwrittenKernel::new(file, entry, &defines).with_shared(rows * (self.head_dim * self.dtype.size() + 16))
+        let kernel = HandwrittenKernel::new(file, entry, &defines);
+        let program = self.program.as_ref().filter(|_| rows > 0).map(|program| program.spec.clone());
+        kernel.with_shared(rows * (self.head_dim * self.dtype.size() + 16)).with_scores(program)
     }
 
     /// Lanes that share a row of `attention_dots`, 16 bytes each.
@@ -135,7 +144,8 @@ impl AttentionPlan {
 
     /// What all kernels but one take at the end.
     fn finish<'a>(&self, launch: KernelLaunch<'a>) -> KernelLaunch<'a> {
-        launch.arg(self.mask.1).arg(self.sizes).arg(i32::from(self.causal)).arg(self.scale)
+        let launch = launch.arg(self.mask.1).arg(self.sizes).arg(i32::from(self.causal)).arg(self.scale);
+        self.program.iter().fold(launch, |launch, program| launch.structure(&program.parameter))
     }
 
     fn blocks(&self, rows: i32, heads: usize) -> [usize; 3] {
@@ -162,13 +172,16 @@ fn aligned(call: &mut FusedCall<'_>, i: usize) -> Result<Operand> {
     Ok(call.ins[i])
 }
 
-pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Support> {
+/// Attention, and attention by a program of scores.
+pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention, program: Option<ScorePlan>) -> Result<Support> {
     let [q, k, v] = [Attention::QUERIES, Attention::KEYS, Attention::VALUES].map(|i| call.ins[i]);
     if k.dims()[2] == 0 {
         return Ok(Support::Decompose);
     }
     let mask = op.masked.then(|| call.ins[Attention::MASK]);
-    let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
+    let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref(), program) else {
+        return Ok(Support::Decompose);
+    };
     let (o, lse) = (call.outs[Attention::OUTPUT], call.outs[Attention::LSE]);
     if !is_aligned(&o) {
         return Ok(Support::Decompose);
@@ -187,15 +200,17 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppor
     Ok(Support::Done)
 }
 
-/// From the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask (if given).
-pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Support> {
+/// From the upstream gradient, `o`, `lse`, `q`, `k`, `v`, and the mask or the arguments of the program (if given).
+pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention, program: Option<ScorePlan>) -> Result<Support> {
     let [q, k, v] = [AttentionGrad::QUERIES, AttentionGrad::KEYS, AttentionGrad::VALUES].map(|i| call.ins[i]);
     // No query heads: the number of them per key head would be 0, by which the kernels divide.
     if k.dims()[2] == 0 || q.dims()[1] == 0 {
         return Ok(Support::Decompose);
     }
     let mask = op.masked.then(|| call.ins[AttentionGrad::MASK]);
-    let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
+    let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref(), program) else {
+        return Ok(Support::Decompose);
+    };
     if call.outs.iter().any(|d| !is_aligned(d)) {
         return Ok(Support::Decompose);
     }

@@ -7,11 +7,16 @@ mod cross_entropy;
 mod linear;
 mod linear4bit;
 mod norm;
+mod scores;
 mod softmax;
 
-use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
+use numcore::{
+    Accumulate, DType, Out, Result, Support, View,
+    fused::{AttentionGrad, FusedOp},
+};
 use smallvec::SmallVec;
 
+use self::scores::ScorePlan;
 use crate::{
     Cuda,
     handwritten::{DefineValue, HandwrittenKernel, element},
@@ -33,7 +38,15 @@ const WARPS: usize = 4;
 
 /// Tells whether the kernel takes outputs of any order of axes, with other elements between their rows.
 pub(crate) fn is_strided(op: &FusedOp) -> bool {
-    matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_) | FusedOp::CrossEntropyGrad(_) | FusedOp::Linear(_))
+    matches!(
+        op,
+        FusedOp::Attention(_)
+            | FusedOp::AttentionGrad(_)
+            | FusedOp::ScoredAttention(_)
+            | FusedOp::ScoredAttentionGrad(_)
+            | FusedOp::CrossEntropyGrad(_)
+            | FusedOp::Linear(_)
+    )
 }
 
 /// Tells whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch.
@@ -60,8 +73,17 @@ pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut 
         FusedOp::NormGrad(op) => norm::backward(&mut call, &op.0),
         FusedOp::CrossEntropy(op) => cross_entropy::forward(&mut call, op),
         FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&mut call, &op.0),
-        FusedOp::Attention(op) => attention::forward(&mut call, op),
-        FusedOp::AttentionGrad(op) => attention::backward(&mut call, &op.0),
+        FusedOp::Attention(op) => attention::forward(&mut call, op, None),
+        FusedOp::AttentionGrad(op) => attention::backward(&mut call, &op.0, None),
+        FusedOp::ScoredAttention(op) => {
+            let program = ScorePlan::new(op, &call.ins, None)?;
+            attention::forward(&mut call, &op.attention, Some(program))
+        }
+        FusedOp::ScoredAttentionGrad(op) if op.learned.is_empty() => {
+            let slope = (!op.of.adds()).then(|| op.program());
+            let program = ScorePlan::new(&op.of, &call.ins[AttentionGrad::QUERIES..], slope.as_ref())?;
+            attention::backward(&mut call, &op.of.attention, Some(program))
+        }
         FusedOp::Conv(op) => conv::run(&mut call, op),
         FusedOp::Linear(op) => linear::run(&mut call, op),
         FusedOp::Linear4bit(op) => linear4bit::run(&mut call, op),
