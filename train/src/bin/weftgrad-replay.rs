@@ -25,10 +25,10 @@ struct Options {
     /// The number of the time that the run took it, from 0 [default: the last one].
     #[arg(long)]
     attempt: Option<usize>,
-    /// Prints all op calls of this rank.
+    /// Prints all op calls of this rank [default for `--call`: 0].
     #[arg(long)]
     rank: Option<usize>,
-    /// Prints the operands of this call on all ranks, with values.
+    /// Prints the operands of the call of this number on that rank, and of the same call on all others, with values.
     #[arg(long)]
     call: Option<usize>,
     /// The folder for states on the way, as large as a checkpoint [default: that for temporary files].

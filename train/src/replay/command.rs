@@ -43,7 +43,8 @@ impl StepReplay {
     /// The text that shows a replayed step: its ranks, the call in which NaN begins, the chosen call, and the calls of
     /// the chosen rank.
     pub fn text(&self, step: &ReplayedStep) -> String {
-        let call = self.values_of.map_or(String::new(), |call| step.show_call(call).to_string());
+        let call =
+            self.values_of.map_or(String::new(), |call| step.show_call(self.shown.unwrap_or(0), call).to_string());
         let rank = self.shown.map_or(String::new(), |rank| step.show_rank(rank).to_string());
         format!("{step}{call}{rank}")
     }

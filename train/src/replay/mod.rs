@@ -27,6 +27,7 @@ use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
 pub(crate) use self::log::{LogLine, RunLog, StepLine, WorldLine};
+pub(crate) use self::report::CallPlace;
 pub use self::report::{ReplayedCall, ReplayedRank, ReplayedStep, ReplayedValue};
 use self::route::Route;
 use crate::Length;
@@ -119,8 +120,8 @@ impl StepReplay {
         Ok(route.legs.last().map_or(1, |leg| leg.ranks))
     }
 
-    /// Keeps the values of the operands of this call on every rank, in addition to their summaries. Calls are numbered
-    /// from 0 on each rank.
+    /// Keeps the values of the operands of a call on every rank, in addition to their summaries. The call has this
+    /// number on the [shown](StepReplay::show_rank) rank, or else on rank 0. The step is observed twice for it.
     pub fn values_of(self, call: usize) -> Self {
         StepReplay { values_of: Some(call), ..self }
     }
@@ -181,38 +182,50 @@ impl StepReplay {
     fn legs(&self, run: impl Fn(&Arc<ReplayedLeg>) -> Result<()>) -> Result<ReplayedStep> {
         let mut route = Route::to(&Folder::new(&self.folder), self.step, self.attempt)?;
         let scratch = Scratch::new(&self.scratch);
+        let lost = || Error::internal("StepReplay", "a route has no steps");
+        let mut last = route.legs.pop().ok_or_else(lost)?;
         // The step itself is a leg of its own.
-        if let Some(leg) = route.legs.last_mut().filter(|leg| leg.steps.len() > 1) {
-            let (ranks, until, steps) = (leg.ranks, leg.until, leg.steps.split_off(leg.steps.len() - 1));
-            route.legs.push(route::Leg { ranks, until, steps });
-        }
+        let observed = last.steps.pop().ok_or_else(lost)?;
+        let (ranks, until) = (last.ranks, last.until);
+        route.legs.extend(Some(last).filter(|leg| !leg.steps.is_empty()));
         let begun = route.from.as_ref().map(|(_, step)| *step);
-        let (mut from, last) = (route.from, route.legs.len() - 1);
-        for (k, route::Leg { ranks, until, steps }) in route.legs.into_iter().enumerate() {
-            let then = if k == last {
-                LegEnd::Observe { values_of: self.values_of }
-            } else {
-                LegEnd::Save(Folder::new(scratch.0.join(k.to_string())))
-            };
-            let (of, results) = (Folder::new(&self.folder), Mutex::new(BTreeMap::new()));
-            let leg = Arc::new(ReplayedLeg { ranks, until, of, from: from.take(), steps, then, results });
-            let outcome = run(&leg);
+        let mut from = route.from;
+        for (k, leg) in route.legs.into_iter().enumerate() {
+            let folder = Folder::new(scratch.0.join(k.to_string()));
+            self.take(&run, leg, from, LegEnd::Save(folder.clone()))?;
             // The state before this leg is not needed again.
             let _ = k.checked_sub(1).map(|before| fs::remove_dir_all(scratch.0.join(before.to_string())));
-            let results = std::mem::take(&mut *leg.results.lock());
-            if results.len() < ranks {
-                let why = "the program ended before its trainer had taken the steps of the log: is it that of the run?";
-                return Err(outcome.err().unwrap_or_else(|| Error::usage("StepReplay", why)));
-            }
-            match &leg.then {
-                LegEnd::Save(folder) => from = folder.latest()?.map(|step| (folder.path().to_path_buf(), step)),
-                LegEnd::Observe { .. } => {
-                    let ranks = results.into_values().flatten().collect();
-                    return Ok(ReplayedStep { step: self.step, from: begun, ranks });
-                }
-            }
+            from = folder.latest()?.map(|step| (folder.path().to_path_buf(), step));
         }
-        Err(Error::internal("StepReplay", "a route has no steps"))
+        let observe = |keep| {
+            let leg = route::Leg { ranks, until, steps: vec![observed.clone()] };
+            let ranks = self.take(&run, leg, from.clone(), LegEnd::Observe { keep })?;
+            Ok::<_, Error>(ReplayedStep { step: self.step, from: begun, ranks })
+        };
+        let step = observe(None)?;
+        // Other ranks may number the call differently, so values are kept when it is known.
+        let wanted = self.values_of.and_then(|call| step.place_of(self.shown.unwrap_or(0), call));
+        wanted.map_or(Ok(step), |place| observe(Some(place)))
+    }
+
+    /// Takes a leg, and returns the observations of its ranks.
+    fn take(
+        &self,
+        run: &impl Fn(&Arc<ReplayedLeg>) -> Result<()>,
+        leg: route::Leg,
+        from: Option<(PathBuf, u64)>,
+        then: LegEnd,
+    ) -> Result<Vec<ReplayedRank>> {
+        let route::Leg { ranks, until, steps } = leg;
+        let (of, results) = (Folder::new(&self.folder), Mutex::new(BTreeMap::new()));
+        let leg = Arc::new(ReplayedLeg { ranks, until, of, from, steps, then, results });
+        let outcome = run(&leg);
+        let results = std::mem::take(&mut *leg.results.lock());
+        if results.len() < ranks {
+            let why = "the program ended before its trainer had taken the steps of the log: is it that of the run?";
+            return Err(outcome.err().unwrap_or_else(|| Error::usage("StepReplay", why)));
+        }
+        Ok(results.into_values().flatten().collect())
     }
 }
 
@@ -257,8 +270,8 @@ pub(crate) struct ReplayedLeg {
 pub(crate) enum LegEnd {
     /// The state after the last step is saved.
     Save(Folder),
-    /// The only step is observed.
-    Observe { values_of: Option<usize> },
+    /// The only step is observed, and the values of a call kept.
+    Observe { keep: Option<CallPlace> },
 }
 
 impl ReplayedLeg {

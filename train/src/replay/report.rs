@@ -83,15 +83,19 @@ impl ReplayedStep {
         self.ranks.iter().enumerate().filter_map(first).min().map(|(call, rank)| (rank, call))
     }
 
-    /// The operands of a call on all ranks, as text. Ranks that made other calls, as those of pipelines do, have
-    /// another op there.
-    pub fn show_call(&self, number: usize) -> impl fmt::Display {
+    /// The operands of a call of one rank, and those of the same call on all others, as text. Calls are the same if op,
+    /// line and the number of such calls before are. Ranks of a pipeline make other calls too.
+    pub fn show_call(&self, rank: usize, number: usize) -> impl fmt::Display {
         fmt::from_fn(move |f| {
+            let Some(place) = self.place_of(rank, number) else {
+                return writeln!(f, "rank {rank}: call {number} was not made");
+            };
             for ReplayedRank { rank, calls, .. } in &self.ranks {
-                let Some(call) = calls.get(number) else {
-                    writeln!(f, "rank {rank}: call {number} was not made")?;
+                let Some(number) = place.within(calls) else {
+                    writeln!(f, "rank {rank}: this call was not made")?;
                     continue;
                 };
+                let call = &calls[number];
                 writeln!(f, "rank {rank}: {}", call.title(number))?;
                 let named = |names: &'static str, of| std::iter::repeat(names).zip(of);
                 for (name, value) in named("in ", &call.inputs).chain(named("out", &call.outputs)) {
@@ -100,6 +104,15 @@ impl ReplayedStep {
             }
             Ok(())
         })
+    }
+
+    /// The place of a rank's call among those of its line.
+    pub(crate) fn place_of(&self, rank: usize, number: usize) -> Option<CallPlace> {
+        let calls = &self.ranks.get(rank)?.calls;
+        let call = calls.get(number)?;
+        let first = CallPlace { op: call.op, gradient_of: call.gradient_of, at: call.at.clone(), before: 0 };
+        let before = calls[..number].iter().filter(|call| first.is_of(call)).count();
+        Some(CallPlace { before, ..first })
     }
 
     /// The calls of a rank as a table, one in a line.
@@ -112,6 +125,31 @@ impl ReplayedStep {
             }
             Ok(())
         })
+    }
+}
+
+/// A call as other ranks have it too: its op and line, and the number of such calls before it.
+#[derive(Clone, Debug)]
+pub(crate) struct CallPlace {
+    op: &'static str,
+    gradient_of: Option<usize>,
+    at: String,
+    before: usize,
+}
+
+impl CallPlace {
+    fn is_of(&self, call: &ReplayedCall) -> bool {
+        (self.op, self.gradient_of, &self.at) == (call.op, call.gradient_of, &call.at)
+    }
+
+    /// The number of the call among those of a rank.
+    fn within(&self, calls: &[ReplayedCall]) -> Option<usize> {
+        (0..calls.len()).filter(|&k| self.is_of(&calls[k])).nth(self.before)
+    }
+
+    /// Tells whether a call that follows these is the one.
+    pub(crate) fn is_next(&self, calls: &[ReplayedCall], call: &ReplayedCall) -> bool {
+        self.is_of(call) && calls.iter().filter(|call| self.is_of(call)).count() == self.before
     }
 }
 
@@ -194,13 +232,13 @@ impl fmt::Display for ReplayedStep {
         match self.first_nan() {
             Some((rank, call)) => {
                 writeln!(f, "NaN begins on rank {} in call {call}:", self.ranks[rank].rank)?;
-                self.show_call(call).fmt(f)
+                self.show_call(rank, call).fmt(f)
             }
             None => match self.ranks.iter().find_map(|of| Some((of, of.calls.iter().position(ReplayedCall::has_nan)?)))
             {
                 Some((of, call)) => {
                     writeln!(f, "no call begins a NaN; on rank {} it comes in by an input of call {call}:", of.rank)?;
-                    self.show_call(call).fmt(f)
+                    self.show_call(of.rank, call).fmt(f)
                 }
                 None => writeln!(f, "no call on variables, and no gradient, has a NaN"),
             },
@@ -208,11 +246,16 @@ impl fmt::Display for ReplayedStep {
     }
 }
 
+/// A number with five digits or so, however large or small.
+fn short(value: f64) -> String {
+    if value == 0.0 || (1e-3..1e6).contains(&value.abs()) { format!("{value:.4}") } else { format!("{value:.4e}") }
+}
+
 impl fmt::Display for ReplayedValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.dtype, self.shape)?;
         if let Some([least, mean, greatest]) = self.range {
-            write!(f, " from {least:.4} to {greatest:.4}, mean {mean:.4}")?;
+            write!(f, " from {} to {}, mean {}", short(least), short(greatest), short(mean))?;
         }
         if self.nan > 0 {
             write!(f, ", {} NaN", self.nan)?;

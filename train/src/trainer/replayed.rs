@@ -20,7 +20,7 @@ use super::{saving::combined_state, shares::own_batches, start::is_same, step_lo
 use crate::{
     Progress,
     hash::hash_of,
-    replay::{LegEnd, LogLine, ReplayedCall, ReplayedLeg, ReplayedRank, ReplayedValue, RunLog, StepLine},
+    replay::{CallPlace, LegEnd, LogLine, ReplayedCall, ReplayedLeg, ReplayedRank, ReplayedValue, RunLog, StepLine},
 };
 
 impl<R, M, S, B, F> TrainLoop<'_, R, M, S, B, F>
@@ -117,9 +117,9 @@ where
     /// Takes the step that a leg of a replay observes; the error ends the run on all ranks.
     pub(super) fn observe_leg(&mut self) -> Result<()> {
         let Some(leg) = self.log.leg().cloned() else { return Ok(()) };
-        let LegEnd::Observe { values_of } = leg.then else { return Ok(()) };
+        let LegEnd::Observe { keep } = &leg.then else { return Ok(()) };
         self.begin_step()?;
-        let rank = self.observe(values_of)?;
+        let rank = self.observe(keep.clone())?;
         Err(leg.done(rank.rank, Some(rank)))
     }
 
@@ -133,19 +133,20 @@ where
     }
 
     /// Takes a step, and observes its op calls and gradients.
-    fn observe(&mut self, values_of: Option<usize>) -> Result<ReplayedRank> {
+    fn observe(&mut self, keep: Option<CallPlace>) -> Result<ReplayedRank> {
         let comm = self.engine.step.ranks().everyone.clone();
         let calls: Arc<Mutex<Vec<ReplayedCall>>> = Arc::default();
         let seen = calls.clone();
         let see = move |call: &InspectedCall<'_, R>| {
             let mut seen = seen.lock();
-            let keep = values_of == Some(seen.len());
-            let all = |tensors: &[numcore::Tensor<R>]| tensors.iter().map(|t| ReplayedValue::of(t, keep)).collect();
             let InspectedCall { op, gradient_of, at, .. } = *call;
-            let parameters = call.leaves.iter().map(|leaf| leaf.name().to_string()).collect();
+            let (at, parameters) = (at.to_string(), call.leaves.iter().map(|leaf| leaf.name().to_string()).collect());
+            let mut call_of = ReplayedCall { op, gradient_of, at, parameters, inputs: Vec::new(), outputs: Vec::new() };
+            let keeps = keep.as_ref().is_some_and(|place| place.is_next(&seen, &call_of));
+            let all = |tensors: &[numcore::Tensor<R>]| tensors.iter().map(|t| ReplayedValue::of(t, keeps)).collect();
             let (inputs, outputs): (Result<_>, Result<_>) = (all(&call.inputs), all(call.outputs));
-            let (at, inputs, outputs) = (at.to_string(), inputs?, outputs?);
-            seen.push(ReplayedCall { op, gradient_of, at, parameters, inputs, outputs });
+            (call_of.inputs, call_of.outputs) = (inputs?, outputs?);
+            seen.push(call_of);
             Ok(())
         };
         let taken = catch_unwind(AssertUnwindSafe(|| inspect_calls(see, || self.take())));

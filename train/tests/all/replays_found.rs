@@ -29,16 +29,54 @@ fn the_op_in_which_nan_begins_is_named_with_its_operands_on_all_ranks() {
             assert!(found.outputs[0].nan > 0 && found.inputs[0].nan == 0 && found.inputs[0].range.unwrap()[2] < 0.0);
             let text = again.to_string();
             assert!(text.contains(&format!("NaN begins on rank {rank} in call {call}:")), "{text}");
-            for rank in 0..ranks {
-                assert!(text.contains(&format!("rank {rank}: call {call}, ")), "{text}");
+            // Losses of other ranks have no logarithm.
+            for other in 0..ranks {
+                let shown = if other == rank { format!("call {call}, log") } else { "this call was not made".into() };
+                assert!(text.contains(&format!("rank {other}: {shown}")), "{text}");
             }
             // The call before, with values.
-            let before =
-                StepReplay::of(&run.folder, step).values_of(call - 1).run(cpu, |comm| run.train(&comm, None)).unwrap();
+            let before = StepReplay::of(&run.folder, step)
+                .show_rank(rank)
+                .values_of(call - 1)
+                .run(cpu, |comm| run.train(&comm, None))
+                .unwrap();
             let values = |call: usize| before.ranks[rank].calls[call].outputs[0].values.clone();
             assert_eq!(values(call), None);
             let given = values(call - 1).unwrap();
             assert_eq!(given.iter().copied().fold(f64::INFINITY, f64::min), found.inputs[0].range.unwrap()[0]);
+        }
+    }
+}
+
+/// Ranks that make other calls number the same ones differently.
+#[test]
+fn a_call_is_shown_beside_the_same_call_of_other_ranks() {
+    let scratch = Scratch::new("replays-calls");
+    let train = |comm: Comm<Cpu>| {
+        let (model, rank) = (Mlp::new(comm.runtime(), 0.0)?, comm.rank());
+        Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
+            .until(Length::Steps(3))
+            .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)))
+            .run(|model, batch| {
+                let x = Var::new(batch.data.narrow(1, 0, 3)?.contiguous()?);
+                let x = (0..2 * rank).try_fold(x, |x, _| x.neg())?;
+                Loss::sum(model.forward(&x)?.square()?.sum_all()?, batch.rows as f64)
+            })
+            .map(drop)
+    };
+    Ranks::new(3).run(cpu, train).unwrap();
+    let replay = StepReplay::of(&scratch.0, 3);
+    let calls = replay.run(cpu, train).unwrap();
+    for shown in [0, 2] {
+        let number = calls.ranks[shown].calls.iter().position(|call| call.op == "square").unwrap();
+        let replay = replay.clone().show_rank(shown).values_of(number);
+        let again = replay.run(cpu, train).unwrap();
+        let text = again.show_call(shown, number).to_string();
+        for (rank, of) in again.ranks.iter().enumerate() {
+            let own = number + 2 * rank - 2 * shown;
+            assert!(text.contains(&format!("rank {rank}: call {own}, square")), "{text}");
+            let kept: Vec<usize> = (0..of.calls.len()).filter(|&k| of.calls[k].outputs[0].values.is_some()).collect();
+            assert_eq!(kept, [own]);
         }
     }
 }
