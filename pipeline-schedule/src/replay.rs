@@ -64,21 +64,26 @@ struct Replay<'a> {
 /// A time per stage and micro-batch.
 struct TimeTable {
     micros: usize,
-    times: Vec<Option<u64>>,
+    /// [`UNKNOWN`] until it is set.
+    times: Vec<u64>,
 }
+
+/// No time of a schedule.
+const UNKNOWN: u64 = u64::MAX;
 
 impl TimeTable {
     fn new(schedule: &Schedule) -> Self {
         let micros = schedule.micro_batches();
-        TimeTable { micros, times: vec![None; schedule.stages() * micros] }
+        TimeTable { micros, times: vec![UNKNOWN; schedule.stages() * micros] }
     }
 
     fn get(&self, stage: usize, micro: usize) -> Option<u64> {
-        self.times[stage * self.micros + micro]
+        Some(self.times[stage * self.micros + micro]).filter(|time| *time != UNKNOWN)
     }
 
     fn set(&mut self, stage: usize, micro: usize, time: u64) {
-        self.times[stage * self.micros + micro] = Some(time);
+        // A sum of times that saturates is a time still.
+        self.times[stage * self.micros + micro] = time.min(UNKNOWN - 1);
     }
 }
 

@@ -65,6 +65,11 @@ impl Simulation<'_> {
 
     /// The measurements of a rank; `None` if `rank` is out of range.
     pub fn rank(&self, rank: usize) -> Option<RankReport> {
+        self.rank_until(rank, self.makespan())
+    }
+
+    /// The measurements of a rank in a step of this length.
+    fn rank_until(&self, rank: usize, makespan: u64) -> Option<RankReport> {
         let row = self.schedule.rows().get(rank)?;
         let passes =
             || row.iter().zip(&self.spans[rank]).filter(|(action, _)| action.is_compute()).map(|(_, span)| span);
@@ -73,7 +78,7 @@ impl Simulation<'_> {
         let bytes = |stage: usize| self.costs.stage(stage).map_or(0, |costs| costs.activations);
         Some(RankReport {
             work,
-            idle: self.makespan() - work,
+            idle: makespan - work,
             gaps: own - work,
             peak_live: peak(row, |_| 1) as usize,
             peak_bytes: peak(row, bytes),
@@ -84,7 +89,8 @@ impl Simulation<'_> {
     /// The measurements of every pipeline rank, in ascending order of ranks: work, idle time and peak memory. Times are
     /// in the ticks of the simulation's [`Costs`].
     pub fn ranks(&self) -> Vec<RankReport> {
-        (0..self.spans.len()).filter_map(|rank| self.rank(rank)).collect()
+        let makespan = self.makespan();
+        (0..self.spans.len()).filter_map(|rank| self.rank_until(rank, makespan)).collect()
     }
 }
 

@@ -15,14 +15,15 @@ use distributed::{
 };
 use nn::{Gpt, GptConfig, Init, parallel::VocabularyLoss};
 use numcore::{
-    DType, NullRuntime, Result, Runtime, Tensor,
+    DType, Error, NullRuntime, Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, Reduction},
     ops::ViewOps,
     rng::Philox,
 };
 use optim::AdamWConfig;
 use planner::{
-    LinkSpeed, Machine, ModelCosts, OptimizerCosts, PlanSearch, PlannedModel, SimulatedStep, TrainingPlan, calibrate,
+    Estimate, LinkSpeed, Machine, ModelCosts, OptimizerCosts, PlanSearch, PlannedModel, SimulatedStep, TrainingPlan,
+    calibrate,
 };
 use runtime_cpu::Cpu;
 
@@ -56,55 +57,63 @@ fn planned(config: GptConfig, plan: &TrainingPlan, mesh: &Mesh<NullRuntime>) -> 
     Ok(PlannedModel::new(parts, loss).micro_batch(vec![tokens.clone()], vec![tokens]))
 }
 
+/// A step of a plan on the ranks of a mesh.
+fn step_of(mesh: &Mesh<Cpu>, plan: &TrainingPlan) -> Result<Box<dyn FnMut() -> Result<()>>> {
+    let rt = mesh.world().runtime().clone();
+    let cut = Gpt::<Cpu>::tensor_plan().sequence_parallel(plan.sequence_parallel);
+    let model = Gpt::new(&Init::new(&rt, 42), CONFIG)?;
+    let m = plan.micro_batches;
+    let tokens = Tensor::zeros(&rt, [m * plan.micro_batch, LENGTH], DType::I64)?;
+    let own = tokens.narrow(0, 0, plan.micro_batch)?.contiguous()?;
+    if plan.stages() > 1 {
+        let (stages, loss) = model.split_with_loss(plan.stages(), summed())?;
+        let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
+            Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
+        };
+        let pipe = mesh.axis(Axis::Pipe).rank();
+        let model = PipelineModel::on(pipe, plan.checked()?, stages).loss(loss).parallelize(mesh, &cut)?;
+        let builder = TrainStep::builder(mesh, model).optimizer(AdamWConfig::default());
+        let mut step = plan.configure(builder)?.build()?;
+        return Ok(Box::new(move || {
+            let all = std::slice::from_ref(&tokens);
+            step.step(|_| MicroBatches::split(all, all, m)).map(drop)
+        }));
+    }
+    mesh.parallelize(&model, &cut)?;
+    let builder = TrainStep::builder(mesh, &model).optimizer(AdamWConfig::default());
+    let mut step = plan.configure(builder)?.build()?;
+    Ok(Box::new(move || {
+        step.step(|_| {
+            let x = Var::new(own.clone());
+            Loss::sum(model.next_token_loss(&x, &x, &summed())?, own.shape().numel() as f64)
+        })
+        .map(drop)
+    }))
+}
+
+/// The median seconds of five steps from the third on, which all ranks of `everyone` begin together.
+fn median(everyone: &Comm<Cpu>, mut step: impl FnMut() -> Result<()>) -> Result<f64> {
+    step()?;
+    step()?;
+    everyone.runtime().reset_peak();
+    let mut all = Vec::new();
+    for _ in 0..5 {
+        everyone.exchange_equal([0])?;
+        let begun = std::time::Instant::now();
+        step()?;
+        everyone.runtime().synchronize()?;
+        all.push(begun.elapsed().as_secs_f64());
+    }
+    all.sort_by(f64::total_cmp);
+    Ok(all[2])
+}
+
 /// The median seconds of a step on rank 0, and the largest peak of all ranks in bytes.
 fn measured(plan: &TrainingPlan, link: Link) -> Result<(f64, u64)> {
     let run = |comm: Comm<Cpu>| {
         let world: Comm<Cpu> = Arc::new(SlowCommunicator::new(comm, link)?);
-        let mesh = Mesh::new(&world, plan.parallel()?)?;
-        let rt = world.runtime().clone();
-        let cut = Gpt::<Cpu>::tensor_plan().sequence_parallel(plan.sequence_parallel);
-        let model = Gpt::new(&Init::new(&rt, 42), CONFIG)?;
-        let m = plan.micro_batches;
-        let tokens = Tensor::zeros(&rt, [m * plan.micro_batch, LENGTH], DType::I64)?;
-        let own = tokens.narrow(0, 0, plan.micro_batch)?.contiguous()?;
-        let mut step: Box<dyn FnMut() -> Result<()>> = if plan.stages() > 1 {
-            let (stages, loss) = model.split_with_loss(plan.stages(), summed())?;
-            let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
-                Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
-            };
-            let pipe = mesh.axis(Axis::Pipe).rank();
-            let model = PipelineModel::on(pipe, plan.checked()?, stages).loss(loss).parallelize(&mesh, &cut)?;
-            let builder = TrainStep::builder(&mesh, model).optimizer(AdamWConfig::default());
-            let mut step = plan.configure(builder)?.build()?;
-            Box::new(move || {
-                let all = std::slice::from_ref(&tokens);
-                step.step(|_| MicroBatches::split(all, all, m)).map(drop)
-            })
-        } else {
-            mesh.parallelize(&model, &cut)?;
-            let builder = TrainStep::builder(&mesh, &model).optimizer(AdamWConfig::default());
-            let mut step = plan.configure(builder)?.build()?;
-            Box::new(move || {
-                step.step(|_| {
-                    let x = Var::new(own.clone());
-                    Loss::sum(model.next_token_loss(&x, &x, &summed())?, own.shape().numel() as f64)
-                })
-                .map(drop)
-            })
-        };
-        step()?;
-        step()?;
-        rt.reset_peak();
-        let mut all = Vec::new();
-        for _ in 0..5 {
-            world.exchange_equal([0])?;
-            let begun = std::time::Instant::now();
-            step()?;
-            rt.synchronize()?;
-            all.push(begun.elapsed().as_secs_f64());
-        }
-        all.sort_by(f64::total_cmp);
-        Ok((all[2], rt.memory().total.peak as u64))
+        let seconds = median(&world, step_of(&Mesh::new(&world, plan.parallel()?)?, plan)?)?;
+        Ok((seconds, world.runtime().memory().total.peak as u64))
     };
     let all = Ranks::new(plan.world()).run(|_| Ok(Cpu::with_threads(1)), run)?;
     Ok((all[0].0, all.iter().map(|(_, peak)| *peak).max().unwrap_or(0)))
@@ -145,7 +154,7 @@ fn speed(optimizer: &OptimizerCosts) -> Result<()> {
     let machine = Machine::a100();
     let begun = std::time::Instant::now();
     for _ in 0..1000 {
-        planner::Estimate::of(&plan, &costs, optimizer, &machine)?;
+        Estimate::of(&plan, &costs, optimizer, &machine)?;
     }
     println!("estimate: {:.1} microseconds", 1e3 * begun.elapsed().as_secs_f64());
     let begun = std::time::Instant::now();
@@ -156,16 +165,36 @@ fn speed(optimizer: &OptimizerCosts) -> Result<()> {
     Ok(())
 }
 
-/// The machine of ranks as threads, calibrated with all of them at once.
-fn calibrated(world: usize) -> Result<Machine> {
-    let machines = Ranks::new(world).run(|_| Ok(Cpu::with_threads(1)), |comm| calibrate(&comm, 8e9))?;
-    Ok(machines[0].clone())
+/// The machine of ranks as threads over a modelled link, which adds to what the engine itself takes. It is calibrated
+/// with all ranks at once, and matched with a step of the model on each, for micro-batches of 1, 2 and 4 sequences.
+fn calibrated(optimizer: &OptimizerCosts, world: usize) -> Result<impl Fn(usize, f64) -> Machine + use<>> {
+    let plans = [1, 2, 4].map(|micro_batch| TrainingPlan { micro_batches: 4, micro_batch, ..TrainingPlan::default() });
+    let of_rank = |comm: Comm<Cpu>| {
+        let machine = calibrate(&comm, 8e9)?;
+        let alone = comm.split(Some(comm.rank()), 0)?.ok_or_else(|| Error::internal("own_runs", "no group"))?;
+        let seconds = |plan| median(&comm, step_of(&Mesh::new(&alone, TrainingPlan::parallel(plan)?)?, plan)?);
+        Ok((machine, plans.iter().map(seconds).collect::<Result<Vec<_>>>()?))
+    };
+    let (machine, seconds) = Ranks::new(world).run(|_| Ok(Cpu::with_threads(1)), of_rank)?.swap_remove(0);
+    let mut matched = Vec::new();
+    for (plan, seconds) in plans.iter().zip(seconds) {
+        let costs = ModelCosts::measure(plan, machine.recomputes, |mesh| planned(CONFIG, plan, mesh))?;
+        let estimated = Estimate::of(plan, &costs, optimizer, &machine)?.step();
+        println!("{world} ranks, {plan}: {:.1} ms, {:.2} of the estimate", 1e3 * seconds, seconds / estimated);
+        matched.push((plan.micro_batch, machine.clone().matched(estimated, seconds)?));
+    }
+    println!("{machine:?}");
+    Ok(move |micro_batch: usize, bandwidth: f64| {
+        let own = machine.node;
+        let link = LinkSpeed { latency: 5e-5 + own.latency, bandwidth: 1.0 / (1.0 / bandwidth + 1.0 / own.bandwidth) };
+        let machine = matched.iter().find(|(of, _)| *of == micro_batch).map_or(&machine, |(_, machine)| machine);
+        Machine { node: link, network: link, ..machine.clone() }
+    })
 }
 
 /// Runs the plan that a search picks, and 100 random plans with the same batch.
 fn picked(optimizer: &OptimizerCosts, (world, batch): (usize, usize), bandwidth: f64) -> Result<()> {
-    let link = LinkSpeed { latency: 5e-5, bandwidth };
-    let machine = Machine { node: link, network: link, ..calibrated(world)? };
+    let machine = calibrated(optimizer, world)?(2, bandwidth);
     let search = PlanSearch { most_micro_batch: 4, most_stages_per_rank: 2, ..PlanSearch::new(world, batch) };
     let best = search.run(&machine, optimizer, |plan, mesh| planned(CONFIG, plan, mesh))?.best.swap_remove(0);
     let run = |plan: &TrainingPlan| measured(plan, Link { latency: Duration::from_micros(50), bandwidth });
@@ -203,14 +232,12 @@ fn main() -> Result<()> {
     let (mut times, mut peaks) = (Vec::new(), Vec::new());
     for world in [2, 4, 8] {
         let count = if world == 4 { 18 } else { 16 };
-        let calibrated = calibrated(world)?;
-        println!("{world} ranks: {calibrated:?}");
+        let calibrated = calibrated(&optimizer, world)?;
         let mut done = 0;
         while done < count {
             let Some(plan) = drawn(&mut rng, world) else { continue };
             let bandwidth = if done % 2 == 0 { 1.25e9 } else { 0.125e9 };
-            let link = LinkSpeed { latency: 5e-5, bandwidth };
-            let machine = Machine { node: link, network: link, ..calibrated.clone() };
+            let machine = calibrated(plan.micro_batch, bandwidth);
             let costs = ModelCosts::measure(&plan, true, |mesh| planned(CONFIG, &plan, mesh))?;
             let estimate = SimulatedStep::of(&plan, &costs, &optimizer, &machine)?.estimate;
             let (seconds, peak) = measured(&plan, Link { latency: Duration::from_micros(50), bandwidth })?;

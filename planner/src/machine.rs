@@ -149,6 +149,21 @@ impl Machine {
         Ok(())
     }
 
+    /// This machine, of whose device a step takes `measured` seconds and not `estimated` ones. Give it a step of one's
+    /// own model on one rank, whose kernels reach another share of the peaks than large products do.
+    ///
+    /// # Errors
+    /// Fails for times that are not above 0.
+    pub fn matched(self, estimated: f64, measured: f64) -> Result<Self> {
+        let slower = measured / estimated;
+        if !(slower > 0.0 && slower.is_finite()) {
+            let why = format!("{measured} seconds in place of {estimated}: both must be above 0");
+            return Err(Error::config("Machine::matched", "measured", why));
+        }
+        let (flops, memory_bandwidth) = (self.flops / slower, self.memory_bandwidth / slower);
+        Ok(Machine { flops, memory_bandwidth, kernel_seconds: self.kernel_seconds * slower, ..self })
+    }
+
     /// The seconds of kernels: products by the slower of arithmetic and memory, all others by memory.
     pub fn seconds(&self, work: &KernelWork) -> f64 {
         let products = (work.flops as f64 / self.flops).max(work.product_bytes as f64 / self.memory_bandwidth);

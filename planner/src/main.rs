@@ -20,8 +20,8 @@ use numcore::{
 };
 use optim::AdamWConfig;
 use planner::{
-    FoundPlan, FoundPlans, Goodput, Machine, ModelCosts, OptimizerCosts, PlanSearch, PlannedModel, Reliability,
-    SimulatedStep, TrainingPlan, bill, calibrate,
+    Goodput, Machine, ModelCosts, OptimizerCosts, PlanSearch, PlannedModel, Reliability, SimulatedStep, TrainingPlan,
+    bill, calibrate,
 };
 use runtime_cpu::Cpu;
 use watch::recorder::RunTimeline;
@@ -189,12 +189,10 @@ impl Model {
     fn write(&self, config: &DecoderConfig, plan: &TrainingPlan, machine: &Machine, out: &Out) -> Result<()> {
         let costs = ModelCosts::measure(plan, machine.recomputes, |mesh| self.planned(config, plan, mesh))?;
         let step = SimulatedStep::of(plan, &costs, &self.optimizer(plan.main_gradients)?, machine)?;
-        let found = FoundPlans {
-            best: vec![FoundPlan { plan: plan.clone(), estimate: step.estimate.clone() }],
-            estimated: 1,
-            ..FoundPlans::default()
-        };
-        let mut text = format!("\n{}\n{}exchanges of rank 0 in a step\n", found.table(machine), step.estimate);
+        let speed = plan.global_batch() as f64 / step.estimate.step();
+        let share = 100.0 * step.estimate.utilization(machine);
+        let mut text = format!("\n{plan}\n{speed:.1} sequences/s, {share:.1} % of the peak\n\n{}", step.estimate);
+        text.push_str("exchanges of rank 0 in a step\n");
         for row in bill(plan, &costs, 0)? {
             let (purpose, gb) = (format!("{:?}", row.purpose), row.sent as f64 / 1e9);
             let _ = writeln!(text, "  {purpose:<11} {:<15} {:>9} calls {gb:>10.3} GB sent", row.kind, row.calls);

@@ -1,11 +1,11 @@
 //! Simulation of a step on one replica: the schedule's own passes, in time and in memory. Other replicas do the same.
 
-use distributed::pipeline::{Action, Compute, Costs, Pass, Schedule, SendMode, Simulation, StageCosts, Timeline};
+use distributed::pipeline::{Action, Compute, Costs, Pass, Schedule, SendMode, Simulation, Span, StageCosts, Timeline};
 use numcore::{Error, Result};
 
 use crate::{
     Estimate, Machine, MemoryEstimate, ModelCosts, OptimizerCosts, TrainingPlan,
-    estimate::{StageSeconds, memory_of, transfer_seconds},
+    estimate::{StageSeconds, Ties, memory_of, transfer_seconds},
 };
 
 /// Ticks of a second: simulations are in nanoseconds.
@@ -51,16 +51,23 @@ impl SimulatedStep {
             SendMode::Overlapped => passes,
             SendMode::Synchronous => passes.lower(distributed::pipeline::Lowering::default())?,
         };
-        let held = |rank| Ok(MemoryEstimate { activations: 0, ..memory_of(plan, costs, optimizer, &placement, rank)? });
+        let ties = Ties::of(costs, plan.stages());
+        let held = |rank| {
+            Ok(MemoryEstimate { activations: 0, ..memory_of(plan, costs, optimizer, (&placement, &ties), rank)? })
+        };
         let held = (0..plan.pipe).map(held).collect::<Result<Vec<_>>>()?;
         // Transfers are exposed as far as the passes would end earlier without them.
-        let slowest = |costs: &Costs| {
-            let simulation = schedule.simulate(costs, sends)?;
-            let work = simulation.ranks().iter().map(|rank| rank.work).max().unwrap_or(0);
-            Ok::<_, Error>((simulation.makespan() as f64 / TICKS, work as f64 / TICKS))
+        let simulation = schedule.simulate(&ticks, sends)?;
+        let makespan = simulation.makespan() as f64 / TICKS;
+        let work_of = |(row, spans): (&Vec<Action>, &Vec<Span>)| -> u64 {
+            let computes = row.iter().zip(spans).filter(|(action, _)| action.is_compute());
+            computes.map(|(_, span)| span.end - span.start).sum()
         };
-        let (makespan, _) = slowest(&ticks)?;
-        let (passes, work) = slowest(&Costs { comm: 0, ..ticks.clone() })?;
+        let work = schedule.rows().iter().zip(simulation.spans()).map(work_of).max().unwrap_or(0) as f64 / TICKS;
+        let passes = match comm {
+            0 => makespan,
+            _ => schedule.simulate(&Costs { comm: 0, ..ticks.clone() }, sends)?.makespan() as f64 / TICKS,
+        };
         let deferred = (0..plan.stages()).map(|stage| costs.waiting(stage, &placement)).collect();
         let estimate = Estimate {
             compute: work - estimate.layers,

@@ -26,7 +26,7 @@ mod router;
 mod routing;
 
 pub use capacity::{Capacity, DropBy};
-pub use config::{ClampedSwiGlu, RouterGroups, MoeConfig};
+pub use config::{ClampedSwiGlu, MoeConfig, RouterGroups};
 pub use experts::{Experts, GatedMlp};
 pub use layer::{MixtureOfExperts, MoeOutput};
 pub use order::TokenOrder;

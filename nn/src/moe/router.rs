@@ -9,7 +9,7 @@ use numcore::{
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ReduceOps, SortOps, ViewOps},
 };
 
-use super::{DropBy, RouterGroups, MoeConfig, Routing, TokenOrder, capacity::TokenPlaces, routing::Loads};
+use super::{DropBy, MoeConfig, RouterGroups, Routing, TokenOrder, capacity::TokenPlaces, routing::Loads};
 use crate::{Buffer, Init, Initializer, Module, Param, counted_rows, parallel::Placed};
 
 /// The score function of a router.

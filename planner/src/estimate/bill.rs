@@ -82,7 +82,7 @@ impl Rows {
         if !sharded {
             self.buckets(plan, &groups.all, of);
         }
-        let all = buffers(of, sharded.then_some(&step.ties), shards, plan.main_gradients);
+        let all = buffers(of, sharded.then_some(step.ties), shards, plan.main_gradients);
         // The root stays gathered from its first use in a step to the end. Backward begins with the unit that forward
         // ended with.
         let last = all.iter().map(|buffer| buffer.unit).max();
@@ -144,7 +144,7 @@ impl Rows {
             let span = (last - first) * (pipe.span - 1) / (pipe.ranks - 1) + 1;
             let group = StateGroup { ranks: holders.len(), span, ..pipe.clone() };
             let shards = if step.zero == ZeroStage::None { 1 } else { groups.shard.ranks };
-            let sharded = (shards > 1).then_some(&step.ties);
+            let sharded = (shards > 1).then_some(step.ties);
             let elements = match sharded {
                 None => parameter.elements(),
                 Some(_) => buffers(&[parameter], sharded, shards, step.plan.main_gradients)[0].elements / shards as u64,
@@ -197,7 +197,7 @@ pub(super) fn span(plan: &TrainingPlan, axis: Axis) -> usize {
 struct Step<'a> {
     plan: &'a TrainingPlan,
     zero: ZeroStage,
-    ties: Ties,
+    ties: &'a Ties,
 }
 
 /// The exchanges of world rank `rank` in a step, as
@@ -213,8 +213,9 @@ pub fn bill(plan: &TrainingPlan, costs: &ModelCosts, rank: usize) -> Result<Vec<
         return Err(Error::range("bill", "rank", rank, format!("below {}", plan.world())));
     }
     let placement = plan.placement()?;
+    let ties = Ties::of(costs, plan.stages());
     if plan.zero < 3 || plan.stages() == 1 {
-        return bill_of(plan, costs, &placement, rank, &|_| None);
+        return bill_of(plan, costs, (&placement, &ties), rank, &|_| None);
     }
     let checked = plan.checked()?;
     let pipe = plan.parallel()?.coordinate(Axis::Pipe, rank);
@@ -222,19 +223,19 @@ pub fn bill(plan: &TrainingPlan, costs: &ModelCosts, rank: usize) -> Result<Vec<
         let unshard = Action::Unit(UnitAction { stage, op: UnitOp::Unshard });
         Some(checked.schedule().rows()[pipe].iter().filter(|action| **action == unshard).count() as u64)
     };
-    bill_of(plan, costs, &placement, rank, &gathers)
+    bill_of(plan, costs, (&placement, &ties), rank, &gathers)
 }
 
 /// The [`bill`] of a plan that was checked, whose stages are placed and gathered so many times.
 pub(crate) fn bill_of(
     plan: &TrainingPlan,
     costs: &ModelCosts,
-    placement: &StagePlacement,
+    (placement, ties): (&StagePlacement, &Ties),
     rank: usize,
     gathers: &dyn Fn(usize) -> Option<u64>,
 ) -> Result<Vec<BillRow>> {
     let (ranks, stages) = (plan.parallel()?, placement.stages());
-    let step = Step { plan, zero: plan.zero_stage()?, ties: Ties::of(costs, stages) };
+    let step = Step { plan, zero: plan.zero_stage()?, ties };
     let (of_all, of_experts) = (StateGroups::of(&ranks, rank), StateGroups::of_experts(&ranks, rank));
     let (pipe, m) = (along(plan, Axis::Pipe), plan.micro_batches as u64);
     // A transfer is between neighbours.

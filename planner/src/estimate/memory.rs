@@ -36,13 +36,13 @@ pub(crate) fn memory_of(
     plan: &TrainingPlan,
     costs: &ModelCosts,
     optimizer: &OptimizerCosts,
-    placement: &StagePlacement,
+    (placement, ties): (&StagePlacement, &Ties),
     rank: usize,
 ) -> Result<MemoryEstimate> {
     let stages: Vec<usize> = placement.stages_on(rank).collect();
     let (ranks, zero, kind) = (plan.parallel()?, plan.zero_stage()?, plan.kind()?);
     let groups = [StateGroups::of(&ranks, 0), StateGroups::of_experts(&ranks, 0)];
-    let ties = (zero != ZeroStage::None).then(|| Ties::of(costs, plan.stages()));
+    let units = (zero != ZeroStage::None).then_some(ties);
     let mut memory = MemoryEstimate::default();
     let (mut saved, mut messages, mut root, mut largest, mut whole) = (0, 0, 0, [0, 0], Vec::new());
     for &stage in &stages {
@@ -56,7 +56,7 @@ pub(crate) fn memory_of(
         messages = messages.max(costs.messages(stage, placement));
         for (experts, groups) in [false, true].into_iter().zip(&groups) {
             let shards = if zero == ZeroStage::None { 1 } else { groups.shard.ranks };
-            for buffer in buffers(&parameters(parts, experts), ties.as_ref(), shards, plan.main_gradients) {
+            for buffer in buffers(&parameters(parts, experts), units, shards, plan.main_gradients) {
                 let share = |sharded: bool, bytes: u64| if sharded { bytes / shards as u64 } else { bytes };
                 memory.parameters += share(zero.shards_parameters(), buffer.values());
                 memory.gradients += share(zero.shards_gradients(), buffer.gradients());

@@ -5,6 +5,8 @@ mod bubble;
 mod memory;
 mod state;
 
+use std::collections::BTreeSet;
+
 use distributed::{pipeline::ScheduleKind, plan::Axis};
 use numcore::Result;
 
@@ -14,6 +16,7 @@ pub use memory::MemoryEstimate;
 use bill::span;
 use bubble::in_flight;
 pub(crate) use memory::memory_of;
+pub(crate) use state::Ties;
 
 use crate::{ExchangeCosts, Machine, ModelCosts, OptimizerCosts, PartCosts, TrainingPlan};
 
@@ -143,7 +146,9 @@ impl Estimate {
             _ => 2 * plan.micro_batches.div_ceil(p) as u64,
         };
         let gathers = |_| (plan.stages() > 1).then_some(turns);
-        let bill = bill::bill_of(plan, costs, &placement, slowest * (plan.world() / p), &gathers)?;
+        let ties = Ties::of(costs, plan.stages());
+        let stages_of = (&placement, &ties);
+        let bill = bill::bill_of(plan, costs, stages_of, slowest * (plan.world() / p), &gathers)?;
         let of = |purpose: Purpose| bill.iter().filter(move |row| row.purpose == purpose);
         let time = |row: &BillRow| machine.link(row.span).seconds(row.calls as f64, row.sent as f64);
         let one = transfer_seconds(plan, costs, machine)?;
@@ -178,8 +183,8 @@ impl Estimate {
         };
         let fullest = (0..p).max_by_key(|&rank| kept(rank)).unwrap_or(0);
         let mut memory = MemoryEstimate::default();
-        for rank in [0, fullest, slowest, p - 1] {
-            let other = memory_of(plan, costs, optimizer, &placement, rank)?;
+        for rank in BTreeSet::from([0, fullest, slowest, p - 1]) {
+            let other = memory_of(plan, costs, optimizer, stages_of, rank)?;
             memory = if other.total() > memory.total() { other } else { memory };
         }
         Ok(Estimate {
