@@ -488,6 +488,36 @@ def convolutions():
         finish(folder, tensors)
 
 
+def t5():
+    """T5 with a tied head, and T5 1.1 with gates and a head of its own."""
+    sizes = dict(vocab_size=VOCAB, d_model=12, d_kv=4, d_ff=20, num_layers=2, num_decoder_layers=3, num_heads=2,
+                 relative_attention_num_buckets=8, relative_attention_max_distance=12, dropout_rate=0.0, decoder_start_token_id=0)
+    for name, more in [("t5", {}), ("t5_gated", dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False))]:
+        torch.manual_seed(sum(map(ord, name)))
+        config = transformers.T5Config(**sizes, **more)
+        config._attn_implementation = "eager"
+        model = transformers.T5ForConditionalGeneration(config).eval()
+        if name == "t5_gated":
+            model.lm_head.weight = torch.nn.Parameter(torch.zeros(VOCAB, 12))
+        randomize(model)
+        folder = fresh(name)
+        model.save_pretrained(folder)
+        os.path.exists(os.path.join(folder, "generation_config.json")) and os.remove(os.path.join(folder, "generation_config.json"))
+        ids, target = torch.randint(3, VOCAB, (2, 17)), torch.randint(3, VOCAB, (2, 9))
+        mask = torch.ones_like(ids)
+        mask[1, 11:] = 0
+        ids[mask == 0] = 0
+        begun = torch.cat([torch.zeros(2, 1, dtype=torch.long), target[:, :-1]], 1)
+        out = model(input_ids=ids, attention_mask=mask, decoder_input_ids=begun)
+        torch.nn.functional.cross_entropy(out.logits.reshape(-1, VOCAB), target.reshape(-1)).backward()
+        grads = {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+        # Its cache has no room for a decoder deeper than the encoder.
+        text = model.generate(ids, attention_mask=mask, max_new_tokens=15, do_sample=False, eos_token_id=None, pad_token_id=0,
+                              use_cache=False)
+        finish(folder, {"ids": ids, "mask": mask, "begun": begun, "target": target, "logits": out.logits,
+                        "states": out.encoder_last_hidden_state, **grads}, greedy=text[:, 1:].tolist())
+
+
 def main(names):
     def wants(name):
         return not names or name in names
@@ -499,6 +529,7 @@ def main(names):
     wants("encoders") and encoders()
     wants("vit") and vit()
     wants("convolutions") and convolutions()
+    wants("t5") and t5()
     wants("sentences") and sentences()
     wants("classifier_adapters") and classifier_adapters()
     for name in filter(wants, ADAPTERS):

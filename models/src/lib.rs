@@ -31,6 +31,7 @@ mod lora;
 mod pretrained;
 mod quantize;
 mod report;
+mod seq2seq;
 mod source;
 
 #[cfg(feature = "text")]
@@ -56,3 +57,7 @@ pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
 pub use pretrained::{Pretrained, require_no_adapters};
 pub use quantize::{QuantizeConfig, Weight4bit, quantize};
 pub use report::PretrainedReport;
+pub use seq2seq::{
+    LayerStack, LayerStackConfig, RelativeBias, RelativeConfig, StackAttention, StackLayer, StackMemory, T5, T5Config,
+    TextDecoder,
+};

@@ -110,6 +110,12 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
                 let sigmoid = g.op("Sigmoid", &[x]);
                 g.op("Mul", &[x, &sigmoid])
             }
+            Activation::QuickGelu => {
+                let factor = g.float(1.702);
+                let scaled = g.op("Mul", &[x, &factor]);
+                let sigmoid = g.op("Sigmoid", &[&scaled]);
+                g.op("Mul", &[x, &sigmoid])
+            }
             Activation::Gelu => {
                 let root = g.float(std::f32::consts::FRAC_1_SQRT_2);
                 let scaled = g.op("Mul", &[x, &root]);

@@ -261,6 +261,7 @@ impl ConfigFields {
             Some("gelu") => Activation::Gelu,
             Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
             Some("silu" | "swish") => Activation::Silu,
+            Some("quick_gelu") => Activation::QuickGelu,
             Some(other) => {
                 return Err(self.wrong(name, format_args!("is `{other}`, an activation that is not known")))
                     .at_caller();
@@ -321,6 +322,7 @@ pub(crate) fn activation_name(activation: Activation) -> &'static str {
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_new",
         Activation::Silu => "silu",
+        Activation::QuickGelu => "quick_gelu",
     }
 }
 

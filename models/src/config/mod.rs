@@ -13,6 +13,7 @@ mod windows;
 
 pub use decoder::DecoderConfig;
 pub use family::Family;
+pub(crate) use family::FamilyParts;
 pub use fields::ConfigFields;
 pub(crate) use fields::activation_name;
 pub(crate) use fields::check_sizes;

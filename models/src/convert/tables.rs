@@ -39,7 +39,10 @@ const OF_LLAMA: [Rule; 10] = [
 ];
 
 /// Joins a family's rules to those that it shares.
-const fn with<const M: usize, const K: usize, const N: usize>(own: [Rule; M], shared: [Rule; K]) -> [Rule; N] {
+pub(super) const fn with<const M: usize, const K: usize, const N: usize>(
+    own: [Rule; M],
+    shared: [Rule; K],
+) -> [Rule; N] {
     assert!(N == K + M);
     let (mut rules, mut at) = ([shared[0]; N], 0);
     while at < N {

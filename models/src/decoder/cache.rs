@@ -22,7 +22,7 @@ pub struct KvCache<R: Runtime> {
 }
 
 /// Keys and values of one layer, `[B, G, S, D]` with room for `S` tokens.
-pub(super) struct LayerCache<R: Runtime> {
+pub(crate) struct LayerCache<R: Runtime> {
     memory: Option<[Tensor<R>; 2]>,
     capacity: usize,
     /// The number of tokens that a query sees, its own among them; all if `None`.
@@ -103,17 +103,17 @@ impl<R: Runtime> KvCache<R> {
         })
     }
 
-    pub(super) fn layer(&mut self, i: usize) -> &mut LayerCache<R> {
+    pub(crate) fn layer(&mut self, i: usize) -> &mut LayerCache<R> {
         &mut self.layers[i]
     }
 
-    pub(super) fn advance(&mut self, tokens: usize) {
+    pub(crate) fn advance(&mut self, tokens: usize) {
         self.len += tokens;
         self.layers.iter_mut().for_each(|layer| layer.len = self.len);
     }
 
     /// Checks that this model's cache has room for `tokens` more tokens in each of `rows` rows.
-    pub(super) fn check(&self, rows: usize, tokens: usize, layers: usize) -> Result<()> {
+    pub(crate) fn check(&self, rows: usize, tokens: usize, layers: usize) -> Result<()> {
         let wrong = |name, value: usize, allowed| Err(Error::range("KvCache", name, value, allowed));
         if layers != self.layers.len() {
             return wrong("number of layers", layers, format!("{}, as the cache is for", self.layers.len()));
@@ -161,7 +161,7 @@ impl<R: Runtime> LayerCache<R> {
 
     /// Adds keys and values `[B, G, T, D]`. Returns all that are kept now, `[B, G, S, D]`: those of the last `S`
     /// tokens.
-    pub(super) fn extend(&mut self, keys: &Var<R>, values: &Var<R>) -> Result<[Var<R>; 2]> {
+    pub(crate) fn extend(&mut self, keys: &Var<R>, values: &Var<R>) -> Result<[Var<R>; 2]> {
         let new = [keys.value()?, values.value()?];
         let (kept, tokens) = (self.len - self.dropped, new[0].shape()[2]);
         let fits = |memory: &Tensor<R>| self.written == self.len && kept + tokens <= memory.shape()[2];

@@ -14,7 +14,7 @@ use numcore::{
 };
 
 use super::{cache::LayerCache, inputs::Placement};
-use crate::config::{DecoderConfig, Family};
+use crate::config::{DecoderConfig, Family, FamilyParts};
 
 /// A layer of `x: [B, T, C]`: `x + attention(norm(x))`, then `x + mlp(norm(x))`. Some families have norms of the outputs
 /// of attention and of the linear layers besides, or instead.
@@ -131,7 +131,12 @@ impl<R: Runtime> DecoderFeedForward<R> {
     fn new(init: &Init<R>, config: &DecoderConfig, layer: usize) -> Result<Self> {
         Ok(match config.mixture_of(layer) {
             Some(mixture) => DecoderFeedForward::Mixture(Box::new(MixtureOfExperts::new(init, mixture)?)),
-            None => DecoderFeedForward::Dense(DecoderMlp::new(init, config)?),
+            None => {
+                let FamilyParts { gated, fused, .. } = config.family.parts();
+                let DecoderConfig { width, hidden, activation, mlp_bias: bias, .. } = *config;
+                let form = MlpForm { width, hidden, activation, bias, gated, fused };
+                DecoderFeedForward::Dense(DecoderMlp::new(init, &form)?)
+            }
         })
     }
 
@@ -207,23 +212,31 @@ impl<R: Runtime> Module<R> for UpProjection<R> {
     }
 }
 
+/// The sizes and options of a [`DecoderMlp`].
+pub(crate) struct MlpForm {
+    pub width: usize,
+    pub hidden: usize,
+    pub activation: Activation,
+    pub bias: bool,
+    pub gated: bool,
+    pub fused: bool,
+}
+
 impl<R: Runtime> DecoderMlp<R> {
-    fn new(init: &Init<R>, config: &DecoderConfig) -> Result<Self> {
-        let linear =
-            |inputs, outputs| Ok::<_, Error>(Linear::new(init, inputs, outputs)?.with_bias_if(config.mlp_bias));
-        let (width, hidden) = (config.width, config.hidden);
-        let parts = config.family.parts();
+    pub(crate) fn new(init: &Init<R>, form: &MlpForm) -> Result<Self> {
+        let MlpForm { width, hidden, activation, bias, gated, fused } = *form;
+        let linear = |inputs, outputs| Ok::<_, Error>(Linear::new(init, inputs, outputs)?.with_bias_if(bias));
         let halves = RowCut { parts: 2, ..RowCut::of_heads(hidden) };
-        let up = match (parts.gated, parts.fused) {
+        let up = match (gated, fused) {
             (false, _) => UpProjection::Plain(linear(width, hidden)?),
             (true, false) => UpProjection::Gated([linear(width, hidden)?, linear(width, hidden)?]),
             (true, true) => UpProjection::Fused(linear(width, 2 * hidden)?.with_cuts(Cuts::Weight(halves))),
         };
-        Ok(DecoderMlp { up, down_proj: linear(hidden, width)?, activation: config.activation })
+        Ok(DecoderMlp { up, down_proj: linear(hidden, width)?, activation })
     }
 
     /// The output, plus `residual` if given. The activation's output is [`recomputed`] in backward.
-    fn forward_onto(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
+    pub(crate) fn forward_onto(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
         let activation = self.activation;
         let gated = move |gate: &Var<R>, up: &Var<R>| match activation {
             Activation::Silu => gate.swiglu(up),

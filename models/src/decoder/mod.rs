@@ -20,8 +20,10 @@ use numcore::{
 use serde_json::{Map, Value};
 
 pub use cache::KvCache;
+pub(crate) use cache::LayerCache;
 pub use inputs::DecoderInputs;
 use inputs::Placement;
+pub(crate) use layer::MlpForm;
 pub use layer::{DecoderFeedForward, DecoderLayer, DecoderMlp, DecoderNorm, UpProjection};
 
 use crate::{

@@ -185,12 +185,12 @@ impl BertConfig {
 }
 
 /// Fields as a reader of the written file finds them.
-pub(super) fn written(fields: Map<String, Value>) -> ConfigFields {
+pub(crate) fn written(fields: Map<String, Value>) -> ConfigFields {
     ConfigFields::of(JsonObject::of("config.json of this model", fields))
 }
 
 /// Checks that a configuration read again equals the given one. Dropout is no field that is read.
-pub(super) fn same<C: PartialEq + Debug>(model: &'static str, again: &C, given: &C) -> Result<()> {
+pub(crate) fn same<C: PartialEq + Debug>(model: &'static str, again: &C, given: &C) -> Result<()> {
     if again == given {
         return Ok(());
     }
@@ -199,7 +199,7 @@ pub(super) fn same<C: PartialEq + Debug>(model: &'static str, again: &C, given: 
 }
 
 /// Checks that `model_type` is `due`.
-pub(super) fn expect_type(fields: &ConfigFields, due: &str) -> Result<()> {
+pub(crate) fn expect_type(fields: &ConfigFields, due: &str) -> Result<()> {
     match fields.need("model_type", fields.text("model_type")?)? {
         name if name == due => Ok(()),
         other => Err(fields.wrong("model_type", format_args!("is `{other}`, not `{due}`"))),

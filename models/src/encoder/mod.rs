@@ -11,6 +11,7 @@ mod vit;
 
 pub use bert::{Bert, BertHead, BertInputs};
 pub use bert_config::{BertConfig, BertFamily, BertTask};
+pub(crate) use bert_config::{expect_type, same, written};
 pub use convnext::{ConvNext, ConvNextConfig, ConvNextLayer, ConvNextStage};
 pub use pooling::Pooling;
 pub use resnet::{NormedConv, ResNet, ResNetConfig, ResNetLayer, ResNetStage};

@@ -4,6 +4,7 @@
 mod options;
 mod processors;
 mod rollout;
+mod row;
 mod stop;
 
 use autograd::{Var, no_grad};
@@ -16,6 +17,7 @@ use numcore::{
 pub use options::{GenerationOptions, Sampling};
 use processors::{Draw, process};
 pub use rollout::{Rollout, RolloutBatch, rollouts};
+pub(crate) use row::TextRow;
 pub use stop::{FinishReason, StopTexts};
 
 use crate::{Decoder, DecoderInputs, KvCache};
@@ -99,15 +101,12 @@ struct Batch<'a, R: Runtime> {
 struct Row<'a> {
     /// The index of the prompt.
     at: usize,
-    prompt: &'a Prompt,
-    new: Vec<u32>,
-    logprobs: Vec<f64>,
-    ended: Option<FinishReason>,
+    text: TextRow<'a>,
 }
 
 /// The rows of a cache whose text goes on.
 fn going<'c, R: Runtime>(cache: &'c Option<KvCache<R>>, rows: &[Row<'_>]) -> Vec<(&'c KvCache<R>, usize)> {
-    let all = rows.iter().enumerate().filter(|(_, row)| row.ended.is_none());
+    let all = rows.iter().enumerate().filter(|(_, row)| row.text.ended.is_none());
     all.filter_map(|(i, _)| Some((cache.as_ref()?, i))).collect()
 }
 
@@ -121,26 +120,19 @@ impl<'a, R: Runtime> Batch<'a, R> {
         let mut waiting = prompts.iter().enumerate();
         let mut done: Vec<Option<Generated>> = vec![None; prompts.len()];
         loop {
-            let ended = self.rows.iter().filter(|row| row.ended.is_some()).count();
+            let ended = self.rows.iter().filter(|row| row.text.ended.is_some()).count();
             let fits = most - (self.rows.len() - ended);
             // Places are given to others all at once, or, at the end, given up when half of them are empty.
             if self.rows.is_empty() || waiting.len() > 0 && ended > 0 || 2 * ended >= self.rows.len() {
-                let next = waiting.by_ref().take(fits).map(|(at, prompt)| Row {
-                    at,
-                    prompt,
-                    new: Vec::new(),
-                    logprobs: Vec::new(),
-                    ended: None,
-                });
+                let next = waiting.by_ref().take(fits).map(|(at, prompt)| Row { at, text: TextRow::new(prompt) });
                 for row in self.exchange(next.collect())? {
-                    let reason = row.ended.unwrap_or(FinishReason::Length);
-                    done[row.at] = Some(Generated { tokens: row.new, logprobs: row.logprobs, reason });
+                    done[row.at] = Some(row.text.done());
                 }
                 if self.rows.is_empty() && waiting.len() == 0 {
                     return Ok(done.into_iter().flatten().collect());
                 }
             }
-            if self.rows.iter().any(|row| row.ended.is_none()) {
+            if self.rows.iter().any(|row| row.text.ended.is_none()) {
                 self.step()?;
             }
         }
@@ -155,7 +147,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
             begun = Some(cache);
         }
         let old = std::mem::take(&mut self.rows);
-        let cache = match old.is_empty() && next.iter().all(|row| row.ended.is_none()) {
+        let cache = match old.is_empty() && next.iter().all(|row| row.text.ended.is_none()) {
             true => begun,
             false => {
                 let parts = [going(&self.cache, &old), going(&begun, &next)].concat();
@@ -163,21 +155,17 @@ impl<'a, R: Runtime> Batch<'a, R> {
                 Some(KvCache::of_rows(&parts, longest.saturating_add(self.options.max_new_tokens))?)
             }
         };
-        let (rows, ended): (Vec<_>, Vec<_>) = old.into_iter().chain(next).partition(|row| row.ended.is_none());
+        let (rows, ended): (Vec<_>, Vec<_>) = old.into_iter().chain(next).partition(|row| row.text.ended.is_none());
         (self.rows, self.cache) = (rows, cache);
         Ok(ended)
     }
 
     /// All tokens of rows, padded on the left, and an empty cache for them.
     fn begin(&self, rows: &[Row<'_>]) -> (Vec<i64>, KvCache<R>) {
-        let len = |row: &Row<'_>| row.prompt.tokens.len() + row.new.len();
-        let width = rows.iter().map(len).max().unwrap_or(0);
-        let padding: Vec<_> = rows.iter().map(|row| width - len(row)).collect();
-        let padded = |(row, &pad): (&Row<'_>, &usize)| {
-            let tokens = row.prompt.tokens.iter().chain(&row.new).map(|&token| i64::from(token));
-            std::iter::repeat_n(0, pad).chain(tokens).collect::<Vec<_>>()
-        };
-        let tokens: Vec<_> = rows.iter().zip(&padding).flat_map(padded).collect();
+        let width = rows.iter().map(|row| row.text.len()).max().unwrap_or(0);
+        let padding: Vec<_> = rows.iter().map(|row| width - row.text.len()).collect();
+        let padded = |(row, &pad)| std::iter::repeat_n(0, pad).chain(TextRow::text(row));
+        let tokens: Vec<_> = rows.iter().map(|row| &row.text).zip(&padding).flat_map(padded).collect();
         // The last token is never read back by the model.
         let capacity = width.saturating_add(self.options.max_new_tokens - 1);
         (tokens, self.model.cache(capacity, padding))
@@ -185,15 +173,14 @@ impl<'a, R: Runtime> Batch<'a, R> {
 
     /// Adds a token to each row. Rows that ended repeat their last.
     fn step(&mut self) -> Result<()> {
-        let last = |row: &Row<'_>| i64::from(row.new.last().copied().unwrap_or(0));
-        let mut tokens: Vec<_> = self.rows.iter().map(last).collect();
+        let mut tokens: Vec<_> = self.rows.iter().map(|row| row.text.last()).collect();
         let (mut rows, cache) = (std::mem::take(&mut self.rows), self.cache.take());
         if let Some(mut cache) = cache {
             if self.model.outgrows(&cache, 1).is_some() {
                 (tokens, cache) = self.begin(&rows);
             }
             self.extend(&mut rows, &tokens, &mut cache)?;
-            for (i, _) in rows.iter().enumerate().filter(|(_, row)| row.ended.is_some()) {
+            for (i, _) in rows.iter().enumerate().filter(|(_, row)| row.text.ended.is_some()) {
                 cache.end(i);
             }
             self.cache = Some(cache);
@@ -220,28 +207,15 @@ impl<'a, R: Runtime> Batch<'a, R> {
         let last = states.narrow(1, states.dims()[1] - 1, 1)?;
         let mut logits = model.logits(&last)?.value()?.to_dtype(DType::F32)?.to_vec::<f32>()?;
         let vocab = logits.len() / rows.len();
-        for (row, scores) in rows.iter_mut().zip(logits.chunks_exact_mut(vocab)).filter(|(row, _)| row.ended.is_none())
-        {
-            let step = row.new.len();
-            process(scores, &[&row.prompt.tokens, &row.new], options).within(format_args!("new token {step}"))?;
-            let draw = Draw { seed: options.seed, stream: row.prompt.stream, step: step as u64 };
-            let token = draw.choose(scores, options.sampling.is_some())?;
-            row.new.push(token);
-            row.ended = match options.eos_token_ids.contains(&token) {
-                true => Some(FinishReason::End),
-                false => stop.map_or(Ok(None), |stop| stop.reached(&row.new))?,
-            };
-            let len = row.prompt.tokens.len() + row.new.len();
-            let full = len >= most || row.new.len() == options.max_new_tokens;
-            row.ended = row.ended.or(full.then_some(FinishReason::Length));
+        let texts = rows.iter_mut().map(|row| &mut row.text).zip(logits.chunks_exact_mut(vocab));
+        for (text, scores) in texts.filter(|(text, _)| text.ended.is_none()) {
+            text.choose(scores, options, stop, most)?;
         }
         if options.logprobs {
-            let chosen: Vec<_> = rows.iter().map(|row| i64::from(row.new.last().copied().unwrap_or(0))).collect();
+            let chosen: Vec<_> = rows.iter().map(|row| row.text.last()).collect();
             let logprobs = model.logprobs(&last, &Var::new(Tensor::from_slice(&rt, [rows.len(), 1], &chosen)?))?;
             let logprobs = logprobs.value()?.to_f64s()?;
-            for (row, logprob) in rows.iter_mut().zip(logprobs).filter(|(row, _)| row.logprobs.len() < row.new.len()) {
-                row.logprobs.push(logprob);
-            }
+            rows.iter_mut().zip(logprobs).for_each(|(row, logprob)| row.text.add_logprob(logprob));
         }
         Ok(())
     }

@@ -142,7 +142,7 @@ impl GenerationOptions {
     }
 
     /// Checks that every option is in its range.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("generate", field, why));
         // Comparisons that NaN does not pass.
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {

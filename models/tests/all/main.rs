@@ -19,6 +19,7 @@ mod ranks;
 mod same;
 mod saving;
 mod sentences;
+mod seq2seq;
 mod stages;
 mod tensor;
 mod tensor_adapters;

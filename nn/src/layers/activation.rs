@@ -152,6 +152,8 @@ pub enum Activation {
     GeluTanh,
     /// The SiLU, [`Silu`].
     Silu,
+    /// The approximation `x · sigmoid(1.702x)` of the GELU, of CLIP.
+    QuickGelu,
 }
 
 impl Activation {
@@ -163,6 +165,7 @@ impl Activation {
             Activation::Gelu => x.gelu(),
             Activation::GeluTanh => x.gelu_tanh(),
             Activation::Silu => x.silu(),
+            Activation::QuickGelu => x.mul(&x.mul(1.702)?.sigmoid()?),
         }
     }
 }

@@ -1,0 +1,66 @@
+//! The conversion tables of encoder–decoders.
+
+use super::{ConversionRule as Rule, ConversionTable, tables::with};
+
+/// The rules that both kinds of T5 share.
+const OF_T5: [Rule; 27] = [
+    Rule::keep("shared", "decoder.embed_tokens"),
+    // Copies of the token embedding.
+    Rule::keep("encoder.embed_tokens", "encoder.embed_tokens"),
+    Rule::keep("decoder.embed_tokens", "decoder.own_tokens"),
+    Rule::keep("encoder.block.{}.layer.0.layer_norm", "encoder.layers.{}.attention_norm"),
+    Rule::keep("encoder.block.{}.layer.0.SelfAttention.q", "encoder.layers.{}.attention.q_proj"),
+    Rule::keep("encoder.block.{}.layer.0.SelfAttention.k", "encoder.layers.{}.attention.k_proj"),
+    Rule::keep("encoder.block.{}.layer.0.SelfAttention.v", "encoder.layers.{}.attention.v_proj"),
+    Rule::keep("encoder.block.{}.layer.0.SelfAttention.o", "encoder.layers.{}.attention.o_proj"),
+    Rule::keep("encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "encoder.relative"),
+    Rule::keep("encoder.block.{}.layer.1.layer_norm", "encoder.layers.{}.mlp_norm"),
+    Rule::keep("encoder.block.{}.layer.1.DenseReluDense.wo", "encoder.layers.{}.mlp.down_proj"),
+    Rule::keep("encoder.final_layer_norm", "encoder.norm"),
+    Rule::keep("decoder.block.{}.layer.0.layer_norm", "decoder.layers.{}.attention_norm"),
+    Rule::keep("decoder.block.{}.layer.0.SelfAttention.q", "decoder.layers.{}.attention.q_proj"),
+    Rule::keep("decoder.block.{}.layer.0.SelfAttention.k", "decoder.layers.{}.attention.k_proj"),
+    Rule::keep("decoder.block.{}.layer.0.SelfAttention.v", "decoder.layers.{}.attention.v_proj"),
+    Rule::keep("decoder.block.{}.layer.0.SelfAttention.o", "decoder.layers.{}.attention.o_proj"),
+    Rule::keep("decoder.block.0.layer.0.SelfAttention.relative_attention_bias", "decoder.relative"),
+    Rule::keep("decoder.block.{}.layer.1.layer_norm", "decoder.layers.{}.cross_norm"),
+    Rule::keep("decoder.block.{}.layer.1.EncDecAttention.q", "decoder.layers.{}.cross.q_proj"),
+    Rule::keep("decoder.block.{}.layer.1.EncDecAttention.k", "decoder.layers.{}.cross.k_proj"),
+    Rule::keep("decoder.block.{}.layer.1.EncDecAttention.v", "decoder.layers.{}.cross.v_proj"),
+    Rule::keep("decoder.block.{}.layer.1.EncDecAttention.o", "decoder.layers.{}.cross.o_proj"),
+    Rule::keep("decoder.block.{}.layer.2.layer_norm", "decoder.layers.{}.mlp_norm"),
+    Rule::keep("decoder.block.{}.layer.2.DenseReluDense.wo", "decoder.layers.{}.mlp.down_proj"),
+    Rule::keep("decoder.final_layer_norm", "decoder.norm"),
+    Rule::keep("lm_head", "decoder.head"),
+];
+
+/// T5.
+pub(crate) const T5: ConversionTable = ConversionTable {
+    rules: &with::<2, 27, 29>(
+        [
+            Rule::keep("encoder.block.{}.layer.1.DenseReluDense.wi", "encoder.layers.{}.mlp.up_proj"),
+            Rule::keep("decoder.block.{}.layer.2.DenseReluDense.wi", "decoder.layers.{}.mlp.up_proj"),
+        ],
+        OF_T5,
+    ),
+    stacks: &[],
+    prefix: "",
+    old_leaves: &[],
+    // A bias that published files have, and no version reads.
+    ignored: &["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"],
+    modules: &[],
+};
+
+/// T5 1.1, whose linear layers have a gate.
+pub(crate) const T5_GATED: ConversionTable = ConversionTable {
+    rules: &with::<4, 27, 31>(
+        [
+            Rule::keep("encoder.block.{}.layer.1.DenseReluDense.wi_0", "encoder.layers.{}.mlp.gate_proj"),
+            Rule::keep("encoder.block.{}.layer.1.DenseReluDense.wi_1", "encoder.layers.{}.mlp.up_proj"),
+            Rule::keep("decoder.block.{}.layer.2.DenseReluDense.wi_0", "decoder.layers.{}.mlp.gate_proj"),
+            Rule::keep("decoder.block.{}.layer.2.DenseReluDense.wi_1", "decoder.layers.{}.mlp.up_proj"),
+        ],
+        OF_T5,
+    ),
+    ..T5
+};

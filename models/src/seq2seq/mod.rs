@@ -1,0 +1,12 @@
+//! Encoder–decoders: T5.
+
+mod attention;
+mod generate;
+mod stack;
+mod t5;
+mod text_decoder;
+
+pub use attention::{RelativeBias, StackAttention};
+pub use stack::{LayerStack, LayerStackConfig, RelativeConfig, StackLayer, StackMemory};
+pub use t5::{T5, T5Config};
+pub use text_decoder::TextDecoder;

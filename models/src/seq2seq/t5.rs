@@ -1,0 +1,274 @@
+//! T5: an encoder–decoder of text.
+
+use autograd::Var;
+use nn::{Activation, Forward, Init, Initializer, Module, ModuleExt};
+use numcore::{Error, Result, Runtime, Within, ops::Apply};
+use serde_json::{Map, Value, json};
+
+use super::{
+    LayerStack, LayerStackConfig, RelativeConfig, StackMemory, TextDecoder,
+    stack::StackInputs,
+    text_decoder::{TextDecoderForm, seen_keys},
+};
+use crate::{
+    config::{ConfigFields, activation_name, check_sizes},
+    convert::{ConversionTable, T5 as PLAIN, T5_GATED},
+    encoder::{expect_type, same, written},
+    pretrained::Pretrained,
+    quantize::quantization,
+};
+
+/// The sizes and options of a [`T5`], as `config.json` has them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct T5Config {
+    /// The size of the vocabulary.
+    pub vocab: usize,
+    /// The number of channels, `C`.
+    pub width: usize,
+    /// The number of layers of the encoder.
+    pub encoder_layers: usize,
+    /// The number of layers of the decoder.
+    pub decoder_layers: usize,
+    /// The number of heads.
+    pub heads: usize,
+    /// The width of a head.
+    pub head_dim: usize,
+    /// The width between the linear layers.
+    pub hidden: usize,
+    /// The activation between the linear layers.
+    pub activation: Activation,
+    /// True if the linear layers have a gate (T5 1.1).
+    pub gated: bool,
+    /// The buckets of distances.
+    pub relative: RelativeConfig,
+    /// The constant added to mean squares in norms.
+    pub eps: f64,
+    /// True if the head is the token embedding, of states over `√C` (T5); false for a head of its own (T5 1.1).
+    pub tied: bool,
+    /// The fields of the file, all of which are written back.
+    pub fields: Map<String, Value>,
+}
+
+impl T5Config {
+    /// Reads the fields of a `config.json`.
+    ///
+    /// # Errors
+    /// Fails if a field is missing, malformed, or unknown and not known to be harmless.
+    #[track_caller]
+    pub fn read(fields: &ConfigFields) -> Result<Self> {
+        expect_type(fields, "t5").at_caller()?;
+        for (name, due) in [("is_encoder_decoder", true), ("is_decoder", false)] {
+            fields.require(name, due)?;
+        }
+        // Fields of older versions, and of initial values and dropout.
+        fields.maybe_size("n_positions")?;
+        fields.maybe_number("dropout_rate")?;
+        fields.maybe_number("initializer_factor")?;
+        fields.maybe_size("decoder_start_token_id")?;
+        let (gated, activation) = feed_forward(fields).at_caller()?;
+        let encoder_layers = fields.layers_or("num_layers", 6)?;
+        let tied = fields.flag_or("tie_word_embeddings", true)?;
+        let config = T5Config {
+            vocab: fields.size_or("vocab_size", 32_128)?,
+            width: fields.size_or("d_model", 512)?,
+            encoder_layers,
+            decoder_layers: fields.layers_or("num_decoder_layers", encoder_layers)?,
+            heads: fields.size_or("num_heads", 8)?,
+            head_dim: fields.size_or("d_kv", 64)?,
+            hidden: fields.size_or("d_ff", 2048)?,
+            activation,
+            gated,
+            relative: RelativeConfig {
+                buckets: fields.size_or("relative_attention_num_buckets", 32)?,
+                distance: fields.size_or("relative_attention_max_distance", 128)?,
+            },
+            eps: fields.number_or("layer_norm_epsilon", 1e-6)?,
+            // Transformers 5 writes that all models are tied, and of those with a head of their own this.
+            tied: fields.flag_or("scale_decoder_outputs", tied)?,
+            fields: fields.fields().clone(),
+        };
+        fields.part("quantization_config")?;
+        quantization(fields).at_caller()?;
+        fields.finish()?;
+        Ok(config)
+    }
+
+    /// The fields of a `config.json` that transformers loads.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let mut fields = self.fields.clone();
+        let name = if self.activation == Activation::GeluTanh && self.gated {
+            "gelu"
+        } else {
+            activation_name(self.activation)
+        };
+        let gate = if self.gated { "gated-" } else { "" };
+        for (name, value) in [
+            ("model_type", json!("t5")),
+            ("architectures", json!(["T5ForConditionalGeneration"])),
+            ("is_encoder_decoder", true.into()),
+            ("vocab_size", self.vocab.into()),
+            ("d_model", self.width.into()),
+            ("num_layers", self.encoder_layers.into()),
+            ("num_decoder_layers", self.decoder_layers.into()),
+            ("num_heads", self.heads.into()),
+            ("d_kv", self.head_dim.into()),
+            ("d_ff", self.hidden.into()),
+            ("feed_forward_proj", format!("{gate}{name}").into()),
+            ("dense_act_fn", activation_name(self.activation).into()),
+            ("is_gated_act", self.gated.into()),
+            ("relative_attention_num_buckets", self.relative.buckets.into()),
+            ("relative_attention_max_distance", self.relative.distance.into()),
+            ("layer_norm_epsilon", json!(self.eps)),
+            ("tie_word_embeddings", self.tied.into()),
+            ("scale_decoder_outputs", self.tied.into()),
+        ] {
+            fields.insert(name.into(), value);
+        }
+        fields
+    }
+
+    /// Checks that the fields to be written describe this very model.
+    fn check(&self) -> Result<()> {
+        let sizes = [("vocab", self.vocab), ("width", self.width), ("hidden", self.hidden), ("heads", self.heads)];
+        check_sizes("t5", &sizes)?;
+        check_sizes("t5", &[("head_dim", self.head_dim), ("buckets", self.relative.buckets)])?;
+        let again = T5Config { fields: self.fields.clone(), ..Self::read(&written(self.to_json()))? };
+        same("t5", &again, self)
+    }
+
+    /// The layers of the encoder, or those of the decoder.
+    fn layers(&self, layers: usize, decodes: bool) -> LayerStackConfig {
+        LayerStackConfig {
+            layers,
+            width: self.width,
+            heads: self.heads,
+            head_dim: self.head_dim,
+            hidden: self.hidden,
+            activation: self.activation,
+            gated: self.gated,
+            rms: true,
+            eps: self.eps,
+            bias: false,
+            key_bias: false,
+            scale: Some(1.0),
+            causal: decodes,
+            cross: decodes,
+            relative: Some(self.relative),
+        }
+    }
+}
+
+/// The gate and the activation that `feed_forward_proj` names, as in `gated-gelu`.
+fn feed_forward(fields: &ConfigFields) -> Result<(bool, Activation)> {
+    let text = fields.text_or("feed_forward_proj", "relu")?;
+    let (gated, name) = text.strip_prefix("gated-").map_or((false, text), |name| (true, name));
+    let activation = match (gated, name) {
+        (_, "relu") => Activation::Relu,
+        // A gate goes through the approximation by this name.
+        (true, "gelu") => Activation::GeluTanh,
+        (false, "gelu") => Activation::Gelu,
+        (false, "gelu_new") => Activation::GeluTanh,
+        (_, "silu" | "swish") => Activation::Silu,
+        _ => return Err(fields.wrong("feed_forward_proj", format_args!("is `{text}`, which is not known"))),
+    };
+    // Fields that transformers writes, and computes from the other.
+    let written = (fields.flag_or("is_gated_act", gated)?, fields.activation("dense_act_fn", activation)?);
+    if written != (gated, activation) {
+        return Err(fields.wrong(
+            "feed_forward_proj",
+            format_args!("is `{text}`, which `dense_act_fn` and `is_gated_act` contradict"),
+        ));
+    }
+    Ok(written)
+}
+
+/// An encoder–decoder of text (Raffel et al. 2020): T5, T5 1.1 and Flan-T5.
+///
+/// There is no dropout: its fields in `config.json` are kept and written back.
+#[derive(Debug, Module)]
+pub struct T5<R: Runtime> {
+    /// The layers of the encoder.
+    pub encoder: LayerStack<R>,
+    /// The decoder, with the token embedding of both.
+    pub decoder: TextDecoder<R>,
+    #[module(skip)]
+    config: T5Config,
+}
+
+impl<R: Runtime> T5<R> {
+    /// Builds a model of these sizes. Weights are normal with standard deviation 0.02, unless `init` sets another
+    /// initializer.
+    ///
+    /// # Errors
+    /// Fails if sizes do not fit each other, or transformers has no such model.
+    #[track_caller]
+    pub fn new(init: &Init<R>, config: T5Config) -> Result<Self> {
+        config.check().at_caller()?;
+        let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
+        let scale = if config.tied { 1.0 / (config.width as f64).sqrt() } else { 1.0 };
+        let form = TextDecoderForm { vocab: config.vocab, positions: None, tied: config.tied, scale };
+        let model = T5 {
+            encoder: LayerStack::new(init, config.layers(config.encoder_layers, false)).at_caller()?,
+            decoder: TextDecoder::new(init, form, config.layers(config.decoder_layers, true)).at_caller()?,
+            config,
+        };
+        // A first pass gives parameters their names, which errors then have.
+        model.named_parameters();
+        Ok(model)
+    }
+
+    /// The sizes and options of this model.
+    pub fn config(&self) -> &T5Config {
+        &self.config
+    }
+
+    /// Reads a text, tokens `[B, S]` (`i64`), for the [decoder](T5::decoder). `mask`, `[B, S]`, of `bool` or numbers, is
+    /// 0 for padding.
+    ///
+    /// # Errors
+    /// Fails if shapes do not fit.
+    #[track_caller]
+    pub fn encode(&self, tokens: &Var<R>, mask: Option<&Var<R>>) -> Result<StackMemory<R>> {
+        self.decoder.memory(&self.states(tokens, mask)?, mask)
+    }
+
+    /// Computes the encoder's states `[B, S, C]` of tokens `[B, S]`.
+    ///
+    /// # Errors
+    /// Fails if shapes do not fit.
+    #[track_caller]
+    pub fn states(&self, tokens: &Var<R>, mask: Option<&Var<R>>) -> Result<Var<R>> {
+        let shape = tokens.spec().shape;
+        if shape.rank() != 2 {
+            return Err(Error::shape("t5", &[shape], "tokens must be [B, S]")).at_caller();
+        }
+        let x = self.decoder.embed_tokens.forward(tokens).within("decoder.embed_tokens").at_caller()?;
+        let seen = mask.map(seen_keys).transpose().at_caller()?;
+        let inputs = StackInputs { mask: seen.as_ref(), memory: None, cache: None };
+        self.encoder.forward_with(&x, inputs).within("encoder").at_caller()
+    }
+}
+
+impl<R: Runtime> Pretrained<R> for T5<R> {
+    fn from_fields(init: &Init<R>, fields: &ConfigFields) -> Result<Self> {
+        T5::new(init, T5Config::read(fields)?)
+    }
+
+    fn table(&self) -> ConversionTable {
+        if self.config.gated { T5_GATED } else { PLAIN }
+    }
+
+    fn does_without(&self, parameter: &str) -> bool {
+        self.tied_to(parameter).is_some()
+    }
+
+    fn tied_to(&self, parameter: &str) -> Option<&'static str> {
+        let copies = ["encoder.embed_tokens.weight", "decoder.own_tokens.weight"];
+        let is_copy = copies.contains(&parameter) || self.config.tied && parameter == "decoder.head.weight";
+        is_copy.then_some("decoder.embed_tokens.weight")
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        self.config.to_json()
+    }
+}
