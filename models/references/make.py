@@ -518,6 +518,35 @@ def t5():
                         "states": out.encoder_last_hidden_state, **grads}, greedy=text[:, 1:].tolist())
 
 
+def whisper():
+    """Whisper on random spectrograms, and its greedy text after tokens that are given."""
+    torch.manual_seed(11)
+    config = transformers.WhisperConfig(
+        vocab_size=VOCAB, num_mel_bins=5, d_model=12, encoder_layers=2, decoder_layers=3, encoder_attention_heads=2,
+        decoder_attention_heads=3, encoder_ffn_dim=20, decoder_ffn_dim=16, max_source_positions=9, max_target_positions=16,
+        pad_token_id=2, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, begin_suppress_tokens=None)
+    config._attn_implementation = "eager"
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    randomize(model)
+    folder = fresh("whisper")
+    model.save_pretrained(folder)
+    os.path.exists(os.path.join(folder, "generation_config.json")) and os.remove(os.path.join(folder, "generation_config.json"))
+    sounds, target = torch.randn(2, 5, 18), torch.randint(0, VOCAB, (2, 8))
+    target[0, 3] = 2
+    begun = torch.cat([torch.ones(2, 1, dtype=torch.long), target[:, :-1]], 1)
+    out = model(input_features=sounds, decoder_input_ids=begun)
+    torch.nn.functional.cross_entropy(out.logits.reshape(-1, VOCAB), target.reshape(-1)).backward()
+    grads = {f"grad/{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+    # Whisper's own `generate` adds rules for time stamps.
+    text = torch.tensor([[1, 7, 5], [1, 7, 5]])
+    with torch.no_grad():
+        while text.shape[1] < 14:
+            logits = model(input_features=sounds, decoder_input_ids=text).logits[:, -1]
+            text = torch.cat([text, logits.argmax(-1, keepdim=True)], 1)
+    finish(folder, {"sounds": sounds, "begun": begun, "target": target, "logits": out.logits,
+                    "states": out.encoder_last_hidden_state, **grads}, greedy=text[:, 3:].tolist())
+
+
 def main(names):
     def wants(name):
         return not names or name in names
@@ -530,6 +559,7 @@ def main(names):
     wants("vit") and vit()
     wants("convolutions") and convolutions()
     wants("t5") and t5()
+    wants("whisper") and whisper()
     wants("sentences") and sentences()
     wants("classifier_adapters") and classifier_adapters()
     for name in filter(wants, ADAPTERS):

@@ -59,5 +59,5 @@ pub use quantize::{QuantizeConfig, Weight4bit, quantize};
 pub use report::PretrainedReport;
 pub use seq2seq::{
     LayerStack, LayerStackConfig, RelativeBias, RelativeConfig, StackAttention, StackLayer, StackMemory, T5, T5Config,
-    TextDecoder,
+    TextDecoder, Whisper, WhisperConfig,
 };

@@ -234,6 +234,11 @@ impl ConfigFields {
         Ok(self.text(self.known(name))?.unwrap_or(default))
     }
 
+    /// Leaves fields unread that change nothing in this model, whatever they are.
+    pub(crate) fn leave(&self, names: &[&'static str]) {
+        self.read.borrow_mut().extend(names);
+    }
+
     /// An object, if present.
     #[track_caller]
     pub fn part(&self, name: &'static str) -> Result<Option<JsonObject>> {

@@ -11,7 +11,7 @@ mod tables;
 pub use gguf::GGUF_TABLE;
 pub(crate) use image_tables::{CONVNEXT, RESNET, VIT};
 use pattern::renamed;
-pub(crate) use seq2seq_tables::{T5, T5_GATED};
+pub(crate) use seq2seq_tables::{T5, T5_GATED, WHISPER};
 pub use stack::{StackNames, StackPlace, StackRule};
 pub(crate) use tables::{
     BERT, DEEPSEEK_V3, DISTILBERT, GEMMA, GPT_OSS, GPT2, LLAMA, MIXTRAL, ROBERTA, ROBERTA_OF_TEXTS,
@@ -186,6 +186,7 @@ mod tests {
             &CONVNEXT,
             &T5,
             &T5_GATED,
+            &WHISPER,
         ] {
             for side in [|r: &ConversionRule| r.ours, |r: &ConversionRule| r.theirs] {
                 let names: std::collections::BTreeSet<_> = table.rules.iter().map(side).collect();

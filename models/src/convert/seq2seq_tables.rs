@@ -64,3 +64,42 @@ pub(crate) const T5_GATED: ConversionTable = ConversionTable {
     ),
     ..T5
 };
+
+/// Whisper.
+pub(crate) const WHISPER: ConversionTable = ConversionTable {
+    rules: &[
+        Rule::keep("model.encoder.conv1", "conv1"),
+        Rule::keep("model.encoder.conv2", "conv2"),
+        Rule::keep("model.encoder.embed_positions", "embed_positions"),
+        Rule::keep("model.encoder.layers.{}.self_attn_layer_norm", "encoder.layers.{}.attention_norm"),
+        Rule::keep("model.encoder.layers.{}.self_attn.q_proj", "encoder.layers.{}.attention.q_proj"),
+        Rule::keep("model.encoder.layers.{}.self_attn.k_proj", "encoder.layers.{}.attention.k_proj"),
+        Rule::keep("model.encoder.layers.{}.self_attn.v_proj", "encoder.layers.{}.attention.v_proj"),
+        Rule::keep("model.encoder.layers.{}.self_attn.out_proj", "encoder.layers.{}.attention.o_proj"),
+        Rule::keep("model.encoder.layers.{}.final_layer_norm", "encoder.layers.{}.mlp_norm"),
+        Rule::keep("model.encoder.layers.{}.fc1", "encoder.layers.{}.mlp.up_proj"),
+        Rule::keep("model.encoder.layers.{}.fc2", "encoder.layers.{}.mlp.down_proj"),
+        Rule::keep("model.encoder.layer_norm", "encoder.norm"),
+        Rule::keep("model.decoder.embed_tokens", "decoder.embed_tokens"),
+        Rule::keep("model.decoder.embed_positions", "decoder.embed_positions"),
+        Rule::keep("model.decoder.layers.{}.self_attn_layer_norm", "decoder.layers.{}.attention_norm"),
+        Rule::keep("model.decoder.layers.{}.self_attn.q_proj", "decoder.layers.{}.attention.q_proj"),
+        Rule::keep("model.decoder.layers.{}.self_attn.k_proj", "decoder.layers.{}.attention.k_proj"),
+        Rule::keep("model.decoder.layers.{}.self_attn.v_proj", "decoder.layers.{}.attention.v_proj"),
+        Rule::keep("model.decoder.layers.{}.self_attn.out_proj", "decoder.layers.{}.attention.o_proj"),
+        Rule::keep("model.decoder.layers.{}.encoder_attn_layer_norm", "decoder.layers.{}.cross_norm"),
+        Rule::keep("model.decoder.layers.{}.encoder_attn.q_proj", "decoder.layers.{}.cross.q_proj"),
+        Rule::keep("model.decoder.layers.{}.encoder_attn.k_proj", "decoder.layers.{}.cross.k_proj"),
+        Rule::keep("model.decoder.layers.{}.encoder_attn.v_proj", "decoder.layers.{}.cross.v_proj"),
+        Rule::keep("model.decoder.layers.{}.encoder_attn.out_proj", "decoder.layers.{}.cross.o_proj"),
+        Rule::keep("model.decoder.layers.{}.final_layer_norm", "decoder.layers.{}.mlp_norm"),
+        Rule::keep("model.decoder.layers.{}.fc1", "decoder.layers.{}.mlp.up_proj"),
+        Rule::keep("model.decoder.layers.{}.fc2", "decoder.layers.{}.mlp.down_proj"),
+        Rule::keep("model.decoder.layer_norm", "decoder.norm"),
+        // A copy of the token embedding, unless the head is its own.
+        Rule::keep("proj_out", "decoder.head"),
+    ],
+    prefix: "model.",
+    ignored: &[],
+    ..T5
+};

@@ -64,7 +64,6 @@ impl T5Config {
         fields.maybe_size("n_positions")?;
         fields.maybe_number("dropout_rate")?;
         fields.maybe_number("initializer_factor")?;
-        fields.maybe_size("decoder_start_token_id")?;
         let (gated, activation) = feed_forward(fields).at_caller()?;
         let encoder_layers = fields.layers_or("num_layers", 6)?;
         let tied = fields.flag_or("tie_word_embeddings", true)?;
@@ -206,7 +205,7 @@ impl<R: Runtime> T5<R> {
         config.check().at_caller()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let scale = if config.tied { 1.0 / (config.width as f64).sqrt() } else { 1.0 };
-        let form = TextDecoderForm { vocab: config.vocab, positions: None, tied: config.tied, scale };
+        let form = TextDecoderForm { vocab: config.vocab, positions: None, tied: config.tied, scale, padding: None };
         let model = T5 {
             encoder: LayerStack::new(init, config.layers(config.encoder_layers, false)).at_caller()?,
             decoder: TextDecoder::new(init, form, config.layers(config.decoder_layers, true)).at_caller()?,

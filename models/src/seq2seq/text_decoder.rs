@@ -23,6 +23,8 @@ pub(super) struct TextDecoderForm {
     pub tied: bool,
     /// The factor of states before the head.
     pub scale: f64,
+    /// The token whose embedding is not trained.
+    pub padding: Option<usize>,
 }
 
 /// A decoder of text that attends to the states of an encoder.
@@ -46,11 +48,11 @@ pub struct TextDecoder<R: Runtime> {
 
 impl<R: Runtime> TextDecoder<R> {
     pub(super) fn new(init: &Init<R>, form: TextDecoderForm, layers: LayerStackConfig) -> Result<Self> {
-        let TextDecoderForm { vocab, positions, tied, .. } = form;
+        let TextDecoderForm { vocab, positions, tied, padding, .. } = form;
         let table = |rows| Embedding::new(init, rows, layers.width).map(|table| table.with_cuts(Cuts::None));
         let head = || Linear::new(init, layers.width, vocab).map(Linear::without_bias);
         Ok(TextDecoder {
-            embed_tokens: table(vocab)?,
+            embed_tokens: padding.into_iter().try_fold(table(vocab)?, Embedding::with_frozen_row)?,
             embed_positions: positions.map(table).transpose()?,
             stack: LayerStack::new(init, layers)?,
             head: (!tied).then(head).transpose()?,

@@ -24,3 +24,4 @@ mod stages;
 mod tensor;
 mod tensor_adapters;
 mod tensor_sequence;
+mod whisper;
