@@ -547,6 +547,30 @@ def whisper():
                     "states": out.encoder_last_hidden_state, **grads}, greedy=text[:, 3:].tolist())
 
 
+def clip():
+    """CLIP, whose texts end at a token, or at the largest."""
+    for name, end in [("clip", 40), ("clip_old", 2)]:
+        torch.manual_seed(sum(map(ord, name)))
+        sizes = dict(intermediate_size=20, num_hidden_layers=2, num_attention_heads=2)
+        config = transformers.CLIPConfig(
+            text_config=dict(vocab_size=VOCAB, hidden_size=12, max_position_embeddings=11, eos_token_id=end, bos_token_id=0,
+                             hidden_act="quick_gelu" if end == 40 else "gelu", **sizes),
+            vision_config=dict(hidden_size=8, image_size=12, patch_size=4, layer_norm_eps=1e-4, **sizes), projection_dim=6)
+        config._attn_implementation = "eager"
+        model = transformers.CLIPModel(config).eval()
+        randomize(model)
+        folder = fresh(name)
+        model.save_pretrained(folder)
+        ids, pixels = torch.randint(3, 40, (3, 9)), torch.randn(2, 3, 12, 12)
+        for row, at in [(0, 8), (1, 4), (2, 6)]:
+            ids[row, at:] = 40
+        out = model(input_ids=ids, pixel_values=pixels)
+        torch.nn.functional.cross_entropy(out.logits_per_text, torch.tensor([1, 0, 1])).backward()
+        grads = {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+        finish(folder, {"ids": ids, "pixels": pixels, "target": torch.tensor([1, 0, 1]), "logits": out.logits_per_text,
+                        "texts": out.text_embeds, "images": out.image_embeds, **grads})
+
+
 def main(names):
     def wants(name):
         return not names or name in names
@@ -560,6 +584,7 @@ def main(names):
     wants("convolutions") and convolutions()
     wants("t5") and t5()
     wants("whisper") and whisper()
+    wants("clip") and clip()
     wants("sentences") and sentences()
     wants("classifier_adapters") and classifier_adapters()
     for name in filter(wants, ADAPTERS):

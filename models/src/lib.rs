@@ -20,6 +20,7 @@
 #![warn(unreachable_pub)]
 
 mod chat;
+mod clip;
 mod config;
 mod convert;
 mod decoder;
@@ -37,6 +38,7 @@ mod source;
 #[cfg(feature = "text")]
 pub use chat::{ChatDate, ChatTemplate, Conversation};
 pub use chat::{ChatExample, pack_examples};
+pub use clip::{Clip, ClipConfig, ClipImage, ClipText, ClipTower};
 pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, DecoderOptions, Family, RopeConfig, RopeScaling};
 pub use convert::{Change, ConversionRule, ConversionTable, Converted, GGUF_TABLE, StackNames, StackPlace, StackRule};
 pub use decoder::{

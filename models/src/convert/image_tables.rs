@@ -1,4 +1,4 @@
-//! The conversion tables of classifiers of images.
+//! The conversion tables of models of images.
 
 use super::{ConversionRule as Rule, ConversionTable};
 
@@ -68,5 +68,42 @@ pub(crate) const CONVNEXT: ConversionTable = ConversionTable {
         Rule::keep("classifier", "classifier"),
     ],
     prefix: "convnext.",
+    ..RESNET
+};
+
+/// CLIP.
+pub(crate) const CLIP: ConversionTable = ConversionTable {
+    rules: &[
+        Rule::keep("logit_scale", "logit_scale"),
+        Rule::keep("text_projection", "text_projection"),
+        Rule::keep("visual_projection", "image_projection"),
+        Rule::keep("text_model.embeddings.token_embedding", "text.embed_tokens"),
+        Rule::keep("text_model.embeddings.position_embedding", "text.embed_positions"),
+        Rule::keep("vision_model.embeddings.class_embedding", "image.cls_token"),
+        Rule::keep("vision_model.embeddings.patch_embedding", "image.patches"),
+        Rule::keep("vision_model.embeddings.position_embedding", "image.embed_positions"),
+        Rule::keep("vision_model.pre_layrnorm", "image.first_norm"),
+        Rule::keep("text_model.encoder.layers.{}.layer_norm1", "text.layers.{}.attention_norm"),
+        Rule::keep("text_model.encoder.layers.{}.self_attn.q_proj", "text.layers.{}.attention.q_proj"),
+        Rule::keep("text_model.encoder.layers.{}.self_attn.k_proj", "text.layers.{}.attention.k_proj"),
+        Rule::keep("text_model.encoder.layers.{}.self_attn.v_proj", "text.layers.{}.attention.v_proj"),
+        Rule::keep("text_model.encoder.layers.{}.self_attn.out_proj", "text.layers.{}.attention.o_proj"),
+        Rule::keep("text_model.encoder.layers.{}.layer_norm2", "text.layers.{}.mlp_norm"),
+        Rule::keep("text_model.encoder.layers.{}.mlp.fc1", "text.layers.{}.mlp.up_proj"),
+        Rule::keep("text_model.encoder.layers.{}.mlp.fc2", "text.layers.{}.mlp.down_proj"),
+        Rule::keep("text_model.final_layer_norm", "text.norm"),
+        Rule::keep("vision_model.encoder.layers.{}.layer_norm1", "image.layers.{}.attention_norm"),
+        Rule::keep("vision_model.encoder.layers.{}.self_attn.q_proj", "image.layers.{}.attention.q_proj"),
+        Rule::keep("vision_model.encoder.layers.{}.self_attn.k_proj", "image.layers.{}.attention.k_proj"),
+        Rule::keep("vision_model.encoder.layers.{}.self_attn.v_proj", "image.layers.{}.attention.v_proj"),
+        Rule::keep("vision_model.encoder.layers.{}.self_attn.out_proj", "image.layers.{}.attention.o_proj"),
+        Rule::keep("vision_model.encoder.layers.{}.layer_norm2", "image.layers.{}.mlp_norm"),
+        Rule::keep("vision_model.encoder.layers.{}.mlp.fc1", "image.layers.{}.mlp.up_proj"),
+        Rule::keep("vision_model.encoder.layers.{}.mlp.fc2", "image.layers.{}.mlp.down_proj"),
+        Rule::keep("vision_model.post_layernorm", "image.norm"),
+    ],
+    prefix: "",
+    // Positions 0, 1, ….
+    ignored: &["text_model.embeddings.position_ids", "vision_model.embeddings.position_ids"],
     ..RESNET
 };

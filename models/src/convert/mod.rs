@@ -9,7 +9,7 @@ mod stack;
 mod tables;
 
 pub use gguf::GGUF_TABLE;
-pub(crate) use image_tables::{CONVNEXT, RESNET, VIT};
+pub(crate) use image_tables::{CLIP, CONVNEXT, RESNET, VIT};
 use pattern::renamed;
 pub(crate) use seq2seq_tables::{T5, T5_GATED, WHISPER};
 pub use stack::{StackNames, StackPlace, StackRule};
@@ -187,6 +187,7 @@ mod tests {
             &T5,
             &T5_GATED,
             &WHISPER,
+            &CLIP,
         ] {
             for side in [|r: &ConversionRule| r.ours, |r: &ConversionRule| r.theirs] {
                 let names: std::collections::BTreeSet<_> = table.rules.iter().map(side).collect();

@@ -8,6 +8,7 @@ mod text_decoder;
 mod whisper;
 
 pub use attention::{RelativeBias, StackAttention};
+pub(crate) use stack::StackInputs;
 pub use stack::{LayerStack, LayerStackConfig, RelativeConfig, StackLayer, StackMemory};
 pub use t5::{T5, T5Config};
 pub use text_decoder::TextDecoder;

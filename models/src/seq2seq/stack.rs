@@ -94,13 +94,19 @@ pub struct StackMemory<R: Runtime> {
 }
 
 /// The inputs of a [`LayerStack`] besides the sequence.
-pub(super) struct StackInputs<'a, R: Runtime> {
+pub(crate) struct StackInputs<'a, R: Runtime> {
     /// The tokens that are no padding, `[B, 1, 1, T]`, `bool`.
     pub mask: Option<&'a Var<R>>,
     /// The other sequence.
     pub memory: Option<&'a StackMemory<R>>,
     /// The keys and values of earlier tokens.
     pub cache: Option<&'a mut KvCache<R>>,
+}
+
+impl<R: Runtime> Default for StackInputs<'_, R> {
+    fn default() -> Self {
+        StackInputs { mask: None, memory: None, cache: None }
+    }
 }
 
 impl<R: Runtime> LayerStack<R> {
@@ -143,7 +149,7 @@ impl<R: Runtime> LayerStack<R> {
     }
 
     /// The normalized output of the last layer.
-    pub(super) fn forward_with(&self, x: &Var<R>, mut inputs: StackInputs<'_, R>) -> Result<Var<R>> {
+    pub(crate) fn forward_with(&self, x: &Var<R>, mut inputs: StackInputs<'_, R>) -> Result<Var<R>> {
         let (before, tokens) = (inputs.cache.as_ref().map_or(0, |cache| cache.len()), x.dims()[1]);
         let bias = self.relative.as_ref().map(|relative| relative.of(tokens, before + tokens)).transpose()?;
         let causal = self.config.causal.then_some(before);

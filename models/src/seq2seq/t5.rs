@@ -243,7 +243,7 @@ impl<R: Runtime> T5<R> {
         }
         let x = self.decoder.embed_tokens.forward(tokens).within("decoder.embed_tokens").at_caller()?;
         let seen = mask.map(seen_keys).transpose().at_caller()?;
-        let inputs = StackInputs { mask: seen.as_ref(), memory: None, cache: None };
+        let inputs = StackInputs { mask: seen.as_ref(), ..Default::default() };
         self.encoder.forward_with(&x, inputs).within("encoder").at_caller()
     }
 }

@@ -255,8 +255,7 @@ impl<R: Runtime> Whisper<R> {
         let x = self.conv1.forward(spectrograms).within("conv1").at_caller()?.gelu()?;
         let x = self.conv2.forward(&x).within("conv2").at_caller()?.gelu()?.transpose(1, 2)?;
         let x = x.add(&self.embed_positions.weight.var())?;
-        let inputs = StackInputs { mask: None, memory: None, cache: None };
-        self.encoder.forward_with(&x, inputs).within("encoder").at_caller()
+        self.encoder.forward_with(&x, StackInputs::default()).within("encoder").at_caller()
     }
 }
 

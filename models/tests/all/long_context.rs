@@ -1,13 +1,14 @@
 //! Positions that depend on the length of a text (LongRoPE).
 
 use autograd::no_grad;
-use models::{Decoder, DecoderInputs, Pretrained};
+use models::{ConfigFields, Decoder, DecoderConfig, DecoderInputs, JsonObject, Pretrained, RopeScaling};
 use nn::Forward;
 use numcore::{
     DType, Error, Tensor,
     ops::{ViewOps, cat},
 };
 use runtime_cpu::Cpu;
+use serde_json::json;
 
 use crate::common::*;
 
@@ -65,5 +66,43 @@ fn a_cache_does_not_pass_the_first_context() {
             let error: Error = call(at, 1).unwrap_err();
             assert!(error.to_string().contains("`row 0 of the cache`: outgrows the first context"), "{error}");
         }
+    }
+}
+
+/// The `config.json` of Phi-3.5-mini and Phi-4-mini, but for the numbers of their divisors.
+#[test]
+fn published_configurations_are_understood() {
+    for (part, heads, kv_heads, more) in [
+        (1.0, 32, 32, json!({"sliding_window": 262144, "tie_word_embeddings": false, "vocab_size": 32064})),
+        (
+            0.75,
+            24,
+            8,
+            json!({"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": false, "mlp_bias": false,
+            "partial_rotary_factor": 0.75, "sliding_window": 262144, "tie_word_embeddings": true, "vocab_size": 200064}),
+        ),
+    ] {
+        let pairs = (3072 / heads) as f64 * part / 2.0;
+        let divisors = vec![1.5; pairs as usize];
+        let mut fields = json!({
+            "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "auto_map": {"A": "B"},
+            "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 3072,
+            "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
+            "model_type": "phi3", "num_attention_heads": heads, "num_hidden_layers": 32, "num_key_value_heads": kv_heads,
+            "original_max_position_embeddings": 4096, "pad_token_id": 3, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+            "rope_theta": 10000.0, "torch_dtype": "bfloat16", "transformers_version": "4.45.0", "use_cache": true
+        });
+        fields["rope_scaling"] = json!({"long_factor": divisors, "short_factor": divisors, "type": "longrope"});
+        fields.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        let read =
+            |fields: serde_json::Map<_, _>| DecoderConfig::read(&ConfigFields::of(JsonObject::of("file", fields)));
+        let config = read(fields.as_object().cloned().unwrap()).unwrap();
+        let rope = config.rope.clone().unwrap();
+        assert_eq!((rope.part, config.tied), (part, part < 1.0));
+        let RopeScaling::LongRope { original, attention, .. } = &rope.scaling else { panic!("{rope:?}") };
+        // √(1 + ln 32 / ln 4096)
+        assert!(*original == 4096.0 && (attention - 1.190_238_071_4).abs() < 1e-9, "{attention}");
+        let again = read(config.to_json()).unwrap();
+        assert_eq!(DecoderConfig { fields: config.fields.clone(), ..again }, config);
     }
 }

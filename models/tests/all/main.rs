@@ -3,6 +3,7 @@
 mod adapters;
 #[cfg(feature = "text")]
 mod chats;
+mod clip;
 mod common;
 mod context;
 mod decoders;
