@@ -56,8 +56,8 @@ pub struct ClipTower {
 
 impl ClipTower {
     fn read(fields: &ConfigFields, [width, hidden, heads]: [usize; 3]) -> Result<Self> {
-        // Fields of initial values and dropout; the outer `projection_dim` is the one that is read.
-        fields.leave(&["dropout", "initializer_factor", "projection_dim"]);
+        // Fields of initial values, and of heads that towers do not have; the outer `projection_dim` is read.
+        fields.leave(&["initializer_factor", "projection_dim", "tie_word_embeddings"]);
         let tower = ClipTower {
             layers: fields.layers_or("num_hidden_layers", 12)?,
             width: fields.size_or("hidden_size", width)?,
@@ -133,7 +133,7 @@ impl ClipConfig {
         let text = tower(fields, "text_config", "text_config_dict", "clip_text_model").at_caller()?;
         let image = tower(fields, "vision_config", "vision_config_dict", "clip_vision_model").at_caller()?;
         // The first value of a parameter that files have.
-        fields.leave(&["logit_scale_init_value", "initializer_factor"]);
+        fields.leave(&["logit_scale_init_value", "initializer_factor", "tie_word_embeddings"]);
         let end = text.size_or("eos_token_id", 49_407)?;
         let config = ClipConfig {
             text: ClipTower::read(&text, [512, 2048, 8]).at_caller()?,

@@ -87,7 +87,9 @@ impl<R: Runtime> StackAttention<R> {
             Some(bias) => {
                 let args: Vec<&Var<R>> = [bias].into_iter().chain(mask).collect();
                 let scale = self.scale.unwrap_or(1.0 / (self.head_dim as f64).sqrt());
-                let program = AttentionProgram::over(args.len()).score(|score, _, args| score + args[0]).scale(scale);
+                let program = AttentionProgram::over(args.len())
+                    .score(|score, _, args| score + args[0].cast_like(score))
+                    .scale(scale);
                 let program = match (causal, mask.is_some()) {
                     (None, false) => program,
                     (None, true) => program.mask(|_, args| args[1]),

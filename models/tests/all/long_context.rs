@@ -1,7 +1,10 @@
 //! Positions that depend on the length of a text (LongRoPE).
 
 use autograd::no_grad;
-use models::{ConfigFields, Decoder, DecoderConfig, DecoderInputs, JsonObject, Pretrained, RopeScaling};
+use models::{
+    ConfigFields, Decoder, DecoderConfig, DecoderInputs, GenerationOptions, JsonObject, Pretrained, Prompt,
+    RopeScaling, generate,
+};
 use nn::Forward;
 use numcore::{
     DType, Error, Tensor,
@@ -45,6 +48,34 @@ fn a_row_is_long_by_itself() {
         let found = found.narrow(0, i, 1).unwrap().narrow(1, 18 - len, len).unwrap();
         close("row", &found, &model.forward(&V::new(row(i, len))).unwrap().value().unwrap(), 1e-12);
     }
+}
+
+/// Texts pass the first context at different tokens, while others end and begin.
+#[test]
+fn texts_in_any_batch_are_those_alone() {
+    let (model, facts) = (decoder("phi3_long"), facts("phi3_long"));
+    let lists = |name: &str| serde_json::from_value::<Vec<Vec<u32>>>(facts[name].clone()).unwrap();
+    let (prompts, due) = (lists("prompts"), lists("greedy"));
+    let prompts: Vec<Prompt> = prompts.iter().chain(&prompts).map(|tokens| tokens.clone().into()).collect();
+    for rows in [1, 2, 4] {
+        let options = GenerationOptions { max_new_tokens: 12, rows: Some(rows), logprobs: true, ..Default::default() };
+        let found = generate(&model, &prompts, &options, None).unwrap();
+        for (found, due) in found.iter().zip(due.iter().chain(&due)) {
+            assert_eq!((&found.tokens, found.logprobs.len()), (due, 12), "{rows}");
+        }
+    }
+}
+
+/// Padding on the right, given positions of its own, does not make a row long.
+#[test]
+fn padding_on_the_right_does_not_count_by_its_positions() {
+    let (model, ids) = (exact(), Reference::read("phi3_long").tensor("ids"));
+    let due = model.forward(&V::new(ids.narrow(1, 0, 9).unwrap())).unwrap().value().unwrap();
+    let positions: Vec<i64> = (0..9).chain([0; 5]).collect();
+    let positions = V::new(Tensor::from_slice(&cpu(), [14], &positions).unwrap());
+    let inputs = DecoderInputs { positions: Some(&positions), ..Default::default() };
+    let found = model.forward_with(&V::new(ids.narrow(1, 0, 14).unwrap()), inputs).unwrap().value().unwrap();
+    close("padded", &found.narrow(1, 0, 9).unwrap(), &due, 1e-12);
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod gguf;
 mod images;
 mod long_context;
 mod pickle;
+mod published;
 mod quantized;
 mod ranks;
 mod same;

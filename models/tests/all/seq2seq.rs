@@ -92,6 +92,15 @@ fn a_cache_changes_nothing() {
     }
 }
 
+/// Transformers' own logits in `bf16` are 0.033 off.
+#[test]
+fn half_precision_is_near() {
+    let due = Reference::read("t5");
+    let found = logits(&t5("t5", DType::BF16), &due).value().unwrap();
+    assert_eq!(found.dtype(), DType::BF16);
+    close("t5", &found, &due.tensor("logits"), 0.05);
+}
+
 #[test]
 fn saving_what_was_loaded_gives_the_same_bits() {
     for name in T5S {
