@@ -4,12 +4,15 @@ mod attention;
 mod cross_entropy;
 mod norm;
 mod rows;
-mod scores;
 mod softmax;
 
-use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
+use numcore::{
+    Accumulate, DType, Out, Result, Support, View,
+    fused::{AttentionGrad, FusedOp},
+};
 use smallvec::SmallVec;
 
+use self::attention::ScorePrograms;
 use crate::{Wgpu, bindings::OperandView};
 
 /// The operands of one call.
@@ -31,7 +34,13 @@ impl FusedCall<'_, '_> {
 /// Runs `op` if there is a kernel for it at these types and strides; otherwise it is decomposed.
 pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut [Out<'_, Wgpu>]) -> Result<Support> {
     // Attention takes any strides.
-    let strided = matches!(op, FusedOp::Attention(_) | FusedOp::ScoredAttention(_));
+    let strided = matches!(
+        op,
+        FusedOp::Attention(_)
+            | FusedOp::AttentionGrad(_)
+            | FusedOp::ScoredAttention(_)
+            | FusedOp::ScoredAttentionGrad(_)
+    );
     let dense = (strided || ins.iter().all(|v| v.layout().is_contiguous()))
         && outs.iter().all(|o| o.how == Accumulate::Overwrite && o.view.layout().is_contiguous());
     let empty = ins.iter().any(|v| v.layout().numel() == 0);
@@ -50,8 +59,15 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
         FusedOp::Norm(op) => norm::forward(&call, op),
         FusedOp::NormGrad(op) => norm::backward(&call, op),
         FusedOp::Attention(op) => attention::forward(&call, op, None),
+        FusedOp::AttentionGrad(op) => attention::backward(&call, &op.0, None),
         FusedOp::ScoredAttention(op) => {
-            attention::forward(&call, &op.attention, Some(scores::ScoreProgram::new(&call, op)?))
+            let programs = ScorePrograms::new(op, &call.ins, None)?;
+            attention::forward(&call, &op.attention, Some(programs))
+        }
+        FusedOp::ScoredAttentionGrad(op) if op.learned.is_empty() => {
+            let ins = &call.ins[AttentionGrad::QUERIES..];
+            let programs = ScorePrograms::new(&op.of, ins, ScorePrograms::slope(op))?;
+            attention::backward(&call, &op.of.attention, Some(programs))
         }
         FusedOp::CrossEntropy(op) => cross_entropy::forward(&call, op),
         FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&call, &op.0),

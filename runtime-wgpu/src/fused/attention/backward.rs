@@ -1,0 +1,207 @@
+//! The gradients of attention: weights are computed again from the scores and their logsumexp. Keys and queries have a
+//! pass each, so that every sum has one owner and one order.
+//!
+//! They run where the scores of a call are more than a kernel can bind. Others are decomposed: on a software driver the
+//! matrix products of the decomposition take 0.35 of the time.
+
+use numcore::{
+    Result, Support,
+    fused::{Attention, AttentionGrad},
+};
+
+use super::{AttentionCall, AttentionText, BLOCK, KernelShape, OWN, SHARE, SIDE, ScorePrograms, each};
+use crate::fused::FusedCall;
+
+/// The widest head: an invocation holds a part of a row of each gradient.
+const WIDEST: usize = 128;
+
+/// From the upstream gradient, `o`, `lse`, and the inputs of forward.
+pub(in super::super) fn backward(
+    call: &FusedCall<'_, '_>,
+    op: &Attention,
+    programs: Option<ScorePrograms>,
+) -> Result<Support> {
+    let (of_forward, ins) = call.ins.split_at(AttentionGrad::QUERIES);
+    let Some(this) = AttentionCall::new(call, op, programs, ins, of_forward)? else { return Ok(Support::Decompose) };
+    let AttentionCall { depth, value_depth, .. } = this;
+    let blocks = [
+        ("qs", BLOCK * (depth + 1)),
+        ("gs", BLOCK * (value_depth + 1)),
+        ("ks", BLOCK * (depth + 1)),
+        ("vs", BLOCK * (value_depth + 1)),
+        ("ss", BLOCK * SIDE),
+        ("ps", BLOCK * SIDE),
+        ("bases", BLOCK),
+    ];
+    let width = depth + value_depth;
+    let shape = |kind, rows, steps, each| KernelShape {
+        op: "attention_grad",
+        kind,
+        rows,
+        steps: (steps, each),
+        blocks: &blocks,
+    };
+    let sharing = this.heads / this.key_heads;
+    let of_queries = shape(
+        "attention_grad_queries",
+        (this.queries, this.heads),
+        this.keys.div_ceil(BLOCK),
+        width + width / SHARE + BLOCK + 2,
+    );
+    let of_keys = shape(
+        "attention_grad_keys",
+        (this.keys, this.key_heads),
+        this.queries.div_ceil(BLOCK) * sharing,
+        width + (width + value_depth) / SHARE + BLOCK + 3,
+    );
+    let scores = 4 * (this.batch * this.heads * this.queries * this.keys) as u64;
+    let fits = scores > call.wgpu.queue.device.limits.max_storage_buffer_binding_size
+        && depth.max(value_depth) <= WIDEST
+        && this.fits(&of_queries, 1)
+        && this.fits(&of_keys, 2);
+    if !fits {
+        return Ok(Support::Decompose);
+    }
+    this.launch(&of_queries, &call.outs[..1], queries)?;
+    this.launch(&of_keys, &call.outs[1..3], keys)?;
+    Ok(Support::Done)
+}
+
+/// Statements that leave in `ps` the parts of `Σ g·o` of a row of `gs`, of the query `time`, and in `bases` what the
+/// exponents of its weights are relative to. A query that saw nothing has no weights.
+fn relative(text: &AttentionText<'_, '_>) -> String {
+    let AttentionText { call, queries, .. } = text;
+    let value_depth = call.value_depth;
+    let [o, lse] = [AttentionGrad::OUTPUT, AttentionGrad::LSE].map(|i| call.of_scores.end + i);
+    format!(
+        "var sum = 0f;\nvar base = 0f;\nif (time < {queries}) {{\n\
+         for (var e = part; e < {value_depth}u; e += {SHARE}u) {{\n{}sum += gs[row * {}u + e] * of{o};\n}}\n{}base = of{lse};\n}}\n\
+         ps[row * {SIDE}u + part] = sum;\n\
+         if (part == 0u) {{ bases[row] = select(base, wg_bits(0x7f800000u), base == wg_bits(0xff800000u)); }}\n",
+        text.load(o, "time", "e"),
+        value_depth + 1,
+        text.load(lse, "time", ""),
+    )
+}
+
+/// The sum of the parts of a row.
+fn whole(row: &str) -> String {
+    (0..SHARE).map(|i| format!("ps[{row} * {SIDE}u + {i}u]")).collect::<Vec<_>>().join(" + ")
+}
+
+/// The gradient `d{j}` of a product `x{j}`, from the gradient of its weight. The weight `p{j}` remains too.
+fn gradient(text: &AttentionText<'_, '_>, j: usize, places: &str) -> String {
+    let seen =
+        format!("p{j} = wg_exp(x{j} - base);\nlet slope = p{j} * (d{j} - dot);\nd{j} = {};\n", text.slope("slope"));
+    format!("var p{j} = 0f;\n{}", text.score(j, places, &seen, &format!("d{j} = 0f;\n")))
+}
+
+/// Stores a row's slices of a gradient.
+fn store(text: &AttentionText<'_, '_>, out: usize, (name, width): (&str, usize), line: &str, by: &str) -> String {
+    let site = text.sites[text.call.views.len() + out];
+    each(width.div_ceil(SHARE), |i| {
+        let column = format!("part + {}u", i * SHARE);
+        let at = format!("{} + ({line}) * {width}u + {column}", text.outs[out]);
+        format!("if ({column} < {width}u) {{\nlet at = {at};\n{}}}\n", site.store("at", &format!("{name}{i}{by}")))
+    })
+}
+
+/// Products of a row of one block with rows of others, over their columns.
+fn products(name: &str, columns: usize, left: &str, right: &str) -> String {
+    let width = columns + 1;
+    let terms = each(OWN, |j| format!("{name}{j} += x * {right}[(part + {}u) * {width}u + i];\n", j * SHARE));
+    format!("for (var i = 0u; i < {columns}u; i++) {{\nlet x = {left}[row * {width}u + i];\n{terms}}}\n")
+}
+
+/// Adds rows of a block, with weights `x`, to slices of a row. A row has one more column, of zeros.
+fn weigh(name: &str, columns: usize, x: &str, from: &str) -> String {
+    each(columns.div_ceil(SHARE), |i| {
+        format!("{name}{i} += {x} * {from}[n * {}u + min(part + {}u, {columns}u)];\n", columns + 1, i * SHARE)
+    })
+}
+
+fn zeros(name: &str, count: usize) -> String {
+    each(count, |i| format!("var {name}{i} = 0f;\n"))
+}
+
+/// The gradient of queries: a workgroup has a block of queries and walks the keys.
+fn queries(text: &AttentionText<'_, '_>) -> String {
+    let AttentionText { call, queries, keys, heads, sharing, ahead, scale, .. } = text;
+    let AttentionCall { depth, value_depth, .. } = **call;
+    let (width, values) = (depth + 1, value_depth + 1);
+    let g = call.of_scores.end + AttentionGrad::GRAD;
+    let last = match call.op.causal {
+        true => format!("u32(clamp(i32(first) + {BLOCK} + i32({ahead}), 0, i32({keys})))"),
+        false => keys.clone(),
+    };
+    let gradients = each(OWN, |j| {
+        let key = format!("let key = s0 + part + {}u;\n", j * SHARE);
+        gradient(text, j, &key) + &format!("ss[row * {SIDE}u + part + {}u] = d{j};\n", j * SHARE)
+    });
+    format!(
+        "let q_head = pair % {heads};\nlet k_head = q_head / {sharing};\n{starts}let time = first + row;\n{read_q}{read_g}\
+         workgroupBarrier();\n{{\n{relative}}}\nworkgroupBarrier();\nlet dot = {dot};\nlet base = bases[row];\n{sums}\
+         for (var s0 = 0u; s0 < {last}; s0 += {BLOCK}u) {{\nworkgroupBarrier();\n{read_k}{read_v}workgroupBarrier();\n\
+         {zeros}{scores}{slopes}{gradients}workgroupBarrier();\n\
+         for (var n = 0u; n < {BLOCK}u; n++) {{\nlet d = ss[row * {SIDE}u + n];\n{weigh}}}\n}}\n\
+         if (time < {queries}) {{\n{store}}}\n",
+        starts = text.starts(0..call.views.len()),
+        read_q = text.tile(Attention::QUERIES, ("qs", depth, width), "first", queries),
+        read_g = text.tile(g, ("gs", value_depth, values), "first", queries),
+        read_k = text.tile(Attention::KEYS, ("ks", depth, width), "s0", keys),
+        read_v = text.tile(Attention::VALUES, ("vs", value_depth, values), "s0", keys),
+        relative = relative(text),
+        dot = whole("row"),
+        sums = zeros("y", depth.div_ceil(SHARE)),
+        zeros = zeros("x", OWN) + &zeros("d", OWN),
+        scores = products("x", depth, "qs", "ks"),
+        slopes = products("d", value_depth, "gs", "vs"),
+        weigh = weigh("y", depth, "d", "ks"),
+        store = store(text, 0, ("y", depth), &format!("pair * {queries} + time"), &format!(" * {scale}")),
+    )
+}
+
+/// The gradients of keys and values: a workgroup has a block of keys and walks the queries of all heads that share it.
+fn keys(text: &AttentionText<'_, '_>) -> String {
+    let AttentionText { call, queries, keys, heads, sharing, ahead, scale, .. } = text;
+    let AttentionCall { depth, value_depth, .. } = **call;
+    let (width, values) = (depth + 1, value_depth + 1);
+    let g = call.of_scores.end + AttentionGrad::GRAD;
+    let start = match call.op.causal {
+        true => format!("u32(max(i32(first) - i32({ahead}), 0)) / {BLOCK}u * {BLOCK}u"),
+        false => "0u".into(),
+    };
+    let of_queries = (0..call.views.len()).filter(|&k| k != Attention::KEYS && k != Attention::VALUES);
+    let gradients = each(OWN, |j| {
+        let n = format!("part + {}u", j * SHARE);
+        let places = format!("let time = t0 + {n};\nlet base = bases[{n}];\nlet dot = {};\n", whole(&format!("({n})")));
+        gradient(text, j, &places)
+    });
+    let keep = each(OWN, |j| {
+        let at = format!("row * {SIDE}u + part + {}u", j * SHARE);
+        format!("ps[{at}] = p{j};\nss[{at}] = d{j};\n")
+    });
+    format!(
+        "let k_head = pair % {heads};\n{starts}let key = first + row;\n{read_k}{read_v}{sums}\
+         for (var q_head = k_head * {sharing}; q_head < (k_head + 1u) * {sharing}; q_head++) {{\n{starts_of_queries}\
+         for (var t0 = {start}; t0 < {queries}; t0 += {BLOCK}u) {{\nworkgroupBarrier();\n{read_q}{read_g}workgroupBarrier();\n\
+         {{ let time = t0 + row;\n{relative}}}\nworkgroupBarrier();\n{zeros}{scores}{slopes}{gradients}workgroupBarrier();\n\
+         {keep}workgroupBarrier();\n\
+         for (var n = 0u; n < {BLOCK}u; n++) {{\nlet p = ps[row * {SIDE}u + n];\nlet d = ss[row * {SIDE}u + n];\n{weigh}}}\n}}\n}}\n\
+         if (key < {keys}) {{\n{store}}}\n",
+        starts = text.starts([Attention::KEYS, Attention::VALUES]),
+        starts_of_queries = text.starts(of_queries),
+        read_q = text.tile(Attention::QUERIES, ("qs", depth, width), "t0", queries),
+        read_g = text.tile(g, ("gs", value_depth, values), "t0", queries),
+        read_k = text.tile(Attention::KEYS, ("ks", depth, width), "first", keys),
+        read_v = text.tile(Attention::VALUES, ("vs", value_depth, values), "first", keys),
+        relative = relative(text),
+        sums = zeros("y", depth.div_ceil(SHARE)) + &zeros("z", value_depth.div_ceil(SHARE)),
+        zeros = zeros("x", OWN) + &zeros("d", OWN),
+        scores = products("x", depth, "ks", "qs"),
+        slopes = products("d", value_depth, "vs", "gs"),
+        weigh = weigh("y", depth, "d", "qs") + &weigh("z", value_depth, "p", "gs"),
+        store = store(text, 0, ("y", depth), &format!("pair * {keys} + key"), &format!(" * {scale}"))
+            + &store(text, 1, ("z", value_depth), &format!("pair * {keys} + key"), ""),
+    )
+}
