@@ -61,6 +61,7 @@ KERNEL void __launch_bounds__(THREADS, 2)
     int steps = all > skipped ? all - skipped : 0;
     int row = warp_row();
     float dk_sums[COLUMN_TILES][4] = {}, dv_sums[COLUMN_TILES][4] = {};
+    Learned learned;
 
     auto fetch = [&](int i, int stage) {
         int shared = i / steps, from = (skipped + i % steps) * BLOCK;
@@ -93,10 +94,13 @@ KERNEL void __launch_bounds__(THREADS, 2)
                 EACH (r, 2) {
                     float &weight = p[n][2 * r + e], &back = d[n][2 * r + e];
                     int query = from + column_of(n, e), key = first + row + row_of(2 * r);
-                    float score = weight;
+                    float score = weight, of_arguments[LEARNED + 1];
                     weight = exp2_flushed(scores.exponent(score, unit, query, key) - base[n][e]);
-                    back = scores.back(score, weight * (back - dot[n][e]), query, key);
+                    back = scores.back(score, weight * (back - dot[n][e]), query, key, of_arguments);
+                    learned.add(r, of_arguments);
                 }
+        // The last queries of a head.
+        if (LEARNED > 0 && i % steps == steps - 1) learned.store(scores, (i64)batch * sizes.heads + head, first + row, sizes.keys);
         Tiles<T>::weighted(dv_sums, p, g_tile);
         Tiles<T>::weighted(dk_sums, d, q_tile);
     };
@@ -132,6 +136,7 @@ KERNEL void __launch_bounds__(THREADS, QUERY_RESIDENT)
     int row = warp_row();
     Scores scores = SCORES(mask, batch, head);
     float base[2], dot[2], sums[COLUMN_TILES][4] = {};
+    Learned learned;
     EACH (r, 2) {
         int query = first + row + row_of(2 * r);
         bool inside = query < sizes.queries;
@@ -153,13 +158,15 @@ KERNEL void __launch_bounds__(THREADS, QUERY_RESIDENT)
         EACH (n, N)
             EACH (e, 4) {
                 int query = first + row + row_of(e), key = i * BLOCK + column_of(n, e);
-                float weight = exp2_flushed(scores.exponent(p[n][e], unit, query, key) - base[e / 2]);
-                d[n][e] = scores.back(p[n][e], weight * (d[n][e] - dot[e / 2]), query, key);
+                float weight = exp2_flushed(scores.exponent(p[n][e], unit, query, key) - base[e / 2]), of_arguments[LEARNED + 1];
+                d[n][e] = scores.back(p[n][e], weight * (d[n][e] - dot[e / 2]), query, key, of_arguments);
+                learned.add(e / 2, of_arguments);
             }
         Tiles<T>::weighted(sums, d, k_tile);
     };
     pipeline((visible + BLOCK - 1) / BLOCK, fetch, use);
 
+    learned.store(scores, line, first + row, sizes.queries);
     const float by_scale[2] = {scale, scale};
     store_rows(dq + batch * dq_at.batch + head * dq_at.head, dq_at.row, first + row, sizes.queries, sums, by_scale);
 }

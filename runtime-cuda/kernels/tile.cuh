@@ -166,7 +166,7 @@ static_assert(sizeof(Heads) == 24 && sizeof(Mask) == 32 && sizeof(Sizes) == 20, 
 
 #ifdef PROGRAM
 // A program of scores, in generated text before this file: `struct Program`, which has the arguments, `program_score`, and
-// `program_slope`, of a gradient.
+// `program_slope`, of the gradients of a score and of `LEARNED` arguments.
 #define PROGRAM_PARAMETER , CONSTANT Program program
 #define SCORES(bias, batch, head) Scores(scale, program, batch, head, sizes)
 
@@ -193,9 +193,16 @@ struct Scores {
     template <bool TURNED, int N> DEVICE float prepare(float (&)[N][4], int, int) const { return 1.0f; }
     DEVICE float exponent(float dot, float, int query, int key) const { return of(dot, query, key); }
     // A slope of a hidden score may be infinite.
-    DEVICE float back(float dot, float slope, int query, int key) const {
-        return hides(query, key) ? 0.0f : program_slope(program, dot * scale, slope, batch, head, query, key);
+    DEVICE float back(float dot, float slope, int query, int key, float (&learned)[LEARNED + 1]) const {
+        if (hides(query, key)) {
+            EACH (i, LEARNED) learned[i] = 0.0f;
+            return 0.0f;
+        }
+        return program_slope(program, dot * scale, slope, batch, head, query, key, learned);
     }
+
+    // Where sums of the gradients of argument `i` go: [B, H, rows].
+    DEVICE float* sums(int i) const { return program.sums[i]; }
 
     template <bool TURNED, int N> DEVICE float apply(float (&s)[N][4], int row, int column) const {
         EACH (n, N)
@@ -207,6 +214,7 @@ struct Scores {
     }
 };
 #else
+#define LEARNED 0
 #define PROGRAM_PARAMETER
 #define SCORES(bias, batch, head) Scores(scale, bias, mask_at, sizes, causal)
 
@@ -258,8 +266,34 @@ struct Scores {
         return apply<TURNED>(s, row, column);
     }
     DEVICE float exponent(float score, float unit, int, int) const { return score * unit; }
-    DEVICE float back(float, float slope, int, int) const { return slope; }
+    DEVICE float back(float, float slope, int, int, float (&)[1]) const { return slope; }
+    DEVICE float* sums(int) const { return nullptr; }
 };
 #endif
+
+// Sums of the gradients of learned arguments over the columns of a strip's rows: this lane's part of two rows'.
+struct Learned {
+    float of[LEARNED + 1][2];
+
+    DEVICE Learned() {
+        EACH (i, LEARNED)
+            EACH (r, 2) of[i][r] = 0.0f;
+    }
+
+    DEVICE void add(int r, const float (&x)[LEARNED + 1]) { EACH (i, LEARNED) of[i][r] += x[i]; }
+
+    // Stores the sums of rows `first ..` of `count`, and starts again.
+    DEVICE void store(const Scores& scores, i64 line, int first, int count) {
+        EACH (i, LEARNED)
+            EACH (r, 2) {
+                float sum = of[i][r];
+                sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+                sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+                int row = first + row_of(2 * r);
+                if (lane_column() == 0 && row < count) scores.sums(i)[line * count + row] = sum;
+                of[i][r] = 0.0f;
+            }
+    }
+};
 
 #endif

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    Accumulate, DType, Error, Layout, MAX_RANK, Out, ProgramOperand as In, Result, Scalar, Shape, View,
+    Accumulate, DType, Error, Layout, MAX_RANK, Out, ProgramOperand as In, Result, Scalar, Shape,
     pointwise::{Program, Typed},
 };
 use smallvec::SmallVec;
@@ -263,11 +263,6 @@ pub(crate) fn positions(shape: &Shape) -> Steps {
     let mut steps = [0; MAX_RANK];
     steps.iter_mut().zip(Layout::contiguous(*shape).strides()).for_each(|(to, s)| *to = *s);
     steps
-}
-
-/// The inputs of a reduction that reduces nothing.
-pub(crate) fn views(ins: &[View<'_, Cuda>]) -> SmallVec<[InputSource; 6]> {
-    ins.iter().map(|v| InputSource::View(Operand::from(*v))).collect()
 }
 
 /// The source of the kernel that a launch would run.

@@ -21,7 +21,7 @@ use crate::{
     driver::Grid,
     engine::{Generated, KernelKey},
     operand::Operand,
-    pointwise::{self, Target, is_positional, positions, values},
+    pointwise::{self, InputSource, Target, is_positional, positions, values},
 };
 
 /// The number of blocks of a launch from which on long sums are left whole.
@@ -44,20 +44,33 @@ pub(crate) fn reduce(
     op: ReduceKind,
     out: Out<'_, Cuda>,
 ) -> Result<()> {
-    let target = Target::from(&out);
+    let ins: SmallVec<[Operand; 6]> = ins.iter().map(|v| Operand::from(*v)).collect();
+    reduce_operands(cuda, map, &ins, scalars, full, op, Target::from(&out))
+}
+
+/// A reduction of operands by address, which are seen as `full`.
+pub(crate) fn reduce_operands(
+    cuda: &Cuda,
+    map: &Program,
+    ins: &[Operand],
+    scalars: &[Scalar],
+    full: &Shape,
+    op: ReduceKind,
+    target: Target,
+) -> Result<()> {
     if target.to.numel() == 0 {
         return Ok(());
     }
     let is_reduced = |i: usize| full[i] != 1 && target.to.dims()[i] == 1;
     let reduced: SmallVec<[usize; MAX_RANK]> = (0..full.rank()).filter(|&i| is_reduced(i)).collect();
     if reduced.is_empty() {
-        return pointwise::launch(cuda, map, &pointwise::views(ins), scalars, &[target]);
+        let ins: SmallVec<[InputSource; 6]> = ins.iter().map(|x| InputSource::View(*x)).collect();
+        return pointwise::launch(cuda, map, &ins, scalars, &[target]);
     }
     if full.numel() == 0 {
         return pointwise::fill(cuda, target.to, none(op, target.to.dtype), target.add);
     }
-    let ins: SmallVec<[Operand; 6]> = ins.iter().map(|v| Operand::from(*v)).collect();
-    let call = ReduceCall::new(map, &ins, op, target, full.dims(), &reduced);
+    let call = ReduceCall::new(map, ins, op, target, full.dims(), &reduced);
     call.run(cuda, scalars)
 }
 

@@ -16,11 +16,12 @@ use runtime_cpu::Cpu;
 use runtime_cuda::Cuda;
 
 /// A call: batch, query heads, key heads, queries, keys and depth; the dtype; the operation, over a slope of each head, a
-/// bias of each key, a value of each score, and a number of each query.
+/// bias of each key, a value of each score, and a number of each query; the learned arguments.
 struct Call {
     sizes: [usize; 6],
     dtype: DType,
     op: ScoredAttention,
+    learned: &'static [usize],
 }
 
 fn calls() -> Vec<Call> {
@@ -30,18 +31,19 @@ fn calls() -> Vec<Call> {
         let seen = (x[4] / 2 % 3).ne(x[8] % 3) & (x[3] - x[1] * 2 - x[2]).ne(5);
         vec![seen.select(x[0] * x[7], b.c(f64::NEG_INFINITY))]
     });
-    let steep = Program::build("steep", 9, 0, |_, x, _| vec![x[0] + x[0] * (x[3] - x[4] + 1).cast_like(x[0]).sqrt()]);
-    let of = |sizes, dtype, program: &Program, causal, lower_right, first| {
+    let steep = Program::build("steep", 9, 0, |_, x, _| vec![x[0] + x[6] * (x[3] - x[4] + 1).cast_like(x[0]).sqrt()]);
+    let of = |sizes, dtype, program: &Program, causal, lower_right, first, learned| {
         let attention = Attention { causal, lower_right, ..Attention::new(0.3) };
-        Call { sizes, dtype, op: ScoredAttention { attention, program: program.clone(), first } }
+        Call { sizes, dtype, op: ScoredAttention { attention, program: program.clone(), first }, learned }
     };
     // Positions of 32 bits, and of 64.
     let (near, far) = ([1, 2, 3, 0], [0, 0, 1 << 33, (1 << 33) - 4]);
     vec![
-        of([1, 2, 1, 21, 83, 32], DType::F32, &alibi, true, true, far),
-        of([2, 4, 2, 70, 40, 32], DType::BF16, &bent, false, false, near),
-        of([1, 2, 2, 67, 67, 64], DType::F16, &hidden, true, false, near),
-        of([1, 1, 1, 90, 70, 32], DType::F32, &steep, true, false, near),
+        of([1, 2, 1, 21, 83, 32], DType::F32, &alibi, true, true, far, &[0]),
+        of([2, 4, 2, 70, 40, 32], DType::BF16, &bent, false, false, near, &[0, 1]),
+        of([1, 2, 2, 67, 67, 64], DType::F16, &hidden, true, false, near, &[]),
+        // A block of keys that no query sees.
+        of([2, 2, 1, 70, 150, 32], DType::F32, &steep, true, false, near, &[1]),
     ]
 }
 
@@ -69,7 +71,7 @@ fn all<R: Runtime>(rt: &R, call: &Call, dtype: DType) -> Result<Vec<Tensor<R>>> 
     let forward: Vec<&Tensor<R>> = forward.iter().collect();
     let mut outs = Tensor::apply(call.op.clone().into(), &forward)?.into_vec();
     let saved: Vec<&Tensor<R>> = [&g, &outs[0], &outs[1]].into_iter().chain(forward).collect();
-    let grad = ScoredAttentionGrad { of: call.op.clone(), learned: [].into_iter().collect() };
+    let grad = ScoredAttentionGrad { of: call.op.clone(), learned: call.learned.into() };
     let grads = Tensor::apply(grad.into(), &saved)?;
     outs.extend(grads);
     Ok(outs)

@@ -30,6 +30,8 @@ pub(crate) struct ScoreSpec {
     pub slope: Option<TypedProgram>,
     /// The dtypes of the arguments.
     pub args: SmallVec<[DType; 4]>,
+    /// The number of arguments whose gradients the slope's program gives after that of the score.
+    pub learned: usize,
 }
 
 impl TypedProgram {
@@ -49,8 +51,9 @@ impl ScoreSpec {
     }
 
     /// The text before a kernel's file: `struct Program` and the functions `program_score` and `program_slope`. The
-    /// structure has the largest visible distance from a query to a key after it, the first positions, each argument's
-    /// address and strides, and the values of programs that are equal for all scores, in words of 64 bits.
+    /// structure has the largest visible distance from a query to a key after it, the first positions, where the sums of
+    /// learned arguments go and an address more, each argument's address and strides, and the values of programs that
+    /// are equal for all scores, in words of 64 bits.
     pub(crate) fn text(&self) -> Result<String> {
         let (mut fields, mut functions) = (String::new(), String::new());
         // Writing to a String cannot fail, here and below.
@@ -65,10 +68,12 @@ impl ScoreSpec {
             }
         }
         if self.slope.is_none() {
-            functions += "WG_FN float program_slope(const Program &, float, float slope, i64, i64, i64, i64) { return slope; }\n";
+            functions += "WG_FN float program_slope(const Program &, float, float slope, i64, i64, i64, i64, float (&)[1]) { return slope; }\n";
         }
         Ok(format!(
-            "{PRELUDE}#define PROGRAM\nstruct Program {{\nalignas(8) int ahead;\ni64 first[{}];\n{fields}}};\n{functions}",
+            "{PRELUDE}#define PROGRAM\n#define LEARNED {}\nstruct Program {{\nalignas(8) int ahead;\ni64 first[{}];\n\
+             float *sums[LEARNED + 1];\n{fields}}};\n{functions}",
+            self.learned,
             ScoredAttention::AXES
         ))
     }
@@ -83,7 +88,8 @@ impl ScoreSpec {
             i => i.checked_sub(ScoredAttention::arg(0)).and_then(|i| self.args.get(i)).map_or(float, |&dtype| dtype),
         };
         let dtypes: SmallVec<[DType; 8]> = (0..program.inputs()).map(dtype).collect();
-        let body = ElementBody::of(program, &typed, &dtypes, &[float])?;
+        let outputs = program.outputs().len();
+        let body = ElementBody::of(program, &typed, &dtypes, &vec![float; outputs])?;
         let at = ["batch", "head", "query", "key"];
         let value = |i: usize| match i {
             0 => "score".into(),
@@ -96,16 +102,22 @@ impl ScoreSpec {
             _ => "slope".into(),
         };
         let inputs: Vec<String> = reads(program, program.inputs()).map(value).collect();
-        let slope = if name == "slope" { "float slope, " } else { "" };
+        let (slope, learned) = match name {
+            "slope" => ("float slope, ", ", float (&learned)[LEARNED + 1]"),
+            _ => ("", ""),
+        };
         let mut text = format!("namespace {name} {{\n{}}}\n", body.text);
         let _ = writeln!(
             text,
-            "WG_FN float program_{name}(const Program &p, float score, {slope}i64 batch, i64 head, i64 query, i64 key) {{"
+            "WG_FN float program_{name}(const Program &p, float score, {slope}i64 batch, i64 head, i64 query, i64 key{learned}) {{"
         );
         for (k, dtype) in body.values.iter().enumerate() {
             let _ = writeln!(text, "const {} s{k} = p.{name}{k};", computed(*dtype));
         }
-        let _ = writeln!(text, "float out0;\n{name}::{}\nreturn out0;\n}}", body.call(&inputs, "0", 1));
+        let outs = (0..outputs).map(|k| format!("out{k}")).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(text, "float {outs};\n{name}::{}", body.call(&inputs, "0", outputs));
+        (1..outputs).for_each(|k| text += &format!("learned[{}] = out{k};\n", k - 1));
+        text += "return out0;\n}\n";
         Ok((text, body.values))
     }
 }

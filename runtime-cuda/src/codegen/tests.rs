@@ -273,7 +273,7 @@ fn attention_by_programs() {
         let apart = (x[4] / 4 - x[3] / 4).cast_like(x[0]);
         vec![x[7].select((x[0] * x[5] + x[6] * apart).tanh() * 2.0, f64::NEG_INFINITY)]
     });
-    let slope = bent.differentiate(&[0]);
+    let slope = bent.differentiate(&[0, 5, 6]);
     for (position, head_dim) in [(DType::I32, 64), (DType::I64, 128)] {
         let given: Vec<DType> = [DType::F32]
             .into_iter()
@@ -283,7 +283,7 @@ fn attention_by_programs() {
         let typed =
             |program: &Program| TypedProgram::new(program, &program.resolve(&given[..program.inputs()], &[]).unwrap());
         let args = given[5..8].into();
-        let spec = Arc::new(ScoreSpec { score: typed(&bent), slope: Some(typed(&slope)), args });
+        let spec = Arc::new(ScoreSpec { score: typed(&bent), slope: Some(typed(&slope)), args, learned: 2 });
         for element in ["float", "bf16"] {
             for file in ["attention.cu", "attention_grad.cu"] {
                 let defines = [("T", element.into()), ("HEAD_DIM", head_dim.into())];

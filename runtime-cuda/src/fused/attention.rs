@@ -200,18 +200,20 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention, program: Option<
     Ok(Support::Done)
 }
 
-/// From the upstream gradient, `o`, `lse`, `q`, `k`, `v`, and the mask or the arguments of the program (if given).
-pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention, program: Option<ScorePlan>) -> Result<Support> {
+/// From the upstream gradient, `o`, `lse`, `q`, `k`, `v`, and the mask or the arguments of the program (if given). The
+/// programs are those of the passes over keys and over queries.
+pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention, programs: Option<[ScorePlan; 2]>) -> Result<Support> {
     let [q, k, v] = [AttentionGrad::QUERIES, AttentionGrad::KEYS, AttentionGrad::VALUES].map(|i| call.ins[i]);
     // No query heads: the number of them per key head would be 0, by which the kernels divide.
     if k.dims()[2] == 0 || q.dims()[1] == 0 {
         return Ok(Support::Decompose);
     }
     let mask = op.masked.then(|| call.ins[AttentionGrad::MASK]);
-    let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref(), program) else {
+    let [of_keys, of_queries] = programs.map_or([None, None], |programs| programs.map(Some));
+    let Some(mut plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref(), of_keys) else {
         return Ok(Support::Decompose);
     };
-    if call.outs.iter().any(|d| !is_aligned(d)) {
+    if call.outs[..3].iter().any(|d| !is_aligned(d)) {
         return Ok(Support::Decompose);
     }
     let (g, o, lse) = (aligned(call, 0)?, aligned(call, 1)?, call.dense(2)?);
@@ -236,6 +238,7 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention, program: Option
         // SAFETY: as in `forward`.
         unsafe { plan.finish(launch).run(blocks, [128, 1])? };
     }
+    plan.program = of_queries;
     if dq.numel() > 0 {
         let kernel =
             plan.kernel("attention_grad.cu", "attention_grad_queries", gradient_rows(plan.dtype, plan.head_dim));

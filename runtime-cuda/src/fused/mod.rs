@@ -10,13 +10,9 @@ mod norm;
 mod scores;
 mod softmax;
 
-use numcore::{
-    Accumulate, DType, Out, Result, Support, View,
-    fused::{AttentionGrad, FusedOp},
-};
+use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
 use smallvec::SmallVec;
 
-use self::scores::ScorePlan;
 use crate::{
     Cuda,
     handwritten::{DefineValue, HandwrittenKernel, element},
@@ -75,15 +71,8 @@ pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut 
         FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&mut call, &op.0),
         FusedOp::Attention(op) => attention::forward(&mut call, op, None),
         FusedOp::AttentionGrad(op) => attention::backward(&mut call, &op.0, None),
-        FusedOp::ScoredAttention(op) => {
-            let program = ScorePlan::new(op, &call.ins, None)?;
-            attention::forward(&mut call, &op.attention, Some(program))
-        }
-        FusedOp::ScoredAttentionGrad(op) if op.learned.is_empty() => {
-            let slope = (!op.of.adds()).then(|| op.program());
-            let program = ScorePlan::new(&op.of, &call.ins[AttentionGrad::QUERIES..], slope.as_ref())?;
-            attention::backward(&mut call, &op.of.attention, Some(program))
-        }
+        FusedOp::ScoredAttention(op) => scores::forward(&mut call, op),
+        FusedOp::ScoredAttentionGrad(op) => scores::backward(&mut call, op),
         FusedOp::Conv(op) => conv::run(&mut call, op),
         FusedOp::Linear(op) => linear::run(&mut call, op),
         FusedOp::Linear4bit(op) => linear4bit::run(&mut call, op),
