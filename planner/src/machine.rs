@@ -156,7 +156,7 @@ impl Machine {
     /// Fails for times that are not above 0.
     pub fn matched(self, estimated: f64, measured: f64) -> Result<Self> {
         let slower = measured / estimated;
-        if !(slower > 0.0 && slower.is_finite()) {
+        if !(estimated > 0.0 && slower > 0.0 && slower.is_finite()) {
             let why = format!("{measured} seconds in place of {estimated}: both must be above 0");
             return Err(Error::config("Machine::matched", "measured", why));
         }

@@ -8,7 +8,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime, Tensor, Within};
 
-use crate::{Callback, CallbackState, control::Selection, run::RunState, sink::Value};
+use crate::{Callback, CallbackState, control::Selection, replay::LogPlace, run::RunState, sink::Value};
 
 /// The checkpoint from which a run goes on.
 ///
@@ -31,7 +31,6 @@ pub enum Resume {
 
 /// Keys of the loop in the notes of a checkpoint.
 const DATA: &str = "trainer/data";
-const LOG: &str = "trainer/log";
 const TOKENS: &str = "trainer/tokens";
 const ELAPSED: &str = "trainer/elapsed";
 const CHECKED: &str = "trainer/checked";
@@ -47,7 +46,7 @@ pub(crate) type Callbacks<'a, R, M, B> = Vec<Box<dyn Callback<R, M, B> + 'a>>;
 pub(crate) fn notes<R: Runtime, M, B>(
     state: &RunState,
     data: String,
-    log: Option<u64>,
+    log: Option<LogPlace>,
     callbacks: &Callbacks<'_, R, M, B>,
 ) -> CheckpointNotes {
     let mut notes = CheckpointNotes::from([
@@ -56,7 +55,7 @@ pub(crate) fn notes<R: Runtime, M, B>(
         (ELAPSED.into(), state.progress.elapsed.as_nanos().to_string()),
         (CHECKED.into(), state.checked.as_nanos().to_string()),
     ]);
-    notes.extend(log.map(|place| (LOG.into(), place.to_string())));
+    notes.extend(log.map(|place| (LogPlace::NOTE.into(), place.to_string())));
     if state.owes_evaluation {
         notes.insert(OWES_EVALUATION.into(), String::new());
     }
@@ -71,16 +70,11 @@ pub(crate) fn notes<R: Runtime, M, B>(
     notes
 }
 
-/// The place in the log of a run after whose lines the state of a checkpoint was made.
-pub(crate) fn log_place(notes: &CheckpointNotes) -> Option<u64> {
-    notes.get(LOG)?.parse().ok()
-}
-
 /// The parsed notes of a checkpoint, read before anything is changed.
 pub(crate) struct ResumedNotes {
     pub data: String,
     /// The place in the log of the run.
-    pub log: Option<u64>,
+    pub log: Option<LogPlace>,
     tokens: f64,
     pub elapsed: Duration,
     /// The time up to which intervals of time were checked.
@@ -109,7 +103,7 @@ impl ResumedNotes {
         let evaluated = evaluated.map(|(name, value)| Ok((name.into(), number(name, value)?)));
         Ok(ResumedNotes {
             data: text(DATA)?.clone(),
-            log: log_place(notes),
+            log: LogPlace::of(notes),
             tokens: number(TOKENS, text(TOKENS)?)?,
             elapsed: nanos(ELAPSED)?,
             checked: nanos(CHECKED)?,

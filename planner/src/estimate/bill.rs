@@ -137,11 +137,11 @@ impl Rows {
             let mut holders: Vec<usize> = stages.iter().filter_map(|&k| placement.rank_of(k)).collect();
             holders.sort_unstable();
             holders.dedup();
-            let [Some(first), Some(last)] = [holders.first(), holders.last()] else { continue };
+            let ([first, .., last], Some(gaps)) = (&holders[..], pipe.ranks.checked_sub(1)) else { continue };
             if stages.iter().find(|&&k| placement.together(k, stage)) != Some(&stage) {
                 continue;
             }
-            let span = (last - first) * (pipe.span - 1) / (pipe.ranks - 1) + 1;
+            let span = (last - first) * (pipe.span - 1) / gaps + 1;
             let group = StateGroup { ranks: holders.len(), span, ..pipe.clone() };
             let shards = if step.zero == ZeroStage::None { 1 } else { groups.shard.ranks };
             let sharded = (shards > 1).then_some(step.ties);

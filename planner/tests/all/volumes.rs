@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use distributed::comm::{Comm, CountingCommunicator, Ranks, Traffic};
 use numcore::Runtime;
-use planner::{BillRow, ModelCosts, Rehearsal, TrainingPlan, bill};
+use planner::{BillRow, ModelCosts, Purpose, Rehearsal, TrainingPlan, bill};
 
 use crate::{
     common::*,
@@ -163,6 +163,20 @@ fn planner_volumes_of_tied_stages_are_those_that_ranks_exchange() {
     }
     let plan = TrainingPlan { pipe: 2, tensor: 2, micro_batches: 2, ..base() };
     assert_billed_with(&plan, GptConfig { tied_head: true, ..gpt() });
+    // One rank has all copies.
+    let schedule = ScheduleKind::LoopedBfs.to_string();
+    let plan = TrainingPlan { stages_per_rank: 2, schedule, micro_batches: 2, ..base() };
+    assert_billed_with(&plan, GptConfig { tied_head: true, ..gpt() });
+    // Two of four ranks have one each.
+    let plan = TrainingPlan { pipe: 4, micro_batches: 4, ..base() };
+    let config = GptConfig { layers: 4, tied_head: true, ..gpt() };
+    let costs = gpt_costs(&plan, config, 4, |_| ());
+    let along_pipe = |rank: usize| {
+        let rows = bill(&plan, &costs, rank).unwrap().into_iter();
+        rows.filter(|row| row.purpose == Purpose::Gradients).map(|row| row.payload).collect::<Vec<_>>()
+    };
+    let table = (VOCAB * config.width * 4) as u64;
+    assert_eq!([0, 1, 2, 3].map(along_pipe), [vec![table], vec![], vec![], vec![table]]);
 }
 
 /// Experts over ranks that have other experts, with copies of each.

@@ -1,6 +1,7 @@
 //! The log of a run: what it does not compute, as a line of JSON for each step.
 
 use std::{
+    fmt,
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
@@ -8,10 +9,11 @@ use std::{
 };
 
 use data::State;
+use distributed::train::CheckpointNotes;
 use numcore::{Error, Result};
 use serde_json::{Value, json};
 
-use crate::Length;
+use crate::{Length, hash::hash_of};
 
 /// The file in a folder of checkpoints.
 const FILE: &str = "replay.jsonl";
@@ -38,8 +40,36 @@ pub(crate) struct WorldLine {
     pub until: Length,
     /// The folder that the state came from, if it is another than the log's.
     pub from: Option<PathBuf>,
-    /// The place in this log, in bytes, after whose lines the state was made.
-    pub after: Option<u64>,
+    /// The place in a log after whose lines the state was made.
+    pub after: Option<LogPlace>,
+}
+
+/// The end of a line in a log, in bytes, and a hash of the line, by which the places of two logs differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LogPlace {
+    end: u64,
+    line: u64,
+}
+
+impl fmt::Display for LogPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:016x}", self.end, self.line)
+    }
+}
+
+impl LogPlace {
+    /// The key of the place in the notes of a checkpoint.
+    pub(crate) const NOTE: &str = "trainer/log";
+
+    /// The place after whose lines the state of a checkpoint was made.
+    pub(crate) fn of(notes: &CheckpointNotes) -> Option<Self> {
+        Self::parse(notes.get(Self::NOTE)?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (end, line) = text.split_once(' ')?;
+        Some(LogPlace { end: end.parse().ok()?, line: u64::from_str_radix(line, 16).ok()? })
+    }
 }
 
 /// A step is about to be taken.
@@ -60,8 +90,10 @@ pub(crate) struct StepLine {
 pub(crate) struct RunLog {
     path: PathBuf,
     file: File,
-    /// The places before and after the last line, in bytes.
-    pub last: (u64, u64),
+    /// The number that the lines of this world have.
+    world: u64,
+    /// The places before and after the last line.
+    pub last: (LogPlace, LogPlace),
 }
 
 impl RunLog {
@@ -77,7 +109,9 @@ impl RunLog {
             Ok(file)
         };
         let file = open().map_err(|e| Error::io(&path, e))?;
-        let mut log = RunLog { path, file, last: (0, 0) };
+        // A rank that others take for lost may still write; its lines have another number.
+        let number = file.metadata().map_err(|e| Error::io(&path, e))?.len();
+        let mut log = RunLog { path, file, world: number, last: Default::default() };
         log.write(&LogLine::World(world))?;
         Ok(log)
     }
@@ -88,25 +122,35 @@ impl RunLog {
     }
 
     pub(crate) fn write(&mut self, line: &LogLine) -> Result<()> {
-        let text = format!("{}\n", line.to_json());
+        let mut value = line.to_json();
+        value["world"] = json!(self.world);
+        let text = format!("{value}\n");
         let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.stream_position());
         let end = written.map_err(|e| Error::io(&self.path, e))?;
-        self.last = (end - text.len() as u64, end);
+        self.last = (self.last.1, LogPlace { end, line: hash_of(text.as_bytes()) });
         Ok(())
     }
 
-    /// Reads the log in a folder: each line, with the place after it in bytes. A last line that is incomplete is left
-    /// out.
-    pub(crate) fn read(folder: &Path) -> Result<Vec<(u64, LogLine)>> {
+    /// Reads the log in a folder: the lines of each world until the next one begins, with the places after them. A last
+    /// line that is incomplete is left out.
+    pub(crate) fn read(folder: &Path) -> Result<Vec<(LogPlace, LogLine)>> {
         let path = folder.join(FILE);
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
-        let (mut end, mut lines) = (0, Vec::new());
-        for text in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+        let (mut end, mut lines, mut world) = (0, Vec::new(), None);
+        for (number, text) in text.split_inclusive('\n').filter(|line| line.ends_with('\n')).enumerate() {
             end += text.len() as u64;
-            let line = serde_json::from_str(text).ok().and_then(|value: Value| LogLine::of_json(&value));
-            let why = || format!("line {} is no line of a run's log: `{}`", lines.len() + 1, text.trim_end());
-            let line = line.ok_or_else(|| Error::format(path.display().to_string(), why()))?;
-            lines.push((end, line));
+            let parsed = || {
+                let value: Value = serde_json::from_str(text).ok()?;
+                Some((value["world"].as_u64()?, LogLine::of_json(&value)?))
+            };
+            let why = || format!("line {} is no line of a run's log: `{}`", number + 1, text.trim_end());
+            let (of, line) = parsed().ok_or_else(|| Error::format(path.display().to_string(), why()))?;
+            if matches!(line, LogLine::World(_)) {
+                world = Some(of);
+            }
+            if world == Some(of) {
+                lines.push((LogPlace { end, line: hash_of(text.as_bytes()) }, line));
+            }
         }
         Ok(lines)
     }
@@ -140,6 +184,7 @@ impl LogLine {
                     Length::Tokens(n) => ("tokens", json!(n)),
                     Length::Seconds(s) => ("seconds", json!(s)),
                 };
+                let after = after.map(|place| place.to_string());
                 json!({ "ranks": ranks, "step": step, "until": { unit: most }, "from": from, "after": after })
             }
             LogLine::Back => json!({ "back": true }),
@@ -173,7 +218,8 @@ impl LogLine {
                 _ => return None,
             };
             let from = line["from"].as_str().map(PathBuf::from);
-            return Some(LogLine::World(WorldLine { ranks, step, until, from, after: line["after"].as_u64() }));
+            let after = line["after"].as_str().and_then(LogPlace::parse);
+            return Some(LogLine::World(WorldLine { ranks, step, until, from, after }));
         }
         let shares = match &line["shares"] {
             Value::Null => None,

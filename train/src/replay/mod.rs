@@ -26,7 +26,7 @@ use distributed::{
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
-pub(crate) use self::log::{LogLine, RunLog, StepLine, WorldLine};
+pub(crate) use self::log::{LogLine, LogPlace, RunLog, StepLine, WorldLine};
 pub(crate) use self::report::CallPlace;
 pub use self::report::{ReplayedCall, ReplayedRank, ReplayedStep, ReplayedValue};
 use self::route::Route;
@@ -181,6 +181,11 @@ impl StepReplay {
     /// Takes the legs of the route one after another, each from the state of the one before.
     fn legs(&self, run: impl Fn(&Arc<ReplayedLeg>) -> Result<()>) -> Result<ReplayedStep> {
         let mut route = Route::to(&Folder::new(&self.folder), self.step, self.attempt)?;
+        let of = route.legs.last().map_or(1, |leg| leg.ranks);
+        if let Some(shown) = self.shown.filter(|shown| *shown >= of) {
+            let allowed = format!("below {of}, the number of ranks that took step {}", self.step);
+            return Err(Error::range("StepReplay", "rank", shown, allowed));
+        }
         let scratch = Scratch::new(&self.scratch);
         let lost = || Error::internal("StepReplay", "a route has no steps");
         let mut last = route.legs.pop().ok_or_else(lost)?;
@@ -190,16 +195,20 @@ impl StepReplay {
         route.legs.extend(Some(last).filter(|leg| !leg.steps.is_empty()));
         let begun = route.from.as_ref().map(|(_, step)| *step);
         let mut from = route.from;
-        for (k, leg) in route.legs.into_iter().enumerate() {
+        // The time after the last step of a leg is that before the next one.
+        let ends: Vec<Duration> =
+            route.legs.iter().skip(1).flat_map(|leg| leg.steps.first()).map(|line| line.elapsed).collect();
+        let ends = ends.into_iter().chain([observed.elapsed]);
+        for ((k, leg), end) in route.legs.into_iter().enumerate().zip(ends) {
             let folder = Folder::new(scratch.0.join(k.to_string()));
-            self.take(&run, leg, from, LegEnd::Save(folder.clone()))?;
+            self.take(&run, (leg, end), from, LegEnd::Save(folder.clone()))?;
             // The state before this leg is not needed again.
             let _ = k.checked_sub(1).map(|before| fs::remove_dir_all(scratch.0.join(before.to_string())));
             from = folder.latest()?.map(|step| (folder.path().to_path_buf(), step));
         }
         let observe = |keep| {
             let leg = route::Leg { ranks, until, steps: vec![observed.clone()] };
-            let ranks = self.take(&run, leg, from.clone(), LegEnd::Observe { keep })?;
+            let ranks = self.take(&run, (leg, observed.elapsed), from.clone(), LegEnd::Observe { keep })?;
             Ok::<_, Error>(ReplayedStep { step: self.step, from: begun, ranks })
         };
         let step = observe(None)?;
@@ -212,13 +221,13 @@ impl StepReplay {
     fn take(
         &self,
         run: &impl Fn(&Arc<ReplayedLeg>) -> Result<()>,
-        leg: route::Leg,
+        (leg, end): (route::Leg, Duration),
         from: Option<(PathBuf, u64)>,
         then: LegEnd,
     ) -> Result<Vec<ReplayedRank>> {
         let route::Leg { ranks, until, steps } = leg;
         let (of, results) = (Folder::new(&self.folder), Mutex::new(BTreeMap::new()));
-        let leg = Arc::new(ReplayedLeg { ranks, until, of, from, steps, then, results });
+        let leg = Arc::new(ReplayedLeg { ranks, until, of, from, steps, end, then, results });
         let outcome = run(&leg);
         let results = std::mem::take(&mut *leg.results.lock());
         if results.len() < ranks {
@@ -261,6 +270,8 @@ pub(crate) struct ReplayedLeg {
     /// The checkpoint to go on from; none to begin from scratch.
     pub from: Option<(PathBuf, u64)>,
     pub steps: Vec<StepLine>,
+    /// The time of the run after these steps.
+    end: Duration,
     pub then: LegEnd,
     /// The ranks that are done, with their observations.
     results: Mutex<BTreeMap<usize, Option<ReplayedRank>>>,
@@ -304,7 +315,7 @@ impl ReplayedLeg {
 
     /// The time of the run before the step of this number.
     pub(crate) fn time_before(&self, taken: usize) -> Duration {
-        self.steps.get(taken).or(self.steps.last()).map_or(Duration::ZERO, |line| line.elapsed)
+        self.steps.get(taken).map_or(self.end, |line| line.elapsed)
     }
 
     /// Keeps the result of a rank. The returned error ends its program.

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use distributed::checkpoint::{CheckpointReader, Folder};
 use numcore::{Error, Result};
 
-use super::log::{LogLine, RunLog, StepLine};
-use crate::{Length, resume::log_place};
+use super::log::{LogLine, LogPlace, RunLog, StepLine};
+use crate::Length;
 
 /// The steps that lead to a state, or to a step.
 pub(super) struct Route {
     /// The checkpoint that the first leg goes on from; none if it begins from scratch.
     pub from: Option<(PathBuf, u64)>,
-    /// Steps of worlds of equal size and length, in order.
+    /// The steps of each world, in order.
     pub legs: Vec<Leg>,
 }
 
@@ -24,8 +24,13 @@ pub(super) struct Leg {
 
 /// A log whose lines each lead from a state to a state. Hashes are those of their steps.
 struct Lines {
-    lines: Vec<(u64, LogLine)>,
+    lines: Vec<LogLine>,
+    /// The line that led to the state at each place.
+    places: Vec<(LogPlace, usize)>,
 }
+
+/// A checkpoint in the folder of the log: its place in a log, and its step.
+type Kept = (Option<LogPlace>, u64);
 
 impl Route {
     /// The shortest way to a time that the run took `step`: the last one, or the one of this number.
@@ -51,90 +56,91 @@ impl Route {
         };
         // The state before a line is that after another one.
         let (mut k, mut taken) = (last, Vec::new());
+        let own = |step: u64| Some((folder.path().to_path_buf(), step));
         let from = loop {
-            match &log.lines[k].1 {
+            match &log.lines[k] {
                 LogLine::Step(_) => {
                     taken.push(k);
                     k -= 1;
                 }
-                LogLine::World(world) => match (&world.from, world.after.and_then(|place| log.line_to(place))) {
-                    (Some(from), _) => {
-                        let there = CheckpointReader::open(Folder::new(from).step(world.step)).is_ok();
-                        let how = || format!("that of step {}, in {}", world.step, from.display());
-                        break Some((from.clone(), world.step))
-                            .filter(|_| there)
-                            .ok_or_else(|| gone(how()))
-                            .map(Some)?;
+                LogLine::World(world) => {
+                    let (step, before) = (world.step, world.after.and_then(|place| log.line_to(place)));
+                    let is_of = |(place, at): &Kept| (*place, *at) == (world.after, step);
+                    let other = world
+                        .from
+                        .as_ref()
+                        .filter(|from| CheckpointReader::open(Folder::new(*from).step(step)).is_ok());
+                    match (other, before.filter(|before| *before < k)) {
+                        (Some(other), _) => break Some((other.clone(), step)),
+                        _ if world.from.is_none() && step > 0 && checkpoints.iter().any(is_of) => break own(step),
+                        (_, Some(before)) => k = before,
+                        _ if step == 0 => break None,
+                        _ => return Err(gone(format!("that of step {step}, from which ranks went on"))),
                     }
-                    (None, Some(before)) if before < k => k = before,
-                    (None, _) if world.step == 0 => break None,
-                    (None, _) => return Err(gone(format!("that of step {}, from which ranks went on", world.step))),
-                },
+                }
                 LogLine::Back => return Err(gone("the one, to which the run went back".into())),
                 LogLine::State { .. } => return Err(Error::internal("StepReplay", "a hash is no state")),
             }
-            if let Some((_, at)) = checkpoints.iter().find(|(line, _)| *line == k) {
-                break Some((folder.path().to_path_buf(), *at));
+            let leads_here = |(place, _): &&Kept| place.is_some_and(|place| log.line_to(place) == Some(k));
+            if let Some((_, at)) = checkpoints.iter().find(leads_here) {
+                break own(*at);
             }
         };
         taken.reverse();
-        let mut legs: Vec<Leg> = Vec::new();
+        let mut legs: Vec<(usize, Leg)> = Vec::new();
         for (k, line) in taken.into_iter().filter_map(|k| Some((k, log.step(k)?.clone()))) {
-            let (ranks, until) = log.world(k).unwrap_or((1, Length::Steps(0)));
-            match legs.last_mut().filter(|leg| (leg.ranks, leg.until) == (ranks, until)) {
-                Some(leg) => leg.steps.push(line),
-                None => legs.push(Leg { ranks, until, steps: vec![line] }),
+            let Some((world, ranks, until)) = log.world(k) else { continue };
+            match legs.last_mut().filter(|(of, _)| *of == world) {
+                Some((_, leg)) => leg.steps.push(line),
+                None => legs.push((world, Leg { ranks, until, steps: vec![line] })),
             }
         }
-        Ok(Route { from, legs })
+        Ok(Route { from, legs: legs.into_iter().map(|(_, leg)| leg).collect() })
     }
 }
 
 impl Lines {
     fn read(folder: &Folder) -> Result<Self> {
-        let mut all: Vec<(u64, LogLine)> = Vec::new();
-        for (end, line) in RunLog::read(folder.path())? {
-            let Some((to, last)) = all.last_mut() else {
-                if !matches!(line, LogLine::World(_)) {
-                    return Err(Error::format(folder.path().display().to_string(), "its log begins without ranks"));
-                }
-                all.push((end, line));
-                continue;
-            };
-            match (line, last) {
-                (LogLine::State { hash }, LogLine::Step(of)) => (of.hash, *to) = (Some(hash), end),
-                (LogLine::State { .. }, _) => {}
-                (line, _) => all.push((end, line)),
+        let mut all = Lines { lines: Vec::new(), places: Vec::new() };
+        for (place, line) in RunLog::read(folder.path())? {
+            match (line, all.lines.last_mut()) {
+                (LogLine::State { hash }, Some(LogLine::Step(of))) => of.hash = Some(hash),
+                (LogLine::State { .. }, Some(_)) => {}
+                (line, _) => all.lines.push(line),
             }
+            all.places.push((place, all.lines.len() - 1));
         }
-        Ok(Lines { lines: all })
+        match all.lines.first() {
+            Some(LogLine::World(_)) | None => Ok(all),
+            _ => Err(Error::format(folder.path().display().to_string(), "its log begins without ranks")),
+        }
     }
 
     fn step(&self, k: usize) -> Option<&StepLine> {
-        match &self.lines.get(k)?.1 {
+        match self.lines.get(k)? {
             LogLine::Step(line) => Some(line),
             _ => None,
         }
     }
 
-    /// The number of ranks and the length of the run in the world of a line.
-    fn world(&self, k: usize) -> Option<(usize, Length)> {
-        self.lines[..k].iter().rev().find_map(|(_, line)| match line {
-            LogLine::World(world) => Some((world.ranks, world.until)),
+    /// The world of a line: the number of its own line, its ranks, and the length of the run.
+    fn world(&self, k: usize) -> Option<(usize, usize, Length)> {
+        self.lines[..k].iter().enumerate().rev().find_map(|(at, line)| match line {
+            LogLine::World(world) => Some((at, world.ranks, world.until)),
             _ => None,
         })
     }
 
-    /// The last line that is whole at a place.
-    fn line_to(&self, place: u64) -> Option<usize> {
-        self.lines.partition_point(|(end, _)| *end <= place).checked_sub(1)
+    /// The line that led to the state at a place, if that is one of this log.
+    fn line_to(&self, place: LogPlace) -> Option<usize> {
+        self.places.iter().find(|(known, _)| *known == place).map(|(_, line)| *line)
     }
 
-    /// All checkpoints in the folder that can still be read: the lines that led to their states, and their steps.
-    fn checkpoints(&self, folder: &Folder) -> Result<Vec<(usize, u64)>> {
+    /// All checkpoints in the folder that can still be read.
+    fn checkpoints(&self, folder: &Folder) -> Result<Vec<Kept>> {
         let of = |step: u64| {
             let reader = CheckpointReader::open(folder.step(step)).ok()?;
-            Some((self.line_to(log_place(reader.manifest().notes())?)?, step))
+            Some((LogPlace::of(reader.manifest().notes()), step))
         };
         Ok(folder.steps()?.into_iter().filter_map(of).collect())
     }

@@ -17,6 +17,7 @@ use crate::{
     callback::RunSnapshot,
     callbacks::dropped,
     control::{Agreed, Selection},
+    replay::LogPlace,
     resume::{Callbacks, CombinedState, ResumedNotes, notes},
     sink::Value,
 };
@@ -39,7 +40,7 @@ where
     }
 
     /// The notes of a checkpoint whose run goes on from a place in the data, and from one in the log.
-    fn notes_at(&self, at: State, log: Option<u64>) -> CheckpointNotes {
+    fn notes_at(&self, at: State, log: Option<LogPlace>) -> CheckpointNotes {
         notes(&self.state, self.loader.note(at), log, &self.callbacks)
     }
 

@@ -24,7 +24,7 @@ use super::{
     engine::StepWithLoss,
     saving::{load, load_step, saved_in},
     shares::own_batches,
-    step_log::StepLog,
+    step_log::{KeptLog, StepLog},
     train_loop::{Clock, TrainLoop},
 };
 use crate::{
@@ -175,7 +175,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             match load(&folders, &mut self.step, &mut self.callbacks, fits(&self.loader))? {
                 Some((resumed, notes)) => {
                     let is_beside_log = folder.as_ref().is_some_and(|own| is_same(own, &resumed));
-                    (from, after) = if is_beside_log { (None, notes.log) } else { (Some(absolute(&resumed)), None) };
+                    (from, after) = (Some(absolute(&resumed)).filter(|_| !is_beside_log), notes.log);
                     at = self.restore_notes(notes, &mut state)?;
                     state.from_scratch = !saved_in(&self.callbacks).iter().any(|own| is_same(own, &resumed));
                 }
@@ -198,7 +198,8 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             (None, Some(folder)) => {
                 let world =
                     WorldLine { ranks: comm.size(), step: state.progress.step, until: state.length, from, after };
-                StepLog::begin(&folder, Some(world).filter(|_| is_rank_zero), self.hash_state, &mut state)
+                let file = if is_rank_zero { KeptLog::Begins(folder, world) } else { KeptLog::Elsewhere };
+                StepLog::Kept { file, hash_every: self.hash_state }
             }
             (None, None) => StepLog::None,
         };

@@ -3,10 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use distributed::checkpoint::Folder;
+use numcore::Error;
 
 use crate::{
     Interval,
-    replay::{LogLine, ReplayedLeg, RunLog, StepLine, WorldLine},
+    replay::{LogLine, LogPlace, ReplayedLeg, RunLog, StepLine, WorldLine},
     run::RunState,
     sink::Value,
 };
@@ -16,37 +17,46 @@ pub(super) enum StepLog {
     /// The run saves nothing, so no step can be taken again.
     None,
     /// The run saves. Rank 0 writes as long as it can: no run is worth to end for its log.
-    Kept { file: Option<RunLog>, hash_every: Option<Interval> },
+    Kept { file: KeptLog, hash_every: Option<Interval> },
     /// A replay takes steps again.
     Replayed { leg: Arc<ReplayedLeg>, taken: usize },
 }
 
+/// The log beside the checkpoints in a folder, as a rank has it.
+pub(super) enum KeptLog {
+    /// The world is about to begin: callbacks may refuse the folder.
+    Begins(Folder, WorldLine),
+    Open(RunLog),
+    /// Another rank has it, or it cannot be written.
+    Elsewhere,
+}
+
 impl StepLog {
-    /// The log of a run beside its checkpoints in `folder`, opened by the rank that has the line of the world.
-    pub(super) fn begin(
-        folder: &Folder,
-        world: Option<WorldLine>,
-        hash_every: Option<Interval>,
-        state: &mut RunState,
-    ) -> Self {
-        let begun = world.map(|world| RunLog::begin(folder.path(), state.from_scratch, world));
-        let file = begun.and_then(|begun| begun.map_err(|error| failed(&error, state)).ok());
-        StepLog::Kept { file, hash_every }
+    /// Opens the log, with the line of the world, on the rank that writes.
+    pub(super) fn begin(&mut self, state: &mut RunState) {
+        let StepLog::Kept { file, .. } = self else { return };
+        if let KeptLog::Begins(folder, world) = file {
+            *file = match RunLog::begin(folder.path(), state.from_scratch, world.clone()) {
+                Ok(log) => KeptLog::Open(log),
+                Err(error) => failed(&error, state),
+            };
+        }
     }
 
     /// Writes a line, if this rank has the file.
     pub(super) fn write(&mut self, line: &LogLine, state: &mut RunState) {
         let StepLog::Kept { file, .. } = self else { return };
-        if let Some(Err(error)) = file.as_mut().map(|log| log.write(line)) {
-            failed(&error, state);
-            *file = None;
+        let KeptLog::Open(log) = file else { return };
+        if let Err(error) = log.write(line) {
+            *file = failed(&error, state);
         }
     }
 
-    /// The places in the file before and after its last line, in bytes, on the rank that writes it.
-    pub(super) fn last_line(&self) -> Option<(u64, u64)> {
+    /// The places before and after the last line, on the rank that writes the file.
+    pub(super) fn last_line(&self) -> Option<(LogPlace, LogPlace)> {
         match self {
-            StepLog::Kept { file, .. } => file.as_ref().map(|log| log.last),
+            StepLog::Kept { file: KeptLog::Open(log), .. } => Some(log.last),
+            StepLog::Kept { file: KeptLog::Begins(_, world), .. } => world.after.map(|place| (place, place)),
             _ => None,
         }
     }
@@ -77,6 +87,7 @@ impl StepLog {
 }
 
 /// Records that a run goes on without its log.
-fn failed(error: &numcore::Error, state: &mut RunState) {
+fn failed(error: &Error, state: &mut RunState) -> KeptLog {
     state.measure("replay/failure", Value::Text(error.to_string()));
+    KeptLog::Elsewhere
 }

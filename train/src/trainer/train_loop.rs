@@ -143,6 +143,7 @@ where
     fn before_first(&mut self) -> Result<Option<StopReason>> {
         self.commit()?;
         self.fire(&Event::Begin)?;
+        self.log.begin(&mut self.state);
         self.state.check_evaluations()?;
         if let Some(commits) = self.elastic.as_mut().filter(|_| interrupt::is_listening()) {
             // A signal during a change of ranks ends the run in order, in the next world.

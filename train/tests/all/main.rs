@@ -29,6 +29,7 @@ mod qk_clip;
 mod remembered;
 mod replays;
 mod replays_found;
+mod replays_resumed;
 mod resuming;
 mod saving;
 mod signals;

@@ -216,6 +216,8 @@ fn what_cannot_be_taken_again_is_an_error() {
         let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime())).hash_state(every);
         assert!(trainer.run(loss).unwrap_err().to_string().contains("hash_state"));
     }
+    let said_of_rank = StepReplay::of(&run.folder, 13).show_rank(2).run(cpu, |comm| run.train(&comm, None));
+    assert!(said_of_rank.unwrap_err().to_string().contains("below 2, the number of ranks that took step 13"));
     // A line that was cut off counts for nothing; any other is named.
     let torn = format!("{{\"step\":14,\"at\":\"epoch {}", " ".repeat(500));
     let path = run.folder.join("replay.jsonl");

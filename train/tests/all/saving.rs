@@ -133,9 +133,12 @@ fn checkpoints_of_another_run_are_left_alone() {
     };
     run(&scratch, Resume::No, false).unwrap();
     run(&other, Resume::No, false).unwrap();
+    let log = || std::fs::read(scratch.0.join("replay.jsonl")).unwrap();
+    let kept = log();
     for resume in [Resume::No, Resume::From(other.0.clone())] {
         let error = run(&scratch, resume, false).unwrap_err().to_string();
         assert!(error.contains("has checkpoints of another run, the last of step 2"), "{error}");
+        assert_eq!(log(), kept);
     }
     for resume in [Resume::IfThere, Resume::From(scratch.0.clone())] {
         assert_eq!(run(&scratch, resume, false).unwrap().resumed, Some(2));
