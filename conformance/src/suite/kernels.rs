@@ -33,6 +33,7 @@ pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
         bench.norms();
         bench.attention();
         bench.scored_attention();
+        bench.infinite_scores();
         bench.conv();
         bench.pool();
         bench.linear4bit();
@@ -42,9 +43,9 @@ pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
 
 pub(super) struct Bench<'a, R: Runtime> {
     pub(super) rt: &'a R,
-    dtype: DType,
-    tolerance: f64,
-    section: &'a mut Section,
+    pub(super) dtype: DType,
+    pub(super) tolerance: f64,
+    pub(super) section: &'a mut Section,
 }
 
 impl<R: Runtime> Bench<'_, R> {

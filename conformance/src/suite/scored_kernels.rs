@@ -2,13 +2,13 @@
 //! mask, and gradients of scores and of arguments.
 
 use numcore::{
-    DType, Runtime, Tensor,
+    DType, Result, Runtime, Tensor,
     fused::{Attention, ScoredAttention, ScoredAttentionGrad},
-    ops::ViewOps,
+    ops::{Apply, ViewOps},
     pointwise::Program,
 };
 
-use super::kernels::Bench;
+use super::{close::near, kernels::Bench, report::Verdict};
 
 /// Programs over a slope of each head, a bias of each key, a value of each score, and a number of each query.
 fn programs() -> [Program; 5] {
@@ -80,5 +80,51 @@ impl<R: Runtime> Bench<'_, R> {
                 self.compare(&what, ScoredAttentionGrad { of: op, learned: learned.into_iter().collect() }, &saved);
             }
         }
+    }
+
+    /// Checks scores of infinities against softmax's limits: keys at −∞ have no weight, a query with no other keys gives
+    /// zeros, and one with a key at ∞ has no value. Others have their own values and gradients.
+    pub(super) fn infinite_scores(&mut self) {
+        const KEYS: usize = 5;
+        const WIDTH: usize = 32;
+        let x = [(4, 50), (KEYS, 51), (KEYS, 52), (4, 53)].map(|(rows, seed)| self.real(&[1, 1, rows, WIDTH], seed));
+        let (rt, dtype, tolerance) = (self.rt, self.dtype, self.tolerance);
+        self.section.check(format!("scores of infinities {dtype}"), || {
+            let [q, k, v, g] = &x;
+            let (low, high) = (f64::NEG_INFINITY, f64::INFINITY);
+            let added = [[0.0; KEYS], [low; KEYS], [0.5, low, -1.0, low, 0.0], [0.0, 0.0, high, low, 0.0]].concat();
+            let (mut all, mut finite) = (added.iter(), added.iter());
+            let infinite = Tensor::from_f64_fn(rt, [4, KEYS], dtype, || all.next().map_or(0.0, |x| *x))?;
+            let hidden =
+                Tensor::from_f64_fn(rt, [4, KEYS], dtype, || finite.next().map_or(0.0, |x| x.clamp(-1e4, 0.5)))?;
+            let program = Program::build("added", 6, 0, |_, x, _| vec![x[0] + x[5]]);
+            let op = ScoredAttention { attention: Attention::new(0.1), program, first: [0; 4] };
+            let outs = Tensor::apply(op.clone().into(), &[q, k, v, &infinite])?;
+            let near_by = Tensor::apply(op.clone().into(), &[q, k, v, &hidden])?;
+            let rows = |x: &Tensor<R>| {
+                Ok::<_, numcore::Error>(x.to_f64s()?.chunks(WIDTH).map(<[f64]>::to_vec).collect::<Vec<_>>())
+            };
+            let (o, lse, want) = (rows(&outs[0])?, outs[1].to_f64s()?, rows(&near_by[0])?);
+            let mut verdict =
+                near("the seen", &o[0], &want[0], tolerance).and(near("the rest", &o[2], &want[2], tolerance));
+            let limits = o[1] == [0.0; WIDTH] && o[3].iter().all(|x| x.is_nan()) && lse[1] == low;
+            verdict = verdict.and(Verdict::when(limits && lse[0].is_finite() && !lse[3].is_finite(), || {
+                format!("{:?}, {:?}, {lse:?}", o[1], o[3])
+            }));
+            // Without the last query, whose gradients have no value.
+            let three = |x: &Tensor<R>, axis| x.narrow(axis, 0, 3);
+            let (q, g, o, added) = (three(q, 2)?, three(g, 2)?, three(&outs[0], 2)?, three(&infinite, 0)?);
+            let (hidden, lse) = (three(&hidden, 0)?, three(&outs[1], 2)?);
+            let grad = ScoredAttentionGrad { of: op, learned: [].into_iter().collect() };
+            let got = Tensor::apply(grad.clone().into(), &[&g, &o, &lse, &q, k, v, &added])?;
+            let of_queries = rows(&got[0])?;
+            let near_by = [three(&near_by[0], 2)?, three(&near_by[1], 2)?];
+            let want = Tensor::apply(grad.into(), &[&g, &near_by[0], &near_by[1], &q, k, v, &hidden])?;
+            let want = rows(&want[0])?;
+            let finite =
+                got.iter().map(|x| x.to_f64s()).collect::<Result<Vec<_>>>()?.concat().iter().all(|x| x.is_finite());
+            verdict = verdict.and(near("a gradient", &of_queries[2], &want[2], tolerance));
+            Ok(verdict.and(Verdict::when(finite && of_queries[1] == [0.0; WIDTH], || format!("{of_queries:?}"))))
+        });
     }
 }
