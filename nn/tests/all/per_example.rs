@@ -4,7 +4,7 @@ use autograd::{Var, backward, per_example_gradients};
 use nn::{loss::CrossEntropyOptions, *};
 use numcore::{
     DType, Result, Tensor,
-    fused::{NnOps, Reduction},
+    fused::{AttentionProgram, NnOps, Reduction},
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
 use runtime_cpu::Cpu;
@@ -89,6 +89,32 @@ fn parameters_seen_by_views() {
         let want = backward(&losses(example, 1).unwrap()).unwrap().of(&w).unwrap().to_f64s().unwrap();
         let got = apart.narrow(0, example, 1).unwrap().to_f64s().unwrap();
         assert!(got.iter().zip(&want).all(|(g, w)| (g - w).abs() < 1e-12), "{got:?}, expected {want:?}");
+    }
+}
+
+/// The program reads the number of the example, which a batch of one begins to count at.
+#[test]
+fn arguments_of_attention_by_programs() {
+    let leaf = |name: &str, shape: &[usize], seed| Var::leaf(name, drawn(shape, seed).value().unwrap()).unwrap();
+    let (slopes, bias) = (leaf("slopes", &[2, 1, 1], 11), leaf("bias", &[4, 5], 12));
+    let qkv = [(4, 3, 13), (5, 3, 14), (5, 2, 15)].map(|(rows, width, seed)| drawn(&[EXAMPLES, 2, rows, width], seed));
+    let program = AttentionProgram::over(2).mask(|at, _| at.key.le(at.query + 1)).score(|s, at, args| {
+        (s * args[0] + args[1]).tanh() * (at.batch + 1).cast_like(s) + args[0] * (at.key - at.query).cast_like(s)
+    });
+    let losses = |first: usize, count: usize| {
+        let [q, k, v] = qkv.each_ref().map(|x| x.narrow(0, first, count).unwrap());
+        let y = program.clone().shifted(first, 0, 0, 0).attend(&q, &k, &v, &[&slopes, &bias]).unwrap();
+        y.square().unwrap().sum(&[1, 2, 3]).unwrap()
+    };
+    let all = per_example_gradients(&losses(0, EXAMPLES)).unwrap();
+    for leaf in [&slopes, &bias] {
+        let apart = all.of(leaf).unwrap();
+        assert_eq!(apart.dims(), [&[EXAMPLES], &leaf.dims()[..]].concat());
+        for example in 0..EXAMPLES {
+            let want = backward(&losses(example, 1)).unwrap().of(leaf).unwrap().to_f64s().unwrap();
+            let got = apart.narrow(0, example, 1).unwrap().to_f64s().unwrap();
+            assert!(got.iter().zip(&want).all(|(g, w)| (g - w).abs() < 1e-12), "{example}: {got:?}, expected {want:?}");
+        }
     }
 }
 

@@ -273,6 +273,13 @@ impl ScoredAttentionGrad {
         self.of.program.differentiate(&wrt)
     }
 
+    /// The call of the examples from `start` on.
+    pub(crate) fn after_examples(&self, start: usize) -> Self {
+        let [batch, head, query, key] = self.of.first;
+        let of = ScoredAttention { first: [batch + start, head, query, key], ..self.of.clone() };
+        ScoredAttentionGrad { of, learned: self.learned.clone() }
+    }
+
     /// The gradients by parts of a causal call; those of keys, values and arguments are sums over parts.
     fn by_parts<T: Apply>(&self, ins: &[&T], parts: &[(Range<usize>, usize)]) -> Result<Outs<T>> {
         let operands = &ins[AttentionGrad::QUERIES..];

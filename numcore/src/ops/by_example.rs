@@ -3,7 +3,10 @@
 use smallvec::SmallVec;
 
 use super::{Apply, Matmul, Op, Outs, Rule, ViewOps, stack};
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    fused::{AttentionGrad, FusedOp},
+};
 
 /// The result of `op`, the gradient of a parameter, for each of `examples`, `[B, ..]` for the result `[..]`. The first
 /// axis of every activation among `ins` has the examples, or rows of which each example has equally many.
@@ -41,7 +44,8 @@ pub fn by_example<T: Apply>(op: &Op, ins: &[&T], examples: usize) -> Result<T> {
 }
 
 /// All outputs of a fused op, the gradients of parameters, for each of `examples`; see [`by_example`]. It runs on the
-/// rows of each example. Operands with as many axes as any, and as long a first axis, have rows; others are given whole.
+/// rows of each example. Operands with as many axes as any, and as long a first axis, have rows; others are given whole,
+/// but for the logsumexp of attention by programs, whose positions move along with the examples.
 ///
 /// # Errors
 /// The errors of [`by_example`].
@@ -54,14 +58,20 @@ pub fn all_by_example<T: Apply>(op: &Op, ins: &[&T], examples: usize) -> Result<
     let rank = shapes.iter().map(|s| s.rank()).max().unwrap_or(0);
     let rows = shapes.iter().find(|s| s.rank() == rank && rank > 1).map(|s| s[0]).ok_or_else(|| mixed(op))?;
     let each = rows_of_each(op, rows, examples)?;
+    let scored = match op {
+        Op::Fused(FusedOp::ScoredAttentionGrad(grad)) => Some(grad),
+        _ => None,
+    };
     let of = |i: usize| {
-        let rows = |x: &T| {
+        let rows = |(k, x): (usize, &&T)| {
             let shape = x.spec().shape;
-            let has_rows = shape.rank() == rank && shape[0] == rows;
-            if has_rows { x.narrow(0, i * each, each) } else { Ok(x.clone()) }
+            let is_statistic = scored.is_some() && k == AttentionGrad::LSE;
+            let has_rows = (is_statistic || shape.rank() == rank) && shape[0] == rows;
+            if has_rows { x.narrow(0, i * each, each) } else { Ok((*x).clone()) }
         };
-        let ins = ins.iter().map(|x| rows(x)).collect::<Result<SmallVec<[T; 8]>>>()?;
-        T::apply(op.clone(), &ins.iter().collect::<SmallVec<[&T; 8]>>())
+        let ins = ins.iter().enumerate().map(rows).collect::<Result<SmallVec<[T; 8]>>>()?;
+        let op = scored.map_or_else(|| op.clone(), |grad| grad.after_examples(i * each).into());
+        T::apply(op, &ins.iter().collect::<SmallVec<[&T; 8]>>())
     };
     let all = (0..examples).map(of).collect::<Result<Vec<_>>>()?;
     let output = |k: usize| stack(&all.iter().map(|outs| &outs[k]).collect::<Vec<_>>(), 0);
