@@ -462,7 +462,7 @@ def convolutions():
         "resnet_bottleneck": resnet(downsample_in_bottleneck=True),
         "resnet_50": resnet(),
         "convnext": (transformers.ConvNextForImageClassification, transformers.ConvNextConfig(
-            patch_size=2, num_stages=2, depths=[1, 2], hidden_sizes=[4, 6], num_labels=3, layer_norm_eps=1e-5,
+            patch_size=2, num_stages=2, depths=[1, 2], hidden_sizes=[4, 6], num_labels=3, layer_norm_eps=0.02,
             layer_scale_init_value=0.1, image_size=12)),
     }.items():
         torch.manual_seed(sum(map(ord, name)))
@@ -491,7 +491,8 @@ def convolutions():
 def t5():
     """T5 with a tied head, and T5 1.1 with gates and a head of its own."""
     sizes = dict(vocab_size=VOCAB, d_model=12, d_kv=4, d_ff=20, num_layers=2, num_decoder_layers=3, num_heads=2,
-                 relative_attention_num_buckets=8, relative_attention_max_distance=12, dropout_rate=0.0, decoder_start_token_id=0)
+                 relative_attention_num_buckets=8, relative_attention_max_distance=12, layer_norm_epsilon=0.01, dropout_rate=0.0,
+                 decoder_start_token_id=0)
     for name, more in [("t5", {}), ("t5_gated", dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False))]:
         torch.manual_seed(sum(map(ord, name)))
         config = transformers.T5Config(**sizes, **more)
@@ -555,7 +556,7 @@ def clip():
         config = transformers.CLIPConfig(
             text_config=dict(vocab_size=VOCAB, hidden_size=12, max_position_embeddings=11, eos_token_id=end, bos_token_id=0,
                              hidden_act="quick_gelu" if end == 40 else "gelu", **sizes),
-            vision_config=dict(hidden_size=8, image_size=12, patch_size=4, layer_norm_eps=1e-4, **sizes), projection_dim=6)
+            vision_config=dict(hidden_size=8, image_size=12, patch_size=4, layer_norm_eps=0.02, **sizes), projection_dim=6)
         config._attn_implementation = "eager"
         model = transformers.CLIPModel(config).eval()
         randomize(model)
@@ -564,6 +565,9 @@ def clip():
         ids, pixels = torch.randint(3, 40, (3, 9)), torch.randn(2, 3, 12, 12)
         for row, at in [(0, 8), (1, 4), (2, 6)]:
             ids[row, at:] = 40
+        if end == 40:
+            # A larger token does not end a text.
+            ids[1, 2], ids[2, 7] = 42, 41
         out = model(input_ids=ids, pixel_values=pixels)
         torch.nn.functional.cross_entropy(out.logits_per_text, torch.tensor([1, 0, 1])).backward()
         grads = {f"grad/{n}": p.grad for n, p in model.named_parameters()}

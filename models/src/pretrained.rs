@@ -62,7 +62,7 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Loads the model in a folder or a GGUF file, with parameters of the element type in `init`.
     ///
     /// Names and shapes are compared before any memory is allocated; then one weight at a time is read. With
-    /// [`Init::lazily`] only weights in four bits are read at once. A trainer that shards reads its rank's part of each
+    /// [`Init::lazily`] only buffers and weights in four bits are read at once. A trainer that shards reads its rank's part of each
     /// other weight, so no rank holds the full model.
     ///
     /// # Errors

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use numcore::{Error, Result, Within};
 
-/// The weights and parameters that did not match when a model was loaded. Names are the model's, with those of files
-/// where a rule gives one.
+/// The weights and parameters that did not match when a model was loaded, buffers among the latter. Names are the
+/// model's, with those of files where a rule gives one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PretrainedReport {
     /// Parameters without a weight, each with the name in files that it would have.

@@ -92,13 +92,16 @@ fn a_cache_changes_nothing() {
     }
 }
 
-/// Transformers' own logits in `bf16` are 0.033 off.
+/// The root mean square of errors of transformers' own logits in `bf16` is 0.0073.
 #[test]
 fn half_precision_is_near() {
     let due = Reference::read("t5");
     let found = logits(&t5("t5", DType::BF16), &due).value().unwrap();
     assert_eq!(found.dtype(), DType::BF16);
-    close("t5", &found, &due.tensor("logits"), 0.05);
+    let (found, due) = (found.to_f64s().unwrap(), due.tensor("logits").to_f64s().unwrap());
+    let squares: f64 = found.iter().zip(&due).map(|(a, b)| ((a - b) / b.abs().max(1.0)).powi(2)).sum();
+    let error = (squares / due.len() as f64).sqrt();
+    assert!(error < 0.01, "{error}");
 }
 
 #[test]
@@ -139,8 +142,8 @@ fn copies_of_the_token_embedding_are_left_out() {
         fields.insert("tie_word_embeddings".into(), false.into());
     });
     let due = Reference::read("t5_gated");
-    let model = T5::from_pretrained(&own.0, &init()).unwrap();
-    close("own", &logits(&model, &due).value().unwrap(), &due.tensor("logits"), 2e-5);
+    let model = T5::from_pretrained(&own.0, &init().dtype(DType::F64)).unwrap();
+    close("own", &due.tensor("logits"), &logits(&model, &due).value().unwrap(), 2e-5);
 }
 
 #[test]

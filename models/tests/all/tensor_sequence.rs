@@ -12,9 +12,10 @@ use distributed::{
     zero::ZeroStage,
 };
 use models::{
-    ConfigFields, Decoder, DecoderConfig, DecoderInputs, Lora, LoraConfig, LoraTargets, QuantizeConfig, quantize,
+    ConfigFields, Decoder, DecoderConfig, DecoderInputs, DecoderMixtures, Lora, LoraConfig, LoraTargets,
+    QuantizeConfig, quantize,
 };
-use nn::{Init, Module, ModuleExt, Param, Stage, parallel::VocabularyLoss};
+use nn::{Init, Module, ModuleExt, Param, Stage, moe::MoeConfig, parallel::VocabularyLoss};
 use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -56,7 +57,27 @@ impl Case {
         // Fused projections have whole heads of keys on each rank.
         let shared = if self.family == "phi3" { 4 } else { 2 };
         let kv_heads = if self.family == "gpt2" { 12 } else { [12, 4, 4, 3, shared][self.size(Axis::Tensor)] };
-        let sizes = DecoderConfig { vocab: 41, width: 24, heads: 12, kv_heads, head_dim: 2, hidden: 24, ..config };
+        let is_latent = config.options.latent.is_some();
+        let (kv_heads, head_dim) = if is_latent { (12, config.head_dim) } else { (kv_heads, 2) };
+        // A mixture needs all of a sequence.
+        let mixtures = config.mixtures.clone().map(|DecoderMixtures { mixture, layers }| DecoderMixtures {
+            mixture: MoeConfig { width: 24, ..mixture },
+            layers: vec![false; layers.len()],
+        });
+        let mut options = config.options.clone();
+        // Four bits are two to a byte, which cuts keep together.
+        options.latent.iter_mut().for_each(|latent| latent.rank = 8);
+        let sizes = DecoderConfig {
+            vocab: 41,
+            width: 24,
+            heads: 12,
+            kv_heads,
+            head_dim,
+            hidden: 24,
+            mixtures,
+            options,
+            ..config
+        };
         Decoder::new(&Init::new(comm.runtime(), 5).dtype(DType::F64).lazily(), sizes)
     }
 
@@ -167,7 +188,7 @@ fn four_bits(stage: &Decoder<Cpu>) -> Vec<Param<Cpu>> {
 
 #[test]
 fn every_family_trains_as_on_one_rank() {
-    for family in ["gpt2", "llama", "qwen2", "qwen3", "olmo2", "phi3", "smollm3", "gemma2", "gemma3"] {
+    for family in ["gpt2", "llama", "qwen2", "qwen3", "olmo2", "phi3", "smollm3", "gemma2", "gemma3", "deepseek_v3"] {
         for axes in [&[(Axis::Tensor, 2)], &[(Axis::Tensor, 3)], &[(Axis::Tensor, 4)]] {
             case(family, axes).check();
         }
@@ -180,6 +201,8 @@ fn so_it_does_in_stages_and_beside_other_axes() {
     case("qwen3", &[(Axis::Pipe, 2), (Axis::Tensor, 3)]).check();
     case("gpt2", &[(Axis::Pipe, 2), (Axis::Tensor, 4)]).check();
     case("gemma2", &[(Axis::Pipe, 2), (Axis::Tensor, 2)]).check();
+    case("deepseek_v3_plain", &[(Axis::Pipe, 2), (Axis::Tensor, 3)]).check();
+    case("deepseek_v3", &[(Axis::Context, 2), (Axis::Tensor, 2)]).check();
     case("llama", &[(Axis::Context, 2), (Axis::Tensor, 2)]).check();
     case("gpt2", &[(Axis::Context, 2), (Axis::Tensor, 3)]).check();
     case("llama", &[(Axis::Pipe, 2), (Axis::Context, 2), (Axis::Tensor, 2)]).check();
@@ -200,6 +223,7 @@ fn so_do_adapters_over_weights_in_four_bits() {
     adapters("llama", &[(Axis::Tensor, 3)]).check();
     adapters("qwen3", &[(Axis::Tensor, 4)]).check();
     adapters("phi3", &[(Axis::Tensor, 2)]).check();
+    adapters("deepseek_v3", &[(Axis::Tensor, 2)]).check();
     adapters("llama", &[(Axis::Pipe, 2), (Axis::Tensor, 2)]).check();
     adapters("qwen2", &[(Axis::Pipe, 2), (Axis::Tensor, 3)]).check();
     Case { zero: ZeroStage::Parameters, ..adapters("llama", &[(Axis::Shard, 2), (Axis::Tensor, 2)]) }.check();
