@@ -3,6 +3,7 @@
 //! They are put into a copy of the last commit, below `target/mutants`, whose builds are kept there; or, with `--here`, into this checkout, which
 //! must have no changes, and whose builds are there already.
 
+mod families;
 mod jobs;
 mod list;
 mod training;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use families::FAMILIES;
 use jobs::OF_JOBS;
 use list::MUTANTS;
 use training::TRAINING;
@@ -42,7 +44,7 @@ const MOST: Duration = Duration::from_secs(120);
 
 /// All faults.
 fn all() -> impl Iterator<Item = &'static Mutant> {
-    MUTANTS.iter().chain(TRAINING).chain(OF_JOBS)
+    MUTANTS.iter().chain(TRAINING).chain(FAMILIES).chain(OF_JOBS)
 }
 
 /// Tries the faults whose file's path contains `part`, and prints what became of each.

@@ -1,0 +1,21 @@
+//! The changes of families of pretrained models that a test must notice.
+
+use super::Mutant;
+
+#[rustfmt::skip]
+const COMPARED: &[&str] = &[
+    "test", "-p", "weftgrad-models", "--test", "all", "--", "images::", "seq2seq::", "whisper::", "clip::", "long_context::",
+    "decoders::logits",
+];
+
+#[rustfmt::skip]
+pub(super) const FAMILIES: &[Mutant] = &[
+    Mutant { file: "models/src/config/rope_scaling.rs", from: "yarn_scale(factor, all_dim).powi(2)", to: "yarn_scale(factor, all_dim)", test: COMPARED },
+    Mutant { file: "models/src/generate/mod.rs", from: "if self.model.outgrows(&cache, 1).is_some() {", to: "if false {", test: COMPARED },
+    Mutant { file: "models/src/pretrained.rs", from: "buffer.set(value.to_dtype(buffer.spec().dtype)?).at_caller()?;", to: "let _ = value;", test: COMPARED },
+    Mutant { file: "models/src/encoder/resnet.rs", from: "if config.halves_before { (stride, 1) } else { (1, stride) }", to: "(1, stride)", test: COMPARED },
+    Mutant { file: "models/src/seq2seq/stack.rs", from: "relative.of(tokens, before + tokens)", to: "relative.of(tokens, tokens.max(before))", test: COMPARED },
+    Mutant { file: "models/src/seq2seq/stack.rs", from: "mask: memory.mask.as_ref(), bias: None", to: "mask: None, bias: None", test: COMPARED },
+    Mutant { file: "models/src/seq2seq/text_decoder.rs", from: "narrow(0, before, t)", to: "narrow(0, 0, t)", test: COMPARED },
+    Mutant { file: "models/src/clip/mod.rs", from: "tokens.eq(end as f64)?.to_dtype(DType::F32)?", to: "tokens.to_dtype(DType::F32)?", test: COMPARED },
+];
