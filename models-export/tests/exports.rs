@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 
 use common::*;
-use models::{Decoder, DecoderConfig, Family, Lora, LoraConfig, Pretrained, Vit};
+use models::{Decoder, DecoderConfig, Family, Lora, LoraConfig, Pretrained, RopeConfig, RopeScaling, Vit};
 use models_export::{GgufOptions, GgufWeights, OnnxOptions, save_gguf, save_onnx_decoder, save_onnx_vit};
 use nn::{Activation, ModuleExt};
 use numcore::{DType, Tensor};
@@ -125,6 +125,21 @@ fn what_llama_cpp_would_compute_otherwise_is_refused() {
     assert!(error.contains("pre_tokenizer") && error.contains("GPT-2"), "{error}");
     let error = gguf(&decoder("gpt2"), &GgufOptions { tokenizer: Some(reference("chat")), ..Default::default() });
     assert!(error.unwrap_err().contains("none of the model's 43"));
+}
+
+#[test]
+fn positions_that_depend_on_the_length_of_a_text_are_refused() {
+    let scaling = RopeScaling::LongRope { short: vec![1.0; 3], long: vec![2.0; 3], original: 16.0, attention: 1.5 };
+    let config = decoder("llama").config().clone();
+    let rope = Some(RopeConfig { theta: 500.0, part: 1.0, scaling });
+    let model = Decoder::new(&init(), DecoderConfig { rope, ..config }).unwrap();
+    let folder = Scratch::new();
+    for error in [
+        save_gguf(&model, folder.0.join("a.gguf"), &GgufOptions::default()).unwrap_err(),
+        save_onnx_decoder(&model, folder.0.join("a.onnx"), &OnnxOptions::default()).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("longrope"), "{error}");
+    }
 }
 
 #[test]
