@@ -73,10 +73,10 @@ impl Attention {
         }
     }
 
-    /// Tells whether the call uses only a scale, an additive mask, and a causal mask aligned at the first query and
-    /// key. Every kernel supports this form.
+    /// Tells whether the call uses only a scale, an additive mask, and a causal mask. Every kernel has these options,
+    /// some for queries counted from the first key alone.
     pub fn is_plain(&self) -> bool {
-        self.window == [None, None] && !self.lower_right && self.softcap.is_none()
+        self.window == [None, None] && self.softcap.is_none()
     }
 
     /// The position of query 0 of `queries` among `keys`.

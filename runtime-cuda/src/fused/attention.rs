@@ -102,8 +102,7 @@ impl AttentionPlan {
         let shared = rows * (head_dim * dtype.size() + 16);
         // Blocks that no query sees are found from the first query and key on; a program's parameter has the rest.
         let at_start = op.offset(qs[2], ks[2]) == 0;
-        let fits = op.window == [None, None]
-            && op.softcap.is_none()
+        let fits = op.is_plain()
             && (at_start || program.is_some())
             && HEAD_DIMS.contains(&head_dim)
             && v.dims()[3] == head_dim

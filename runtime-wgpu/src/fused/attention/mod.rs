@@ -80,7 +80,7 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         let [q, k, v] = [Attention::QUERIES, Attention::KEYS, Attention::VALUES].map(|i| ins[i]);
         let &[batch, heads, queries, depth] = q.layout.dims() else { return Ok(None) };
         let (key_heads, keys, value_depth) = (k.layout.dims()[1], k.layout.dims()[2], v.layout.dims()[3]);
-        if op.window != [None, None] || op.softcap.is_some() {
+        if !op.is_plain() {
             return Ok(None);
         }
         let mut views: SmallVec<[OperandView<'a>; 12]> = smallvec![q, k, v];
