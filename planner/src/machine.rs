@@ -60,7 +60,7 @@ impl LinkSpeed {
 /// Shares of the vendor's peaks that training reaches: of products, of memory, of the link in a node, and of the
 /// network. They are fitted on the eight runs of Korthikanti et al. 2022 (tables 4 and 5) with Megatron-LM on A100s, and
 /// on nothing else; no share may exceed 1. These four are all fitted constants of an [`Estimate`](crate::Estimate).
-pub const FITTED_SHARES: [f64; 4] = [0.843, 1.0, 0.412, 0.261];
+pub const FITTED_SHARES: [f64; 4] = [0.868, 1.0, 0.397, 0.262];
 
 impl Machine {
     /// A GPU by its vendor's numbers: TFLOP/s in half precision, GB/s and GB of memory, GB/s of the link in a node and of

@@ -179,9 +179,16 @@ fn planner_refuses_wrong_plans_and_machines() {
     }
     assert!(Machine::named("Z80").unwrap_err().to_string().contains("V100, A100"));
     let text = Machine::a100().to_toml().unwrap();
-    let slow = text.replace("bandwidth = 123600000000.0", "bandwidth = 0.0");
+    let node = format!("bandwidth = {:.1}", Machine::a100().node.bandwidth);
+    let slow = text.replace(&node, "bandwidth = 0.0");
     assert!(Machine::from_toml(&slow).unwrap_err().to_string().contains("`node.bandwidth` is 0"), "{text}");
     assert!(Machine::from_toml("name = \"x\"").unwrap_err().to_string().contains("missing field"));
+    let matched = Machine::a100().matched(2.0, 4.0).unwrap();
+    assert_eq!((matched.flops, matched.node), (Machine::a100().flops / 2.0, Machine::a100().node));
+    for (estimated, measured) in [(0.0, 1.0), (1.0, 0.0), (-1.0, -2.0), (f64::NAN, 1.0), (1.0, f64::INFINITY)] {
+        let refused = Machine::a100().matched(estimated, measured).unwrap_err().to_string();
+        assert!(refused.contains("both must be above 0"), "{refused}");
+    }
 }
 
 /// A training step refuses main gradients of what is not sharded, but for buckets.

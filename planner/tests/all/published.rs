@@ -198,9 +198,9 @@ fn planner_constants_are_fitted_on_table_b() {
     let all = costs(&runs);
     assert_near(&errors(&runs, &all, &machine()));
     let best = fit(&runs, &all);
-    for (share, best) in planner::FITTED_SHARES.into_iter().zip(best) {
-        assert!((share / best - 1.0).abs() < 0.01, "{share} is not {best}");
-    }
+    let is_near = |(share, best): (f64, f64)| (share / best - 1.0).abs() < 0.01;
+    let shares = planner::FITTED_SHARES;
+    assert!(shares.into_iter().zip(best).all(is_near), "{shares:?} are not {best:?}");
 }
 
 /// Eighteen rows that no constant was fitted on.
