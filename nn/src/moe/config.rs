@@ -112,6 +112,13 @@ impl MoeConfig {
             if kept == 0 || kept > count {
                 return wrong("groups", format!("{kept} of {count} groups cannot be kept: give 1 to {count}"));
             }
+            let most = kept * (experts / count);
+            if top_k > most {
+                return wrong(
+                    "top_k",
+                    format!("{kept} of {count} groups have {most} experts, and a token uses {top_k}"),
+                );
+            }
         }
         if self.shared_gate && self.shared_hidden == 0 {
             return wrong("shared_gate", "there is no shared expert to weigh: set `shared_hidden`".into());

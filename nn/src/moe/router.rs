@@ -87,7 +87,7 @@ impl<R: Runtime> Router<R> {
         Ok(Routing { logits, scores, weights, experts, order, loads })
     }
 
-    /// The scores for the top-k choice: detached, plus the selection bias; 0 in groups that are not kept.
+    /// The scores for the top-k choice: detached, plus the selection bias; −∞ in groups that are not kept.
     fn ranked(&self, scores: &Var<R>) -> Result<Var<R>> {
         let ranked = match &self.e_score_correction_bias {
             None => scores.detach(),
@@ -98,7 +98,7 @@ impl<R: Runtime> Router<R> {
         let by_group = ranked.reshape([shape[0], count, shape[1] / count.max(1)])?;
         let best = by_group.topk(2, -1)?.0.sum(&[-1])?.topk(kept, -1)?.1;
         let is_kept = best.one_hot(count)?.to_dtype(scores.dtype())?.sum(&[1])?.gt(0.0)?;
-        by_group.masked_fill(&is_kept.logical_not()?.unsqueeze(-1)?, 0.0)?.reshape(shape)
+        by_group.masked_fill(&is_kept.logical_not()?.unsqueeze(-1)?, f64::NEG_INFINITY)?.reshape(shape)
     }
 
     /// The weights of the picked experts, `[T, k]`.

@@ -3,7 +3,7 @@
 use autograd::{Backward, Gradients, Var, backward};
 use nn::{
     Forward, Init, Initializer, ModuleExt,
-    moe::{Capacity, DropBy, MixtureOfExperts, MoeConfig, MoeOutput, RouterScores},
+    moe::{Capacity, DropBy, MixtureOfExperts, MoeConfig, MoeOutput, RouterGroups, RouterScores},
 };
 use numcore::{
     DType, Result, Tensor,
@@ -298,4 +298,32 @@ fn configurations_that_are_none_are_errors() {
     }
     let other = Var::new(Tensor::zeros(&cpu(), [3, WIDTH + 1], DType::F64).unwrap());
     assert!(layer(config(2, 1)).forward(&other).unwrap_err().to_string().contains("[.., 6]"));
+}
+
+/// DeepSeek-V3's choice by formula, where the bias makes all scores negative.
+#[test]
+fn experts_of_dropped_groups_lose_to_negative_scores() {
+    let (count, kept) = (3, 2);
+    let groups = Some(RouterGroups { count, kept });
+    let layer = layer(MoeConfig { scores: RouterScores::Sigmoid, balance_bias: true, groups, ..config(6, 3) });
+    let bias: [f32; 6] = [-1.2, -1.4, -1.1, -1.3, -1.5, -1.25];
+    layer.gate.e_score_correction_bias.as_ref().unwrap().set(Tensor::from_slice(&cpu(), [6], &bias).unwrap()).unwrap();
+    let x = tokens(16);
+    let routing = layer.gate.route(&x).unwrap();
+    let scores = values(&x.matmul(&layer.gate.weight.var().t().unwrap()).unwrap().sigmoid().unwrap());
+    let mut due = Vec::new();
+    for scores in scores.chunks(6) {
+        let ranked: Vec<f64> = scores.iter().zip(bias).map(|(score, bias)| score + f64::from(bias)).collect();
+        let of_group = |g: usize| ranked[2 * g] + ranked[2 * g + 1];
+        let mut best: Vec<usize> = (0..count).collect();
+        best.sort_by(|&a, &b| of_group(b).total_cmp(&of_group(a)));
+        let mut experts: Vec<usize> = best[..kept].iter().flat_map(|g| [2 * g, 2 * g + 1]).collect();
+        experts.sort_by(|&a, &b| ranked[b].total_cmp(&ranked[a]));
+        let sum: f64 = experts[..3].iter().map(|&e| scores[e]).sum();
+        due.extend(experts[..3].iter().map(|&e| scores[e] / sum));
+    }
+    near(&values(&routing.weights), &due, "weights");
+    let few = MoeConfig { groups: Some(RouterGroups { count, kept: 1 }), ..layer.config().clone() };
+    let error = few.check().unwrap_err().to_string();
+    assert!(error.contains("1 of 3 groups have 2 experts, and a token uses 3"), "{error}");
 }
