@@ -46,8 +46,8 @@ pub enum RopeScaling {
         all_dim: f64,
     },
     /// Divides each pair's frequency by a factor of its own, in sequences longer than the first context by another;
-    /// cosines and sines are scaled (LongRoPE, Ding et al. 2024). The last position of a row tells its length, so padding
-    /// on the right counts, unless it is given positions that do not.
+    /// cosines and sines are scaled (LongRoPE, Ding et al. 2024). The last position of a text tells its length, and a row
+    /// without segments is one text. So padding on the right counts, unless it is given positions that do not.
     LongRope {
         /// The divisor of each pair in sequences up to the first context.
         short: Vec<f64>,

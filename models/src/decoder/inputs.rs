@@ -4,7 +4,7 @@ use autograd::Var;
 use nn::parallel::{ContextSlot, same_segment};
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor,
-    ops::{Apply, PointwiseOps, ViewOps},
+    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
 };
 
 use super::KvCache;
@@ -34,8 +34,9 @@ impl<R: Runtime> Default for DecoderInputs<'_, R> {
 pub(super) struct Placement<R: Runtime> {
     /// `[T]` or `[B, T]`, `i64`.
     pub positions: Var<R>,
-    /// The positions of complete sequences, where they are cut over ranks; otherwise `positions`.
-    pub all_positions: Var<R>,
+    /// The last position of each token's text, `[1]`, `[B, 1]` or `[B, T]`, where it is asked for and a row of
+    /// `positions` may not be one text.
+    pub last: Option<Var<R>>,
     /// The keys that each query sees, besides causality: `bool`, broadcast to `[B, H, T, S]`.
     pub mask: Option<Var<R>>,
     /// The document of each token, where the sequence is cut over ranks and each layer makes its own masks.
@@ -48,13 +49,14 @@ pub(super) struct Placement<R: Runtime> {
 
 impl<R: Runtime> Placement<R> {
     /// The placement of tokens `[B, T]`. Where `context` cuts sequences over ranks, positions are those of this rank's
-    /// tokens.
+    /// tokens. `asks_last` tells whether the last positions of texts matter.
     pub(super) fn of(
         rt: &R,
         [b, t]: [usize; 2],
         inputs: &DecoderInputs<'_, R>,
         layers: usize,
         context: &ContextSlot<R>,
+        asks_last: bool,
     ) -> Result<Self> {
         let range = |start: usize| Ok::<_, Error>(Var::new(Tensor::arange(rt, start as i64, 1i64, t, DType::I64)?));
         if let Some(cache) = &inputs.cache {
@@ -75,13 +77,18 @@ impl<R: Runtime> Placement<R> {
             let shapes = [Shape::new(&[b, t])?, segments.spec().shape];
             return Err(Error::shape("decoder", &shapes, "tokens and segments must be [B, T]"));
         }
+        let last = match inputs.segments {
+            _ if !asks_last => None,
+            Some(segments) => Some(context.take(&last_of_each(&all_positions, segments)?, 1)?),
+            None => (context.ranks() > 1).then(|| all_positions.amax_keepdim(&[-1])).transpose()?,
+        };
         // Full sequences have one mask for all layers.
         let (mask, segments) = match inputs.segments {
             Some(segments) if context.ranks() == 1 => (Some(same_segment(segments, segments)?), None),
             segments => (None, segments.cloned()),
         };
         let end = if inputs.positions.is_some() { 0 } else { t };
-        Ok(Placement { positions, all_positions, mask, segments, end, tokens: t })
+        Ok(Placement { positions, last, mask, segments, end, tokens: t })
     }
 
     /// The placement of tokens that follow those in a cache.
@@ -90,8 +97,7 @@ impl<R: Runtime> Placement<R> {
         // One past the last position of the row that has the most.
         let end = columns - cache.shifts(columns).min().unwrap_or(0);
         if end == columns && cache.shifts(columns).all(|shift| shift == 0) {
-            let all_positions = range.clone();
-            return Ok(Placement { positions: range, all_positions, mask: None, segments: None, end, tokens });
+            return Ok(Placement { positions: range, last: None, mask: None, segments: None, end, tokens });
         }
         let (rt, b) = (range.runtime(), cache.padding().len());
         let column = |list: Vec<i64>| Ok::<_, Error>(Var::new(Tensor::from_slice(rt, [b, 1], &list)?));
@@ -101,9 +107,16 @@ impl<R: Runtime> Placement<R> {
         let padding = column(cache.padding().iter().map(|&pad| pad as i64).collect())?;
         let keys = Var::new(Tensor::arange(rt, 0i64, 1i64, columns, DType::I64)?).reshape([1, columns])?;
         let mask = keys.ge(&padding)?.reshape([b, 1, 1, columns])?;
-        let all_positions = positions.clone();
-        Ok(Placement { positions, all_positions, mask: Some(mask), segments: None, end, tokens })
+        Ok(Placement { positions, last: None, mask: Some(mask), segments: None, end, tokens })
     }
+}
+
+/// The last position of each token's document, `[B, T]`, of positions `[T]` or `[B, T]`.
+fn last_of_each<R: Runtime>(positions: &Var<R>, segments: &Var<R>) -> Result<Var<R>> {
+    let (same, of) = (same_segment(segments, segments)?, positions.spec().shape);
+    let rows = if of.rank() == 2 { of[0] } else { 1 };
+    let positions = positions.reshape([rows, 1, 1, of.numel() / rows.max(1)])?;
+    positions.where_cond(&same, &zero(positions.runtime())?)?.amax_keepdim(&[-1])?.reshape(segments.spec().shape)
 }
 
 fn zero<R: Runtime>(rt: &R) -> Result<Var<R>> {

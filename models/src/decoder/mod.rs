@@ -170,7 +170,12 @@ impl<R: Runtime> Decoder<R> {
     /// Tells whether a row of `cache` gets other frequencies of positions with `tokens` more (LongRoPE), and which. Its
     /// keys have the old ones then, and all its tokens are to be read again.
     pub(crate) fn outgrows(&self, cache: &KvCache<R>, tokens: usize) -> Option<usize> {
-        self.rotaries.iter().filter_map(|rotary| rotary.long.as_ref()).find_map(|(most, _)| cache.passes(*most, tokens))
+        self.first_context().and_then(|most| cache.passes(most, tokens))
+    }
+
+    /// The most tokens of a text that has the frequencies of short ones, if there are two sets (LongRoPE).
+    pub(crate) fn first_context(&self) -> Option<usize> {
+        self.rotaries.iter().find_map(|rotary| rotary.long.as_ref()).map(|(most, _)| *most)
     }
 
     /// Positions and mask of a call, by its input: tokens `[B, T]`, or a later stage's `[B, T, C]`, which is this
@@ -196,7 +201,9 @@ impl<R: Runtime> Decoder<R> {
         // A later stage without layers does not know how its values are cut, and needs no positions.
         let nothing = DecoderInputs::default();
         let passes = self.parts.embedding.is_none() && self.parts.blocks.is_empty();
-        Placement::of(x.runtime(), of, if passes { &nothing } else { inputs }, self.parts.blocks.len(), context)
+        let inputs = if passes { &nothing } else { inputs };
+        let asks_last = self.first_context().is_some();
+        Placement::of(x.runtime(), of, inputs, self.parts.blocks.len(), context, asks_last)
     }
 
     /// The output of this stage's last layer, and the routings of its mixtures.
@@ -206,7 +213,8 @@ impl<R: Runtime> Decoder<R> {
         placement: &Placement<R>,
         mut cache: Option<&mut KvCache<R>>,
     ) -> Result<(Var<R>, Vec<Routing<R>>)> {
-        let table = |rotary: &Rotary| rotary.tables_within(&placement.positions, &placement.all_positions, x.dtype());
+        let last = placement.last.as_ref();
+        let table = |rotary: &Rotary| rotary.tables_within(&placement.positions, last, x.dtype());
         let tables = self.rotaries.iter().map(table).collect::<Result<Vec<_>>>()?;
         let mut routings = Vec::new();
         let x = self.parts.through_blocks(x, |i, layer, x| {
@@ -233,7 +241,8 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// On the CPU a token's bits depend on its own text alone, neither on padding, packing and the other rows of the
     /// batch, nor on a cache. So the ratio of a policy that is trained to the one that sampled is 1 at first. (On one
-    /// instruction set, except AMX, and in rows of at most 2048 tokens.)
+    /// instruction set, except AMX, and in rows of at most 2048 tokens. With LongRoPE, bits change where a text outgrows
+    /// the first context: [`RolloutBatch`](crate::RolloutBatch) refuses such rollouts.)
     ///
     /// # Errors
     /// Fails if shapes do not fit.

@@ -77,7 +77,8 @@ impl<R: Runtime> RolloutBatch<R> {
     /// The batch of these rollouts for a model of the dtype of the one that sampled them, on its device.
     ///
     /// # Errors
-    /// Fails if there are none, a prompt is empty, or a completion has no log-probabilities.
+    /// Fails if there are none, a prompt is empty, or a completion has no log-probabilities. Fails too if the batch would
+    /// give a text other frequencies of positions than it was sampled with (LongRoPE).
     #[track_caller]
     pub fn new(model: &Decoder<R>, rollouts: &[Rollout]) -> Result<Self> {
         let len = |r: &Rollout| (r.prompt.tokens.len() + r.completion.tokens.len()).saturating_sub(1);
@@ -89,6 +90,16 @@ impl<R: Runtime> RolloutBatch<R> {
             let (tokens, logprobs) = (r.completion.tokens.len(), r.completion.logprobs.len());
             let why = format!("a completion of {tokens} tokens has {logprobs} log-probabilities");
             return Err(Error::state("RolloutBatch", why)).at_caller();
+        }
+        if let Some(most) = model.first_context().filter(|&most| width > most)
+            && let Some(at) = rollouts.iter().position(|r| r.prompt.tokens.len() <= most)
+        {
+            let why = format!(
+                "rollout {at} was sampled within the first context of {most} tokens, and a row of {width} has other \
+                 positions (`longrope`): set `max_length` to {}, or sample from longer prompts alone",
+                most + 1
+            );
+            return Err(Error::unsupported("RolloutBatch", why)).at_caller();
         }
         let size = rollouts.len() * width;
         let (mut tokens, mut targets, mut old) = (vec![0i64; size], vec![-100i64; size], vec![0f64; size]);

@@ -2,8 +2,8 @@
 
 use autograd::no_grad;
 use models::{
-    ConfigFields, Decoder, DecoderConfig, DecoderInputs, GenerationOptions, JsonObject, Pretrained, Prompt,
-    RopeScaling, generate,
+    ConfigFields, Decoder, DecoderConfig, DecoderInputs, FinishReason, Generated, GenerationOptions, JsonObject,
+    Pretrained, Prompt, Rollout, RolloutBatch, RopeScaling, generate,
 };
 use nn::Forward;
 use numcore::{
@@ -76,6 +76,48 @@ fn padding_on_the_right_does_not_count_by_its_positions() {
     let inputs = DecoderInputs { positions: Some(&positions), ..Default::default() };
     let found = model.forward_with(&V::new(ids.narrow(1, 0, 14).unwrap()), inputs).unwrap().value().unwrap();
     close("padded", &found.narrow(1, 0, 9).unwrap(), &due, 1e-12);
+}
+
+/// Each document of a packed row has the factors of its own length.
+#[test]
+fn packed_texts_are_long_by_themselves() {
+    let (model, ids) = (exact(), Reference::read("phi3_long").tensor("ids"));
+    let text = |row: usize, len: usize| ids.narrow(0, row, 1).unwrap().narrow(1, 0, len).unwrap();
+    let (short, long) = (text(0, 7), text(1, 15));
+    let packed = V::new(cat(&[&short, &long], 1).unwrap());
+    let list = |list: Vec<i64>| V::new(Tensor::from_slice(&cpu(), [1, 22], &list).unwrap());
+    let segments = list([vec![0; 7], vec![1; 15]].concat());
+    let restarting = list((0..7).chain(0..15).collect());
+    let inputs = DecoderInputs { positions: Some(&restarting), segments: Some(&segments), cache: None };
+    let found = model.forward_with(&packed, inputs).unwrap().value().unwrap();
+    for (text, at, len) in [(short, 0, 7), (long, 7, 15)] {
+        let due = model.forward(&V::new(text)).unwrap().value().unwrap();
+        close("packed", &found.narrow(1, at, len).unwrap(), &due, 1e-12);
+    }
+}
+
+/// A batch in which a text would have other positions than it was sampled with is refused.
+#[test]
+fn rollouts_have_the_positions_of_their_samples() {
+    let (model, long) = (decoder("phi3_long"), FIRST + 1);
+    let rollout = |prompt: usize, new: usize| {
+        let completion = Generated { tokens: vec![3; new], logprobs: vec![-1.0; new], reason: FinishReason::Length };
+        Rollout { prompt: vec![2; prompt].into(), completion, reward: 0.0 }
+    };
+    for (rollouts, refused) in [
+        (vec![rollout(5, 8), rollout(2, 3)], None),
+        (vec![rollout(long, 8), rollout(long + 2, 3)], None),
+        (vec![rollout(5, 9)], Some(0)),
+        (vec![rollout(long, 8), rollout(2, 3)], Some(1)),
+    ] {
+        match (RolloutBatch::new(&model, &rollouts), refused) {
+            (Ok(_), None) => {}
+            (found, at) => {
+                let error = found.map(drop).unwrap_err().to_string();
+                assert!(error.contains(&format!("rollout {} was sampled within", at.unwrap())), "{error}");
+            }
+        }
+    }
 }
 
 #[test]

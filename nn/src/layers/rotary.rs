@@ -32,13 +32,19 @@ impl Rotary {
     /// tables.
     #[track_caller]
     pub fn tables<R: Runtime>(&self, positions: &Var<R>, dtype: DType) -> Result<RotaryTables<R>> {
-        self.tables_within(positions, positions, dtype)
+        self.tables_within(positions, None, dtype)
     }
 
-    /// Computes [tables](Rotary::tables) for some positions of sequences whose positions are `all`, `[S]` or `[B, S]`.
-    /// The last of a row tells if the sequence has the frequencies of a long one.
+    /// Computes [tables](Rotary::tables) for positions of texts that end at `last`: the last position of each token's
+    /// text, which `positions` broadcast with. It tells if the text has the frequencies of a long one. If `None`, each
+    /// row is one text, and its largest position is the last.
     #[track_caller]
-    pub fn tables_within<R: Runtime>(&self, positions: &Var<R>, all: &Var<R>, dtype: DType) -> Result<RotaryTables<R>> {
+    pub fn tables_within<R: Runtime>(
+        &self,
+        positions: &Var<R>,
+        last: Option<&Var<R>>,
+        dtype: DType,
+    ) -> Result<RotaryTables<R>> {
         let (rt, shape, wide) = (positions.runtime(), positions.spec().shape, dtype.compute());
         let axes = match shape[..] {
             [t] => vec![t, 1],
@@ -53,11 +59,12 @@ impl Rotary {
         let frequencies = match &self.long {
             None => row(&self.frequencies)?,
             Some((most, long)) => {
-                let is_long = all.amax_keepdim(&[-1])?.ge(*most as f64)?;
-                let is_long = match is_long.dims()[..] {
-                    [b, one] => is_long.reshape([b, 1, 1, one])?,
-                    _ => is_long,
+                let last = last.map_or_else(|| positions.amax_keepdim(&[-1]), |last| Ok(last.clone()))?;
+                let axes = match last.dims()[..] {
+                    [b, t] => vec![b, 1, t, 1],
+                    _ => vec![last.dims().iter().product(), 1],
                 };
+                let is_long = last.ge(*most as f64)?.reshape(axes)?;
                 row(long)?.where_cond(&is_long, &row(&self.frequencies)?)?
             }
         };
