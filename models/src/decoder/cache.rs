@@ -67,6 +67,11 @@ impl<R: Runtime> KvCache<R> {
         &self.padding
     }
 
+    /// Tells whether rows have no padding, and layers no windows.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.padding.iter().all(|&padding| padding == 0) && self.layers.iter().all(|layer| layer.window.is_none())
+    }
+
     /// Marks a row's text as ended. Its later tokens have position 0, so that none is past the context.
     pub(crate) fn end(&mut self, row: usize) {
         self.ended[row] = true;

@@ -69,7 +69,8 @@ impl<R: Runtime> TextDecoder<R> {
             tokens = rows.iter().map(TextRow::last).collect();
             if options.logprobs {
                 let chosen = Var::new(Tensor::from_slice(&rt, [count, 1, 1], &tokens)?);
-                let logprobs = last.log_softmax(-1)?.gather(-1, &chosen)?.value()?.to_f64s()?;
+                let wide = last.to_dtype(last.dtype().compute())?;
+                let logprobs = wide.log_softmax(-1)?.gather(-1, &chosen)?.value()?.to_f64s()?;
                 rows.iter_mut().zip(logprobs).for_each(|(row, logprob)| row.add_logprob(logprob));
             }
         }

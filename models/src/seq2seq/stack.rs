@@ -1,7 +1,7 @@
 //! Layers of attention and linear layers, with norms before them, that may attend to another sequence.
 
 use autograd::Var;
-use nn::{Activation, Forward, Init, LayerNorm, Module, RmsNorm};
+use nn::{Activation, Forward, Init, LayerNorm, Module, Param, RmsNorm};
 use numcore::{Error, Result, Runtime, Within};
 
 use super::{
@@ -91,6 +91,8 @@ pub struct StackMemory<R: Runtime> {
     pub(super) mask: Option<Var<R>>,
     /// The number of rows.
     pub(super) rows: usize,
+    /// A parameter by which the layers are known, unless there are none.
+    of: Option<Param<R>>,
 }
 
 /// The inputs of a [`LayerStack`] besides the sequence.
@@ -145,7 +147,20 @@ impl<R: Runtime> LayerStack<R> {
             cross.keys_values(states).within(format_args!("layers.{i}.cross"))
         };
         let layers = self.layers.iter().enumerate().map(of).collect::<Result<_>>()?;
-        Ok(StackMemory { layers, mask, rows: states.dims()[0] })
+        Ok(StackMemory { layers, mask, rows: states.dims()[0], of: self.known_by().cloned() })
+    }
+
+    /// Tells whether this is the memory of these layers.
+    pub(super) fn remembers(&self, memory: &StackMemory<R>) -> bool {
+        let is_same = match (self.known_by(), &memory.of) {
+            (Some(own), Some(of)) => own.is(of),
+            (own, of) => own.is_none() && of.is_none(),
+        };
+        is_same && memory.layers.len() == self.layers.len()
+    }
+
+    fn known_by(&self) -> Option<&Param<R>> {
+        self.layers.first()?.cross.as_ref().map(|cross| &cross.k_proj.weight)
     }
 
     /// The normalized output of the last layer.

@@ -78,7 +78,8 @@ impl<R: Runtime> TextDecoder<R> {
     /// Computes logits `[B, T, V]` of tokens `[B, T]` (`i64`), which follow those in `cache`, if there is one.
     ///
     /// # Errors
-    /// Fails if shapes do not fit, a learned position is past the last, or the cache is full.
+    /// Fails if shapes do not fit, a learned position is past the last, or the cache is full. Fails too if `memory` is
+    /// another decoder's, or `cache` has padding or windows.
     #[track_caller]
     pub fn logits(&self, tokens: &Var<R>, memory: &StackMemory<R>, cache: Option<&mut KvCache<R>>) -> Result<Var<R>> {
         let shape = tokens.spec().shape;
@@ -89,9 +90,19 @@ impl<R: Runtime> TextDecoder<R> {
             let why = format!("{b} rows of tokens attend to an encoder's {}: give as many", memory.rows);
             return Err(Error::shape("decoder", &[shape], why)).at_caller();
         }
+        if !self.stack.remembers(memory) {
+            let why = "attends to the keys and values of another decoder: compute them by this model's `encode`, or by \
+                       `memory` of this decoder";
+            return Err(Error::usage("decoder", why)).at_caller();
+        }
         let before = cache.as_ref().map_or(0, |cache| cache.len());
         if let Some(cache) = &cache {
             cache.check(b, t, self.stack.layers.len()).at_caller()?;
+            if !cache.is_plain() {
+                let why =
+                    "a cache with padding or windows is of another kind of decoder: make it by this one's `cache`";
+                return Err(Error::usage("decoder", why)).at_caller();
+            }
         }
         let mut x = self.embed_tokens.forward(tokens).within("embed_tokens").at_caller()?;
         if let (Some(table), Some(most)) = (&self.embed_positions, self.form.positions) {

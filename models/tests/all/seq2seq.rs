@@ -5,6 +5,7 @@ use models::{FinishReason, GenerationOptions, Pretrained, Prompt, Sampling, T5};
 use nn::{ModuleExt, loss::cross_entropy};
 use numcore::{
     DType, Tensor,
+    fused::NnOps,
     ops::{PointwiseOps, ViewOps},
 };
 use runtime_cpu::Cpu;
@@ -71,6 +72,22 @@ fn greedy_text_is_that_of_transformers() {
         let ended = model.decoder.generate(&memory, &[prompt.clone(), prompt.clone()], &ends, None).unwrap();
         let at = texts[0].iter().position(|token| *token == texts[0][3]).unwrap();
         assert_eq!((&ended[0].tokens[..], ended[0].reason), (&texts[0][..=at], FinishReason::End));
+    }
+}
+
+/// Log-probabilities of logits in `bf16` are not rounded to it.
+#[test]
+fn log_probabilities_are_wide() {
+    let (model, due) = (t5("t5", DType::BF16), Reference::read("t5"));
+    let memory = model.encode(&due.var("ids"), Some(&due.var("mask"))).unwrap();
+    let options = GenerationOptions { logprobs: true, ..greedy(1) };
+    let texts = model.decoder.generate(&memory, &[vec![0].into(), vec![0].into()], &options, None).unwrap();
+    let begin = Var::new(Tensor::zeros(&cpu(), [2, 1], DType::I64).unwrap());
+    let logits = model.decoder.logits(&begin, &memory, None).unwrap().to_dtype(DType::F64).unwrap();
+    let all = logits.log_softmax(-1).unwrap().value().unwrap().to_f64s().unwrap();
+    for (text, all) in texts.iter().zip(all.chunks(43)) {
+        let (found, due) = (text.logprobs[0], all[text.tokens[0] as usize]);
+        assert!((found - due).abs() < 1e-6, "{found} is not {due}");
     }
 }
 
@@ -177,6 +194,12 @@ fn what_is_no_t5_is_an_error() {
     let mut cache = model.decoder.cache(1, 2);
     let error = no_grad(|| model.decoder.logits(&due.var("begun"), &memory, Some(&mut cache)));
     assert!(error.map(drop).unwrap_err().to_string().contains("room for 1 tokens"));
+    let mut padded = models::KvCache::new(model.decoder.stack.layers.len(), 9, vec![0, 2]);
+    let error = no_grad(|| model.decoder.logits(&due.var("begun"), &memory, Some(&mut padded)));
+    assert!(error.map(drop).unwrap_err().to_string().contains("a cache with padding or windows"));
+    let others = t5("t5", DType::F32).encode(&due.var("ids"), None).unwrap();
+    let error = model.decoder.logits(&due.var("begun"), &others, None).map(drop).unwrap_err().to_string();
+    assert!(error.contains("keys and values of another decoder"), "{error}");
     let rows = Var::new(due.tensor("begun").narrow(0, 0, 1).unwrap());
     let error = model.decoder.logits(&rows, &memory, None).map(drop).unwrap_err().to_string();
     assert!(error.contains("1 rows of tokens attend to an encoder's 2"), "{error}");
