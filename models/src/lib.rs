@@ -34,6 +34,7 @@ mod quantize;
 mod report;
 mod seq2seq;
 mod source;
+mod tied;
 
 #[cfg(feature = "text")]
 pub use chat::{ChatDate, ChatTemplate, Conversation};

@@ -16,11 +16,12 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     config::ConfigFields,
-    convert::{Change, ConversionTable, Converted, StackNames, StackPlace},
+    convert::{ConversionTable, Converted, StackNames, StackPlace},
     files::{SaveOptions, WeightWriter, Weights},
     quantize::{self, Base4bit, LinearPlace, StoredWeight},
     report::PretrainedReport,
     source::{Source, SourceNames, require_uncut, written, written_experts},
+    tied::{take_copies, untied},
 };
 
 /// The stem of the names of weights' files.
@@ -84,8 +85,9 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     fn from_pretrained_partly(path: impl AsRef<Path>, init: &Init<R>) -> Result<(Self, PretrainedReport)> {
         let path = path.as_ref();
         let fields = ConfigFields::open(path).at_caller()?;
-        let model = Self::from_fields(&init.clone().lazily(), &fields).at_caller()?;
         let weights = Arc::new(Weights::open(path, WEIGHTS).at_caller()?);
+        let fields = fields.with_weights(&weights);
+        let model = Self::from_fields(&init.clone().lazily(), &fields).at_caller()?;
         let plan = Plan::of(&model, &weights).at_caller()?;
         plan.report.check_shapes().at_caller()?;
         if quantize::quantization(&fields).at_caller()? && plan.quantised.is_empty() {
@@ -168,25 +170,6 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     }
 }
 
-/// Weights that should be copies of others and are not, each with the reason.
-fn untied<R: Runtime>(
-    model: &impl Pretrained<R>,
-    weights: &Weights,
-    given: &BTreeMap<String, (String, Change)>,
-) -> Result<Vec<(String, String)>> {
-    let mut untied = Vec::new();
-    for (ours, (theirs, _)) in given {
-        let Some((of, _)) = model.tied_to(ours).and_then(|of| given.get(of)) else { continue };
-        if !weights.same(theirs, of)? {
-            let why = format!(
-                "is no copy of {of} in files, and is tied to it here: set `tie_word_embeddings` to false, or remove {theirs}"
-            );
-            untied.push((ours.clone(), why));
-        }
-    }
-    Ok(untied)
-}
-
 /// The source of each parameter.
 struct Plan<R: Runtime> {
     sources: Vec<(Param<R>, Source)>,
@@ -222,6 +205,7 @@ impl<R: Runtime> Plan<R> {
                 None => drop(report.unexpected.insert(theirs.to_owned(), None)),
             }
         }
+        take_copies(model, &mut given);
         for (copy, why) in untied(model, weights, &given)? {
             report.unfit.insert(copy, why);
         }

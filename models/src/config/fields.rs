@@ -1,6 +1,6 @@
 //! The fields of a `config.json`: those that are read, those that change nothing, and no others.
 
-use std::{cell::RefCell, collections::BTreeSet, fs, ops::Deref, path::Path};
+use std::{cell::RefCell, collections::BTreeSet, fs, ops::Deref, path::Path, sync::Arc};
 
 use data::gguf::GgufFile;
 use nn::Activation;
@@ -8,7 +8,7 @@ use numcore::{Error, Result, Within};
 use serde_json::Value;
 
 use super::{gguf::config_fields, is_generation_field};
-use crate::files::{JsonObject, is_empty};
+use crate::files::{JsonObject, Weights, is_empty};
 
 /// Fields of transformers' configurations that do not change what a model computes. They are names, tokens, training,
 /// and fields of encoders or of encoder-decoders alone. Fields of generation are harmless too.
@@ -124,6 +124,8 @@ const OFF: &[&str] = &[
 pub struct ConfigFields {
     object: JsonObject,
     read: RefCell<BTreeSet<&'static str>>,
+    /// The weights next to the fields, if they are at hand.
+    weights: Option<Arc<Weights>>,
 }
 
 impl Deref for ConfigFields {
@@ -161,7 +163,17 @@ impl ConfigFields {
 
     /// Wraps fields that are in memory.
     pub fn of(object: JsonObject) -> Self {
-        ConfigFields { object, read: RefCell::default() }
+        ConfigFields { object, read: RefCell::default(), weights: None }
+    }
+
+    /// Adds the weights, for what no field says.
+    pub(crate) fn with_weights(self, weights: &Arc<Weights>) -> Self {
+        ConfigFields { weights: Some(weights.clone()), ..self }
+    }
+
+    /// The weights next to these fields, if they are at hand.
+    pub(crate) fn weights(&self) -> Option<&Weights> {
+        self.weights.as_deref()
     }
 
     /// Tells whether a field is present, even if null.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, btree_map},
+    fmt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -165,6 +166,12 @@ impl Weights {
                 place.insert(Arc::new(TensorFile::open(&self.folder.join(file))?)).clone()
             }
         })
+    }
+}
+
+impl fmt::Debug for Weights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Weights({})", self.folder.display())
     }
 }
 

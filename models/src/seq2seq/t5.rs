@@ -43,14 +43,17 @@ pub struct T5Config {
     pub relative: RelativeConfig,
     /// The constant added to mean squares in norms.
     pub eps: f64,
-    /// True if the head is the token embedding, of states over `√C` (T5); false for a head of its own (T5 1.1).
+    /// True if the head is the token embedding (T5); false for a head of its own (T5 1.1).
     pub tied: bool,
+    /// True if the head takes states over `√C` (T5).
+    pub scaled: bool,
     /// The fields of the file, all of which are written back.
     pub fields: Map<String, Value>,
 }
 
 impl T5Config {
-    /// Reads the fields of a `config.json`.
+    /// Reads the fields of a `config.json`. Where weights are loaded, they tell whether the head is tied, as in
+    /// transformers 5: `tie_word_embeddings` is false of T5 1.1, and may be true of any head.
     ///
     /// # Errors
     /// Fails if a field is missing, malformed, or unknown and not known to be harmless.
@@ -82,8 +85,9 @@ impl T5Config {
                 distance: fields.size_or("relative_attention_max_distance", 128)?,
             },
             eps: fields.number_or("layer_norm_epsilon", 1e-6)?,
-            // Transformers 5 writes that all models are tied, and of those with a head of their own this.
-            tied: fields.flag_or("scale_decoder_outputs", tied)?,
+            tied: is_tied(fields, tied).at_caller()?,
+            // Transformers 5 writes that all models are tied, and of T5 1.1 this.
+            scaled: fields.flag_or("scale_decoder_outputs", tied)?,
             fields: fields.fields().clone(),
         };
         fields.part("quantization_config")?;
@@ -119,7 +123,7 @@ impl T5Config {
             ("relative_attention_max_distance", self.relative.distance.into()),
             ("layer_norm_epsilon", json!(self.eps)),
             ("tie_word_embeddings", self.tied.into()),
-            ("scale_decoder_outputs", self.tied.into()),
+            ("scale_decoder_outputs", self.scaled.into()),
         ] {
             fields.insert(name.into(), value);
         }
@@ -154,6 +158,18 @@ impl T5Config {
             cross: decodes,
             relative: Some(self.relative),
         }
+    }
+}
+
+/// Tells whether the head is the token embedding: if weights are known, unless they have a head that differs from it.
+/// `says` is what the field says.
+fn is_tied(fields: &ConfigFields, says: bool) -> Result<bool> {
+    const TABLES: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+    let Some(weights) = fields.weights() else { return Ok(says) };
+    let table = TABLES.into_iter().find(|name| weights.has(name));
+    match table.filter(|_| weights.has("lm_head.weight")) {
+        Some(table) => Ok(says && weights.same("lm_head.weight", table)?),
+        None => Ok(true),
     }
 }
 
@@ -204,7 +220,7 @@ impl<R: Runtime> T5<R> {
     pub fn new(init: &Init<R>, config: T5Config) -> Result<Self> {
         config.check().at_caller()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
-        let scale = if config.tied { 1.0 / (config.width as f64).sqrt() } else { 1.0 };
+        let scale = if config.scaled { 1.0 / (config.width as f64).sqrt() } else { 1.0 };
         let form = TextDecoderForm { vocab: config.vocab, positions: None, tied: config.tied, scale, padding: None };
         let model = T5 {
             encoder: LayerStack::new(init, config.layers(config.encoder_layers, false)).at_caller()?,

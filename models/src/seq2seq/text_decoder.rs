@@ -114,12 +114,10 @@ impl<R: Runtime> TextDecoder<R> {
         }
         let inputs = StackInputs { mask: None, memory: Some(memory), cache };
         let states = self.stack.forward_with(&x, inputs).at_caller()?;
+        let states = if self.form.scale == 1.0 { states } else { states.mul(self.form.scale)? };
         match &self.head {
             Some(head) => head.forward_onto(&states, None::<&Var<R>>).within("head"),
-            None => {
-                let states = if self.form.scale == 1.0 { states } else { states.mul(self.form.scale)? };
-                states.linear(&self.embed_tokens.weight.var(), None).within("head")
-            }
+            None => states.linear(&self.embed_tokens.weight.var(), None).within("head"),
         }
         .at_caller()
     }
