@@ -200,6 +200,28 @@ impl ConfigFields {
         }
     }
 
+    /// Checks that a second name of a size, where it is given, says the same.
+    pub(crate) fn also(&self, name: &'static str, first: &str, size: usize) -> Result<()> {
+        match self.maybe_size(name)? {
+            Some(other) if other != size => {
+                Err(self.wrong(name, format_args!("is {other}, and `{first}` says {size}: remove the wrong one")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The side of a square in pixels, or `default`: a number, or two equal ones.
+    pub(crate) fn side_or(&self, name: &'static str, default: usize) -> Result<usize> {
+        match self.get(name).and_then(Value::as_array).map(Vec::as_slice) {
+            Some([height, width]) if height == width => {
+                let side = height.as_u64().filter(|&side| side <= LARGEST as u64);
+                self.known(name);
+                side.map(|side| side as usize).ok_or_else(|| self.wrong(name, "is no square of pixels"))
+            }
+            _ => self.size_or(name, default),
+        }
+    }
+
     /// The number of layers, or `default`; at most 10 000. A wrong number would take memory before weights are found
     /// missing.
     #[track_caller]

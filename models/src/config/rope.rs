@@ -49,7 +49,11 @@ impl RopeConfig {
         let original = partial.then(|| fields.size_or("original_max_position_embeddings", 4096)).transpose()?;
         let assumed = Assumed { theta, context, original, partial };
         if family != Family::Gemma3 {
-            return Ok((Self::read_of(fields, fields.part("rope_parameters")?, assumed)?, None));
+            let found = Self::read_of(fields, fields.part("rope_parameters")?, assumed)?;
+            if partial && !matches!(found.scaling, RopeScaling::Default | RopeScaling::LongRope { .. }) {
+                return Err(fields.wrong("rope_scaling", "is of no type that Phi has: default and longrope are known"));
+            }
+            return Ok((found, None));
         }
         const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
         let both = fields.part("rope_parameters")?;

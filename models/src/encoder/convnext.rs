@@ -55,16 +55,17 @@ impl ConvNextConfig {
         let [widths, depths] = stages(fields, [96, 192, 384, 768], [3, 3, 9, 3]).at_caller()?;
         let count = fields.maybe_size("num_hidden_layers")?.unwrap_or(4);
         let count = fields.size_or("num_stages", count)?;
+        fields.also("num_hidden_layers", "num_stages", count).at_caller()?;
         if count != depths.len() {
             let why = format_args!("is {count}, and `depths` has {}", depths.len());
             return Err(fields.wrong("num_stages", why)).at_caller();
         }
         // Layers are left out by chance in training alone, and no part of a model here; images may have any size.
         fields.number_or("drop_path_rate", 0.0)?;
-        fields.maybe_size("image_size")?;
+        fields.side_or("image_size", 224)?;
         let config = ConvNextConfig {
             channels: fields.size_or("num_channels", 3)?,
-            patch: fields.size_or("patch_size", 4)?,
+            patch: fields.side_or("patch_size", 4)?,
             widths,
             depths,
             activation: fields.activation("hidden_act", Activation::Gelu)?,

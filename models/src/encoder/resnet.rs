@@ -113,7 +113,7 @@ pub(super) fn stages<const N: usize>(
     // Fields of backbones, which name the stages whose states are given out.
     fields.list("stage_names")?;
     fields.list("out_features")?;
-    fields.sizes("out_indices")?;
+    fields.leave(&["out_indices"]);
     let widths = fields.sizes("hidden_sizes")?.unwrap_or(widths.into());
     let depths = fields.sizes("depths")?.unwrap_or(depths.into());
     if widths.len() != depths.len() || widths.is_empty() || depths.contains(&0) || depths.iter().any(|&d| d > 1000) {

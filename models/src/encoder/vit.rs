@@ -49,8 +49,8 @@ impl VitConfig {
         expect_type(fields, "vit").at_caller()?;
         let qkv_bias = fields.flag_or("qkv_bias", true)?;
         let config = VitConfig {
-            image: fields.size_or("image_size", 224)?,
-            patch: fields.size_or("patch_size", 16)?,
+            image: fields.side_or("image_size", 224)?,
+            patch: fields.side_or("patch_size", 16)?,
             channels: fields.size_or("num_channels", 3)?,
             layers: fields.layers_or("num_hidden_layers", 12)?,
             block: block(fields, true, qkv_bias).at_caller()?,

@@ -26,7 +26,7 @@ use crate::{
 const EPS: f64 = 1e-5;
 
 /// Fields of dropout, of noise in training, and of other models on the same encoder.
-const UNUSED: [&str; 16] = [
+const UNUSED: [&str; 15] = [
     "activation_dropout",
     "apply_spec_augment",
     "classifier_proj_size",
@@ -41,7 +41,6 @@ const UNUSED: [&str; 16] = [
     "mask_time_min_masks",
     "mask_time_prob",
     "median_filter_width",
-    "num_hidden_layers",
     "use_weighted_layer_sum",
 ];
 
@@ -103,6 +102,7 @@ impl WhisperConfig {
             padding: fields.row("pad_token_id", vocab)?.or(padding),
             fields: fields.fields().clone(),
         };
+        fields.also("num_hidden_layers", "encoder_layers", config.encoder[0]).at_caller()?;
         fields.part("quantization_config")?;
         quantization(fields).at_caller()?;
         fields.finish()?;

@@ -96,6 +96,7 @@ fn configurations_that_are_not_understood() {
     for (name, field, value, due) in [
         ("olmo2", "sliding_window", json!(4), "`sliding_window`"),
         ("phi3", "rope_scaling", json!({"type": "longrope", "factor": 2.0}), "`short_factor` is missing"),
+        ("phi3", "rope_parameters", json!({"type": "linear", "factor": 2.0}), "is of no type that Phi has"),
         ("phi3", "partial_rotary_factor", json!(0.5), "`partial_rotary_factor` is 1, and 0.5 outside"),
         ("phi3_long", "head_dim", json!(10), "7 rotated components of a head of 10 (0.75 of it)"),
         ("phi3_long", "head_dim", json!(16), "`short_factor` has 3 numbers for 6 pairs"),

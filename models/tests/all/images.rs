@@ -100,7 +100,9 @@ fn what_is_no_such_model_is_an_error() {
     }
     for (field, value, due) in [
         ("num_stages", json!(3), "`num_stages` is 3, and `depths` has 2"),
+        ("num_hidden_layers", json!(3), "`num_hidden_layers` is 3, and `num_stages` says 2"),
         ("patch_size", json!(0), "`patch_size` is 0"),
+        ("patch_size", json!([4, 2]), "`patch_size`"),
         ("use_grn", json!(true), "`use_grn`"),
         ("layer_scale_init_value", json!(0.0), "3 unexpected"),
     ] {

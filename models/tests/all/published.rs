@@ -106,6 +106,10 @@ fn resnet_50_and_convnext_tiny() {
         "num_stages": 4, "patch_size": 4, "out_features": ["stage4"], "out_indices": [4],
         "stage_names": ["stem", "stage1", "stage2", "stage3", "stage4"]
     });
-    let config = ConvNextConfig::read(&fields(&[convnext, classes()])).unwrap();
+    let config = ConvNextConfig::read(&fields(&[convnext.clone(), classes()])).unwrap();
     assert_eq!((config.labels, config.layer_scale, config.patch), (1000, 1e-6, 4));
+    // Other forms of the same.
+    let squares = json!({"image_size": [224, 224], "patch_size": [4, 4], "out_indices": [-1]});
+    let again = ConvNextConfig::read(&fields(&[convnext, squares, classes()])).unwrap();
+    assert_eq!(ConvNextConfig { fields: config.fields.clone(), ..again }, config);
 }

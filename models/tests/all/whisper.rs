@@ -92,6 +92,7 @@ fn what_is_no_whisper_is_an_error() {
         ("activation_function", json!("mish"), "`activation_function` is `mish`"),
         ("pad_token_id", json!(43), "`pad_token_id` is 43"),
         ("max_source_positions", json!(8), "embed_positions.weight is"),
+        ("num_hidden_layers", json!(3), "`num_hidden_layers` is 3, and `encoder_layers` says 2"),
         ("encoder_layers", json!(20_000), "`encoder_layers` is 20000"),
         ("rotary", json!(true), "`rotary`"),
     ] {
