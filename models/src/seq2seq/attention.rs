@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use nn::{
-    Init, Linear, Module, Param,
+    Init, Linear, Module, Param, check_cut_alike,
     parallel::{ContextSlot, CutLayer, Cuts, RowCut},
 };
 use numcore::{
@@ -61,6 +61,7 @@ impl<R: Runtime> StackAttention<R> {
 
     /// The keys and values of `x: [B, S, C]`, `[B, H, S, D]` each.
     pub(super) fn keys_values(&self, x: &Var<R>) -> Result<[Var<R>; 2]> {
+        check_cut_alike([&self.q_proj, &self.k_proj, &self.v_proj])?;
         let keys = self.heads(&self.k_proj.forward_onto(x, None::<&Var<R>>).within("k_proj")?)?;
         Ok([keys, self.heads(&self.v_proj.forward_onto(x, None::<&Var<R>>).within("v_proj")?)?])
     }
@@ -85,6 +86,14 @@ impl<R: Runtime> StackAttention<R> {
                 )?
             }
             Some(bias) => {
+                let (here, heads) = (bias.dims()[1], q.dims()[1]);
+                if here != heads {
+                    let why = format!(
+                        "{here} heads have biases of distances here, and {heads} have queries: cut `relative` by `row` \
+                         where queries are cut by `column`"
+                    );
+                    return Err(Error::config("attention", "TensorPlan", why));
+                }
                 let args: Vec<&Var<R>> = [bias].into_iter().chain(mask).collect();
                 let scale = self.scale.unwrap_or(1.0 / (self.head_dim as f64).sqrt());
                 let program = AttentionProgram::over(args.len())
@@ -117,7 +126,7 @@ impl<R: Runtime> StackAttention<R> {
 /// farther ones share buckets that grow with the logarithm.
 #[derive(Debug, Module)]
 pub struct RelativeBias<R: Runtime> {
-    /// The bias of each bucket and head, `[N, H]`.
+    /// The bias of each bucket and head, `[N, H]`. A plan cuts its heads by `row`.
     pub weight: Param<R>,
     /// True if keys after the query have no buckets.
     causal: bool,
@@ -128,6 +137,8 @@ pub struct RelativeBias<R: Runtime> {
 impl<R: Runtime> RelativeBias<R> {
     pub(super) fn new(init: &Init<R>, relative: RelativeConfig, heads: usize, causal: bool) -> Result<Self> {
         let weight = init.weight([relative.buckets, heads], nn::Initializer::Normal { mean: 0.0, std: 0.02 })?;
+        // One piece of rows: buckets are not cut.
+        let weight = weight.with_cuts(Cuts::Weight(RowCut::of_heads(1)));
         Ok(RelativeBias { weight, causal, distance: relative.distance })
     }
 

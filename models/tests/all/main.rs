@@ -6,6 +6,7 @@ mod chats;
 mod clip;
 mod common;
 mod context;
+mod cut_seq2seq;
 mod decoders;
 mod encoders;
 mod experts;

@@ -154,9 +154,12 @@ pub(super) fn check_heads(width: usize, heads: usize) -> Result<()> {
     Ok(())
 }
 
-/// Returns an error unless queries, keys and values are cut alike: otherwise a head of queries would meet the keys of
-/// another.
-pub(super) fn check_cut_alike<R: Runtime>([q, k, v]: [&Linear<R>; 3]) -> Result<()> {
+/// Checks that a plan cuts the projections to queries, keys and values alike: otherwise a head of queries would meet the
+/// keys of another.
+///
+/// # Errors
+/// An error that names how each is cut.
+pub fn check_cut_alike<R: Runtime>([q, k, v]: [&Linear<R>; 3]) -> Result<()> {
     let style = |linear: &Linear<R>| linear.weight.placed().map(|placed| placed.style());
     let styles = [q, k, v].map(style);
     match styles {

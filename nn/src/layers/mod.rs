@@ -32,7 +32,7 @@ mod weight_norm;
 
 pub use activation::*;
 pub use adapter::{Adapter, AdapterSlot};
-pub use attention::{AttentionOptions, MultiHeadAttention};
+pub use attention::{AttentionOptions, MultiHeadAttention, check_cut_alike};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, ConditionalBatchNorm};
 pub use bilinear::Bilinear;
 pub use block_scaled::block_scaled;
