@@ -104,6 +104,7 @@ impl ClipTower {
             causal,
             cross: false,
             relative: None,
+            clamped: false,
         }
     }
 }

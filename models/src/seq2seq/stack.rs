@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use nn::{Activation, Forward, Init, LayerNorm, Module, Param, RmsNorm};
-use numcore::{Error, Result, Runtime, Within};
+use numcore::{DType, Error, Result, Runtime, Within, ops::PointwiseOps};
 
 use super::{
     StackAttention,
@@ -43,6 +43,8 @@ pub struct LayerStackConfig {
     pub cross: bool,
     /// The bias of scores by distance, of all layers alike.
     pub relative: Option<RelativeConfig>,
+    /// True if the output of each layer is kept between ±64504 in `f16`, whose largest number is 65504.
+    pub clamped: bool,
 }
 
 /// The buckets of distances of a [`RelativeBias`].
@@ -174,6 +176,9 @@ impl<R: Runtime> LayerStack<R> {
             let memory = inputs.memory.map(|memory| (memory, i));
             let cache = inputs.cache.as_deref_mut().map(|cache| cache.layer(i));
             x = layer.forward_with(&x, &seen, memory, cache).within(format_args!("layers.{i}"))?;
+            if self.config.clamped && x.dtype() == DType::F16 {
+                x = x.clamp(-64_504.0, 64_504.0)?;
+            }
         }
         if let Some(cache) = inputs.cache {
             cache.advance(tokens);

@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use nn::{Activation, Forward, Init, Initializer, Module, ModuleExt};
-use numcore::{Error, Result, Runtime, Within, ops::Apply};
+use numcore::{DType, Error, Result, Runtime, Within, ops::Apply};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -157,6 +157,7 @@ impl T5Config {
             causal: decodes,
             cross: decodes,
             relative: Some(self.relative),
+            clamped: false,
         }
     }
 }
@@ -241,7 +242,7 @@ impl<R: Runtime> T5<R> {
     /// 0 for padding.
     ///
     /// # Errors
-    /// Fails if shapes do not fit.
+    /// Fails if shapes do not fit, or weights are in `f16`.
     #[track_caller]
     pub fn encode(&self, tokens: &Var<R>, mask: Option<&Var<R>>) -> Result<StackMemory<R>> {
         self.decoder.memory(&self.states(tokens, mask)?, mask)
@@ -250,7 +251,7 @@ impl<R: Runtime> T5<R> {
     /// Computes the encoder's states `[B, S, C]` of tokens `[B, S]`.
     ///
     /// # Errors
-    /// Fails if shapes do not fit.
+    /// Fails if shapes do not fit, or weights are in `f16`.
     #[track_caller]
     pub fn states(&self, tokens: &Var<R>, mask: Option<&Var<R>>) -> Result<Var<R>> {
         let shape = tokens.spec().shape;
@@ -258,6 +259,10 @@ impl<R: Runtime> T5<R> {
             return Err(Error::shape("t5", &[shape], "tokens must be [B, S]")).at_caller();
         }
         let x = self.decoder.embed_tokens.forward(tokens).within("decoder.embed_tokens").at_caller()?;
+        if x.dtype() == DType::F16 {
+            let why = "states of T5 pass the largest number of f16: load the model in bf16 or f32";
+            return Err(Error::unsupported("t5", why)).at_caller();
+        }
         let seen = mask.map(seen_keys).transpose().at_caller()?;
         let inputs = StackInputs { mask: seen.as_ref(), ..Default::default() };
         self.encoder.forward_with(&x, inputs).within("encoder").at_caller()

@@ -174,6 +174,7 @@ impl WhisperConfig {
             causal: decodes,
             cross: decodes,
             relative: None,
+            clamped: !decodes,
         }
     }
 }

@@ -210,6 +210,8 @@ fn what_is_no_t5_is_an_error() {
         let error = T5::<Cpu>::from_pretrained(&folder.0, &init()).map(drop).unwrap_err().to_string();
         assert!(error.contains(due), "{field}: {error}");
     }
+    let half = t5("t5", DType::F16).encode(&Reference::read("t5").var("ids"), None).map(drop).unwrap_err();
+    assert!(half.to_string().contains("largest number of f16"), "{half}");
     let (model, due) = (t5("t5", DType::F32), Reference::read("t5"));
     let memory = model.encode(&due.var("ids"), None).unwrap();
     let generate = |prompts: &[Prompt], options: &GenerationOptions| {
