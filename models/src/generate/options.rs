@@ -68,6 +68,9 @@ impl Default for Sampling {
     }
 }
 
+/// Fields that Whisper's files have, and no others.
+const OF_WHISPER: [&str; 2] = ["is_multilingual", "no_timestamps_token_id"];
+
 impl GenerationOptions {
     /// Reads `generation_config.json` in a model's folder, or without that file the generation fields of `config.json`.
     /// A GGUF file has no options of generation, and gives the tokens that end a text alone.
@@ -91,6 +94,11 @@ impl GenerationOptions {
 
     /// Reads a file of generation alone, in which every other field is an error.
     fn of_file(fields: &JsonObject) -> Result<Self> {
+        if let Some(name) = OF_WHISPER.into_iter().find(|name| fields.get(name).is_some()) {
+            let why = "is of Whisper, whose suppressed tokens and rules for time stamps are not computed: make options \
+                       by hand, with `eos_token_ids` and `max_length`, and give texts the tokens that they begin with";
+            return Err(fields.wrong(name, why));
+        }
         let unknown = |name: &&String| fields.get(name).is_some() && !is_generation_field(name);
         if let Some(name) = fields.fields().keys().find(unknown) {
             let why = "is not known here, and may change what is generated; delete it if it does not";
@@ -219,6 +227,10 @@ mod tests {
             (r#"{"renormalize_logits": true}"#, "renormalize_logits"),
             (r#"{"stop_strings": ["x"]}"#, "stop_strings"),
             (r#"{"max_time": 2.5}"#, "max_time"),
+            (
+                r#"{"alignment_heads": [[2, 2]], "lang_to_id": {"<|en|>": 4}, "no_timestamps_token_id": 9}"#,
+                "`no_timestamps_token_id` is of Whisper",
+            ),
             (r#"{"is_assistant": true}"#, "is_assistant"),
             (r#"{"do_sample": true, "temperature": 0}"#, "temperature"),
             (r#"{"do_sample": true, "top_p": -0.5}"#, "top_p"),
