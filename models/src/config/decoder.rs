@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     ConfigFields, DecoderMixtures, DecoderOptions, Family, RopeConfig, activation_name, check_sizes,
+    mixtures::LATER_LAYERS,
     windows::{insert_windows, windows},
 };
 use crate::{files::JsonObject, quantize::quantization};
@@ -120,6 +121,12 @@ impl DecoderConfig {
         };
         self.insert_options(&mut fields);
         fields
+    }
+
+    /// The number of layers in files, after the others, that predict more tokens (DeepSeek-V3). They are left out.
+    pub(crate) fn later_layers(&self) -> usize {
+        let count = LATER_LAYERS.iter().find_map(|name| self.fields.get(*name)?.as_u64());
+        count.map_or(0, |count| count.min(64) as usize)
     }
 
     /// The mixture of experts that a layer has in place of its linear layers, if any.

@@ -9,6 +9,9 @@ use serde_json::{Map, Value, json};
 
 use super::{ConfigFields, Family};
 
+/// The names of the number of layers that predict more tokens, after the others.
+pub(super) const LATER_LAYERS: [&str; 2] = ["num_nextn_predict_layers", "num_mtp_layers"];
+
 /// The mixtures of experts of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderMixtures {
@@ -74,6 +77,9 @@ impl DecoderMixtures {
             }
             fields.insert("norm_topk_prob".into(), normalize_weights.into());
             fields.insert("routed_scaling_factor".into(), weight_scale.into());
+            // Layers that predict more tokens are left out.
+            LATER_LAYERS.iter().for_each(|name| drop(fields.remove(*name)));
+            fields.insert(LATER_LAYERS[0].into(), 0.into());
             return;
         }
         let names = ["num_experts", "num_local_experts"];
@@ -116,8 +122,9 @@ fn deepseek(fields: &ConfigFields, width: usize, layers: usize) -> Result<Decode
     fields.number_or("aux_loss_alpha", 0.0)?;
     fields.flag_or("seq_aux", true)?;
     fields.maybe_size("ep_size")?;
-    fields.maybe_size("num_nextn_predict_layers")?;
-    fields.maybe_size("num_mtp_layers")?;
+    for name in LATER_LAYERS {
+        fields.maybe_size(name)?;
+    }
     let hidden = fields.size_or("moe_intermediate_size", 2048)?;
     let groups = RouterGroups { count: fields.size_or("n_group", 8)?, kept: fields.size_or("topk_group", 4)? };
     let shared = fields.size_or("n_shared_experts", 1)?;

@@ -28,6 +28,7 @@ pub const GGUF_TABLE: ConversionTable = ConversionTable {
     // The divisors of frequencies, which the configuration is read from.
     ignored: &["rope_freqs.weight"],
     modules: &[],
+    later_layers: [0, 0],
 };
 
 #[cfg(test)]

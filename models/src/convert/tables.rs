@@ -22,6 +22,7 @@ pub(crate) const GPT2: ConversionTable = ConversionTable {
     // The triangular mask and what stood in its place.
     ignored: &["transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias"],
     modules: &[],
+    later_layers: [0, 0],
 };
 
 /// The rules that all families derived from Llama share.
@@ -82,6 +83,7 @@ pub(crate) const LLAMA: ConversionTable = ConversionTable {
     old_leaves: &[],
     ignored: &["model.layers.{}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"],
     modules: &[],
+    later_layers: [0, 0],
 };
 
 /// Mixtral, whose files have their own names for experts.
@@ -148,8 +150,6 @@ pub(crate) const DEEPSEEK_V3: ConversionTable = ConversionTable {
         ],
         OF_LLAMA,
     ),
-    // The published files' layer that predicts one more token.
-    ignored: &["model.layers.{}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq", "model.layers.61.*"],
     ..LLAMA
 };
 
@@ -199,6 +199,7 @@ pub(crate) const BERT: ConversionTable = ConversionTable {
     // Positions 0, 1, …, and the head for the next sentence.
     ignored: &["bert.embeddings.position_ids", "cls.seq_relationship.weight", "cls.seq_relationship.bias"],
     modules: &[],
+    later_layers: [0, 0],
 };
 
 /// The rules that all models of RoBERTa share.

@@ -352,9 +352,9 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
             Family::Gpt2 => GPT2,
             Family::Mixtral => MIXTRAL,
             Family::GptOss => GPT_OSS,
-            // As transformers, which leaves out the last layer of this very size.
-            Family::DeepseekV3 if self.config.layers <= 61 => DEEPSEEK_V3,
-            Family::DeepseekV3 => ConversionTable { ignored: LLAMA.ignored, ..DEEPSEEK_V3 },
+            Family::DeepseekV3 => {
+                ConversionTable { later_layers: [self.config.layers, self.config.later_layers()], ..DEEPSEEK_V3 }
+            }
             Family::Olmo2 | Family::Gemma2 | Family::Gemma3 => GEMMA,
             _ => LLAMA,
         }
