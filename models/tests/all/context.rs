@@ -56,7 +56,7 @@ fn run<T: Send>(ranks: usize, f: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<
 
 #[test]
 fn every_family_gives_the_logits_of_one_rank() {
-    for name in ["gpt2", "llama", "mistral", "qwen3", "olmo2", "phi3_long", "gemma2", "gemma3"] {
+    for name in ["gpt2", "llama", "mistral", "qwen3", "olmo2", "phi3_long", "gemma2", "gemma3", "deepseek_v3"] {
         for packs in [false, true] {
             let logits = |ranks: usize, exchange: ContextExchange| {
                 run(ranks, |comm| {
@@ -74,6 +74,10 @@ fn every_family_gives_the_logits_of_one_rank() {
                     continue;
                 }
                 for ranks in [2, 4] {
+                    // DeepSeek's two heads, whose values are narrower than keys, are no four.
+                    if (name, exchange, ranks) == ("deepseek_v3", ContextExchange::Ulysses, 4) {
+                        continue;
+                    }
                     for (dims, here, part) in logits(ranks, exchange) {
                         let here = Tensor::from_slice(&cpu(), dims, &here).unwrap();
                         let due = part.take(&whole, 1).unwrap().contiguous().unwrap();
