@@ -205,8 +205,9 @@ impl<R: Runtime> Plan<R> {
                 None => drop(report.unexpected.insert(theirs.to_owned(), None)),
             }
         }
-        take_copies(model, &mut given);
-        for (copy, why) in untied(model, weights, &given)? {
+        let tied_to = |name: &str| model.tied_to(name);
+        take_copies(&tied_to, &mut given);
+        for (copy, why) in untied(&tied_to, weights, &given)? {
             report.unfit.insert(copy, why);
         }
         let (mut places, mut quantised) = (BTreeMap::from_iter(quantize::slots(model)), Vec::new());
