@@ -42,6 +42,8 @@ pub(crate) struct WgpuDevice {
     pub(crate) id: DeviceId,
     pub(crate) wgpu: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
+    /// True if the adapter runs on the host. Such a driver limits the iterations of a kernel's loops.
+    pub(crate) software: bool,
     pub(crate) limits: wgpu::Limits,
     pub(crate) capabilities: Capabilities,
     pub(crate) pipelines: Pipelines,
@@ -86,8 +88,9 @@ impl WgpuDevice {
                 note(&first, format!("the device was lost: {message}"));
             }
         });
+        let about = describe(adapter);
         let capabilities = Capabilities {
-            name: describe(adapter).to_string(),
+            name: about.to_string(),
             storage: DType::ALL.into_iter().filter(|d| !d.is_storage()).collect(),
             compute: DType::ALL.iter().copied().filter(|d| d.compute() == *d && *d != DType::F64).collect(),
             parallelism: 1,
@@ -97,7 +100,7 @@ impl WgpuDevice {
         };
         let pipelines = Pipelines::new(&wgpu);
         let id = DeviceId { kind: DeviceKind::Wgpu, index };
-        Ok(WgpuDevice { id, wgpu, queue, limits, capabilities, pipelines, failed })
+        Ok(WgpuDevice { id, wgpu, queue, software: about.software, limits, capabilities, pipelines, failed })
     }
 
     /// Returns the device's sticky failure as an error, if there is one.
