@@ -79,6 +79,12 @@ impl Pipelines {
         Ok(pipeline)
     }
 
+    /// The families of the kernels in the cache.
+    #[cfg(test)]
+    pub(crate) fn kinds(&self) -> Vec<&'static str> {
+        self.kept.lock().age.iter().map(|key| key.kind).collect()
+    }
+
     fn compile(
         &self,
         device: &WgpuDevice,

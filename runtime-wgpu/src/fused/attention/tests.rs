@@ -3,7 +3,7 @@ use std::sync::Arc;
 use numcore::{
     DType, MemoryCategory, Result, Runtime, Tensor,
     fused::{Attention, AttentionGrad, FusedOp, ScoredAttention, ScoredAttentionGrad},
-    ops::Apply,
+    ops::{Apply, PointwiseOps, ViewOps},
     pointwise::Program,
 };
 use runtime_cpu::Cpu;
@@ -25,6 +25,9 @@ struct Case {
     forward: FusedOp,
     backward: FusedOp,
     shapes: Vec<Vec<usize>>,
+    dtype: DType,
+    /// True if heads are split by a view, and one gradient stands for all columns of the output.
+    views: bool,
 }
 
 fn cases() -> Vec<Case> {
@@ -52,6 +55,8 @@ fn cases() -> Vec<Case> {
                     forward: FusedOp::Attention(op.clone()),
                     backward: FusedOp::AttentionGrad(AttentionGrad(op)),
                     shapes,
+                    dtype: DType::F32,
+                    views: false,
                 });
             }
         }
@@ -63,40 +68,77 @@ fn cases() -> Vec<Case> {
             shapes.extend([vec![h, 1, 1], vec![b, 1, 1, s]]);
             let forward = FusedOp::ScoredAttention(of.clone());
             let grad = ScoredAttentionGrad { of, learned: [].into_iter().collect() };
-            all.push(Case { forward, backward: FusedOp::ScoredAttentionGrad(grad), shapes });
+            let backward = FusedOp::ScoredAttentionGrad(grad);
+            all.push(Case { forward, backward, shapes, dtype: DType::F32, views: false });
         }
     }
+    // The same calls in halves, of views.
+    let again = |case: &Case| Case {
+        forward: case.forward.clone(),
+        backward: case.backward.clone(),
+        shapes: case.shapes.clone(),
+        dtype: DType::F16,
+        views: true,
+    };
+    let halves = [again(&all[3]), again(&all[7])];
+    all.extend(halves);
     all
 }
 
-/// Values of a tensor on another runtime, and in another dtype.
-fn moved<R: Runtime>(rt: &R, x: &Tensor<Cpu>, dtype: DType) -> Result<Tensor<R>> {
-    let mut values = x.to_f64s()?.into_iter();
-    Tensor::from_f64_fn(rt, x.dims(), dtype, || values.next().unwrap_or(f64::NAN))
+/// Values of an operand on another runtime. The first three are heads, which `views` splits from their rows.
+fn moved<R: Runtime>(rt: &R, x: &Tensor<Cpu>, dtype: DType, views: bool) -> Result<Tensor<R>> {
+    let given = |x: &Tensor<Cpu>| {
+        let mut values = x.to_f64s()?.into_iter();
+        Tensor::from_f64_fn(rt, x.dims(), dtype, || values.next().unwrap_or(f64::NAN))
+    };
+    if views { given(&x.transpose(1, 2)?)?.transpose(1, 2) } else { given(x) }
 }
 
 #[test]
 fn gradients_of_scores_that_no_kernel_binds() -> Result<()> {
-    let (gpu, cpu) = (limited()?, Cpu::with_threads(1));
+    let cpu = Cpu::with_threads(1);
     for case in cases() {
-        let draw =
-            |(seed, shape): (usize, &Vec<usize>)| Tensor::uniform(&cpu, &shape[..], DType::F64, -1.0, 1.0, seed as u64);
+        // A device of its own, whose kernels are those of the case.
+        let gpu = limited()?;
+        let what = format!("{:?} at {:?} in {}", case.forward, case.shapes, case.dtype);
+        let draw = |(seed, shape): (usize, &Vec<usize>)| {
+            let x = Tensor::uniform(&cpu, &shape[..], DType::F64, -1.0, 1.0, seed as u64)?;
+            x.to_dtype(case.dtype)?.to_dtype(DType::F64)
+        };
         let ins = case.shapes.iter().enumerate().map(draw).collect::<Result<Vec<_>>>()?;
         let outs = Tensor::apply(case.forward.clone().into(), &ins.iter().collect::<Vec<_>>())?;
-        let g = draw((99, &outs[0].dims().to_vec()))?;
-        let all: Vec<&Tensor<Cpu>> = [&g, &outs[0], &outs[1]].into_iter().chain(&ins).collect();
+        let mut shape_of_g = outs[0].dims().to_vec();
+        if case.views {
+            shape_of_g[3] = 1;
+        }
+        let g = draw((99, &shape_of_g))?;
+        let whole = g.broadcast_to(outs[0].dims())?;
+        let all: Vec<&Tensor<Cpu>> = [&whole, &outs[0], &outs[1]].into_iter().chain(&ins).collect();
         let want = Tensor::apply(case.backward.clone().into(), &all)?;
-        let given = all.iter().map(|x| moved(&gpu, x, DType::F32)).collect::<Result<Vec<_>>>()?;
+        let wide = case.dtype.compute();
+        let is_mask = matches!(case.forward, FusedOp::Attention(_));
+        let operand = |(i, x): (usize, &&Tensor<Cpu>)| match i {
+            AttentionGrad::GRAD => moved(&gpu, &g, case.dtype, false)?.broadcast_to(x.dims()),
+            AttentionGrad::LSE => moved(&gpu, x, wide, false),
+            i if i < AttentionGrad::MASK => moved(&gpu, x, case.dtype, case.views),
+            _ => moved(&gpu, x, if is_mask { case.dtype } else { wide }, false),
+        };
+        let given = all.iter().enumerate().map(operand).collect::<Result<Vec<_>>>()?;
         let given: Vec<&Tensor<Wgpu>> = given.iter().collect();
+        let got = Tensor::apply(case.backward.clone().into(), &given)?;
+        let mut kernels = gpu.queue.device.pipelines.kinds();
+        kernels.retain(|kind| kind.starts_with("attention"));
+        assert_eq!(kernels, ["attention_grad_queries", "attention_grad_keys"], "{what}");
         // A value that is added becomes a mask of the same kernel.
         let adds = matches!(&case.backward, FusedOp::ScoredAttentionGrad(op) if op.of.adds());
-        let decomposed = case.backward.decompose(&given).map(drop).map_err(|e| e.to_string());
-        assert!(adds || decomposed.is_err_and(|e| e.contains("max_storage_buffer_binding_size")));
-        let got = Tensor::apply(case.backward.clone().into(), &given)?;
+        if case.dtype == DType::F32 && !adds {
+            let decomposed = case.backward.decompose(&given).map(drop).map_err(|e| e.to_string());
+            assert!(decomposed.is_err_and(|e| e.contains("max_storage_buffer_binding_size")), "{what}");
+        }
+        let tolerance = if case.dtype == DType::F32 { 1e-5 } else { 2f64.powi(-9) };
         for (k, (got, want)) in got.iter().zip(&want).enumerate() {
             for (a, b) in got.to_f64s()?.iter().zip(want.to_f64s()?) {
-                let what = format!("gradient {k} of {:?} at {:?}", case.forward, case.shapes);
-                assert!((a - b).abs() <= 1e-5 * (1.0 + b.abs()), "{what}: {a}, not {b}");
+                assert!((a - b).abs() <= tolerance * (1.0 + b.abs()), "gradient {k} of {what}: {a}, not {b}");
             }
         }
     }
