@@ -124,7 +124,7 @@ impl HandwrittenKernel {
             let _ = writeln!(text, "#define {name} {value}");
         }
         include(&mut text, self.file);
-        Ok(KernelSource { text, entry: self.entry.into(), contracts: true })
+        Ok(KernelSource { text, entry: self.entry.into(), contracts: self.scores.is_none() })
     }
 }
 

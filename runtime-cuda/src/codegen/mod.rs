@@ -23,8 +23,8 @@ pub(crate) const THREADS: u32 = 256;
 pub(crate) struct KernelSource {
     pub text: String,
     pub entry: String,
-    /// True if the compiler may contract a product and a sum of it to a fused multiply-add, rounded once. False in
-    /// generated kernels: the choice of the product that is fused would depend on the rest of a kernel.
+    /// True if the compiler may contract a product and a sum of it to a fused multiply-add, rounded once. False for
+    /// generated text, a program of scores included: the product that is fused would depend on the rest of a kernel.
     pub contracts: bool,
 }
 

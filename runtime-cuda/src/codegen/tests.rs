@@ -294,6 +294,20 @@ fn attention_by_programs() {
 }
 
 #[test]
+fn programs_of_scores_round_products_and_sums_apart() {
+    let affine = Program::build("affine", 6, 0, |_, x, _| vec![x[0] * x[5] + x[5]]);
+    let typed = |program: &Program| {
+        let given = [&[DType::F32][..], &[DType::I32; 4], &[DType::F32; 2]].concat();
+        TypedProgram::new(program, &program.resolve(&given[..program.inputs()], &[]).unwrap())
+    };
+    let slope = Some(typed(&affine.differentiate(&[0, 5])));
+    let spec = ScoreSpec { score: typed(&affine), slope, args: [DType::F32].into_iter().collect(), learned: 1 };
+    let kernel = HandwrittenKernel::new("attention_grad.cu", "", &[("T", "bf16".into()), ("HEAD_DIM", 64.into())]);
+    let ptx = COMPILERS[0].ptx(&kernel.with_scores(Some(Arc::new(spec))).source().unwrap()).unwrap();
+    assert!(!ptx.contains("fma."));
+}
+
+#[test]
 fn sixteen_bytes_move_at_once() {
     let add = Program::new("add", |[a, b], []| [a + b]);
     let sum = Program::new("sum", |[x], []| [x]);

@@ -2,7 +2,7 @@
 //!
 //! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square
 //! root, gradual underflow. `--fmad` follows [`KernelSource::contracts`]. It is on for hand-written kernels, where it
-//! saves a norm a third of its instructions, and off for generated ones.
+//! saves a norm a third of its instructions, and off for generated ones and those that call a program of scores.
 
 use std::{
     ffi::{CStr, CString},
