@@ -16,7 +16,7 @@ use runtime_cpu::Cpu;
 use runtime_cuda::Cuda;
 
 /// A call: batch, query heads, key heads, queries, keys and depth; the dtype; the operation, over a slope of each head, a
-/// bias of each key, a value of each score, and a number of each query; the learned arguments.
+/// bias of each key, a value of each score, and a number and a factor of each query; the learned arguments.
 struct Call {
     sizes: [usize; 6],
     dtype: DType,
@@ -25,13 +25,14 @@ struct Call {
 }
 
 fn calls() -> Vec<Call> {
-    let alibi = Program::build("alibi", 9, 0, |_, x, _| vec![x[0] + x[5] * (x[4] - x[3]).cast_like(x[0]) * 0.1]);
-    let bent = Program::build("bent", 9, 0, |_, x, _| vec![((x[0] * x[5] + x[6]) * 0.5).tanh() * 2.0 + x[7]]);
-    let hidden = Program::build("hidden", 9, 0, |b, x, _| {
+    let alibi = Program::build("alibi", 10, 0, |_, x, _| vec![x[0] + x[5] * (x[4] - x[3]).cast_like(x[0]) * 0.1]);
+    let bent = Program::build("bent", 10, 0, |_, x, _| vec![((x[0] * x[5] + x[6]) * 0.5).tanh() * 2.0 + x[7]]);
+    let hidden = Program::build("hidden", 10, 0, |b, x, _| {
         let seen = (x[4] / 2 % 3).ne(x[8] % 3) & (x[3] - x[1] * 2 - x[2]).ne(5);
         vec![seen.select(x[0] * x[7], b.c(f64::NEG_INFINITY))]
     });
-    let steep = Program::build("steep", 9, 0, |_, x, _| vec![x[0] + x[6] * (x[3] - x[4] + 1).cast_like(x[0]).sqrt()]);
+    let steep = Program::build("steep", 10, 0, |_, x, _| vec![x[0] + x[6] * (x[3] - x[4] + 1).cast_like(x[0]).sqrt()]);
+    let warm = Program::build("warm", 10, 0, |_, x, _| vec![x[0] * (x[9] + 1.5) * 0.5 + x[7] * x[6]]);
     let of = |sizes, dtype, program: &Program, causal, lower_right, first, learned| {
         let attention = Attention { causal, lower_right, ..Attention::new(0.3) };
         Call { sizes, dtype, op: ScoredAttention { attention, program: program.clone(), first }, learned }
@@ -44,6 +45,9 @@ fn calls() -> Vec<Call> {
         of([1, 2, 2, 67, 67, 64], DType::F16, &hidden, true, false, near, &[]),
         // A block of keys that no query sees.
         of([2, 2, 1, 70, 150, 32], DType::F32, &steep, true, false, near, &[1]),
+        of([2, 2, 1, 70, 40, 32], DType::F32, &warm, false, false, near, &[1, 4]),
+        // One query: values of scores vary along keys alone.
+        of([2, 4, 2, 1, 83, 32], DType::F16, &warm, true, true, far, &[1, 2, 4]),
     ]
 }
 
@@ -67,6 +71,7 @@ fn all<R: Runtime>(rt: &R, call: &Call, dtype: DType) -> Result<Vec<Tensor<R>>> 
         draw(&[b, 1, 1, s], 6, wide)?,
         draw(&[h, t, s], 7, wide)?,
         numbers,
+        draw(&[t, 1], 8, wide)?,
     ];
     let forward: Vec<&Tensor<R>> = forward.iter().collect();
     let mut outs = Tensor::apply(call.op.clone().into(), &forward)?.into_vec();
