@@ -170,6 +170,8 @@ struct ProgramData {
     derivatives: Box<[OnceLock<Option<Derivative>>]>,
     /// The programs of tangents that were asked for, by their inputs.
     tangents: Mutex<Vec<(u64, Option<Program>)>>,
+    /// The programs of gradients that were asked for, by their inputs.
+    gradients: Mutex<Vec<(Box<[usize]>, Program)>>,
 }
 
 /// A derivative with respect to one input.
@@ -280,7 +282,13 @@ impl Program {
     /// The gradients of inputs `wrt` as one program, which shares common subexpressions. Its inputs are this program's,
     /// then the gradients of the outputs. Gradients that are zero by structure are outputs of zeros.
     pub fn differentiate(&self, wrt: &[usize]) -> Program {
-        derive::differentiate(self, wrt)
+        let mut known = self.0.gradients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, found)) = known.iter().find(|(of, _)| **of == *wrt) {
+            return found.clone();
+        }
+        let found = derive::differentiate(self, wrt);
+        known.push((wrt.into(), found.clone()));
+        found
     }
 
     /// The tangents of the outputs, given those of the inputs `wrt` (a bit mask of inputs): the product with the Jacobian
@@ -333,9 +341,10 @@ impl Program {
         let _ = write!(hash, "{insts:?}{outputs:?}{inputs},{scalars}");
         let derivatives = (0..inputs).map(|_| OnceLock::new()).collect();
         let typed = types::TypingCache::default();
-        let tangents = Mutex::default();
+        let (tangents, gradients) = (Mutex::default(), Mutex::default());
         let hash = hash.finish();
-        let inner = ProgramData { name, insts, outputs, inputs, scalars, hash, reads, typed, derivatives, tangents };
+        let inner =
+            ProgramData { name, insts, outputs, inputs, scalars, hash, reads, typed, derivatives, tangents, gradients };
         Program(Handle::Counted(Arc::new(inner)))
     }
 }

@@ -145,6 +145,8 @@ fn several_at_once() {
     let d = p.differentiate(&[0, 1, 2]);
     assert_eq!((d.inputs(), d.outputs().len()), (5, 3));
     assert_eq!(run(&d, DType::F64, &[2.0, 0.5, 7.0, 10.0, 100.0], &[]), [5.0, 20.0 + 100.0 * 0.5f64.exp(), 0.0]);
+    let turned = run(&p.differentiate(&[1, 0, 2]), DType::F64, &[2.0, 0.5, 7.0, 10.0, 100.0], &[]);
+    assert_eq!(turned, [20.0 + 100.0 * 0.5f64.exp(), 5.0, 0.0]);
     let typed = d.resolve(&[DType::BF16; 5], &[]).unwrap();
     assert!(d.outputs().iter().all(|&o| typed.dtypes[o as usize] == DType::BF16));
 }
