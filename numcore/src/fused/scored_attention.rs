@@ -157,6 +157,11 @@ impl ScoredAttention {
         (0..queries).step_by(size).map(part).collect()
     }
 
+    /// The most scores of a head that the decomposition has at a time.
+    pub fn scores_at_a_time(&self, queries: usize, keys: usize) -> usize {
+        self.parts(queries, keys).iter().map(|(queries, end)| queries.len() * end).max().unwrap_or(0)
+    }
+
     /// The call of some queries and of the keys before `end`.
     fn part(&self, queries: &Range<usize>) -> ScoredAttention {
         let [batch, head, query, key] = self.first;

@@ -59,7 +59,7 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
         FusedOp::Norm(op) => norm::forward(&call, op),
         FusedOp::NormGrad(op) => norm::backward(&call, op),
         FusedOp::Attention(op) => attention::forward(&call, op, None),
-        FusedOp::AttentionGrad(op) => attention::backward(&call, &op.0, None),
+        FusedOp::AttentionGrad(op) => attention::backward(&call, &op.0, None, |queries, keys| queries * keys),
         FusedOp::ScoredAttention(op) => {
             let programs = ScorePrograms::new(op, &call.ins, None)?;
             attention::forward(&call, &op.attention, Some(programs))
@@ -67,7 +67,9 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
         FusedOp::ScoredAttentionGrad(op) if op.learned.is_empty() => {
             let ins = &call.ins[AttentionGrad::QUERIES..];
             let programs = ScorePrograms::new(&op.of, ins, ScorePrograms::slope(op))?;
-            attention::backward(&call, &op.of.attention, Some(programs))
+            attention::backward(&call, &op.of.attention, Some(programs), |queries, keys| {
+                op.of.scores_at_a_time(queries, keys)
+            })
         }
         FusedOp::CrossEntropy(op) => cross_entropy::forward(&call, op),
         FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&call, &op.0),

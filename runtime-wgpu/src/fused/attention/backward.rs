@@ -1,8 +1,8 @@
 //! The gradients of attention: weights are computed again from the scores and their logsumexp. Keys and queries have a
 //! pass each, so that every sum has one owner and one order.
 //!
-//! They run where the scores of a call are more than a kernel can bind. Others are decomposed: on a software driver the
-//! matrix products of the decomposition take 0.35 of the time.
+//! They run where the decomposition would bind more scores than a kernel can. Others are decomposed: on a software
+//! driver the matrix products of the decomposition take 0.35 of the time.
 
 use numcore::{
     Result, Support,
@@ -15,11 +15,13 @@ use crate::fused::FusedCall;
 /// The widest head: an invocation holds a part of a row of each gradient.
 const WIDEST: usize = 128;
 
-/// From the upstream gradient, `o`, `lse`, and the inputs of forward.
+/// From the upstream gradient, `o`, `lse`, and the inputs of forward. The decomposition has so many scores of a head at
+/// a time, of numbers of queries and keys.
 pub(in super::super) fn backward(
     call: &FusedCall<'_, '_>,
     op: &Attention,
     programs: Option<ScorePrograms>,
+    at_a_time: impl FnOnce(usize, usize) -> usize,
 ) -> Result<Support> {
     let (of_forward, ins) = call.ins.split_at(AttentionGrad::QUERIES);
     let Some(this) = AttentionCall::new(call, op, programs, ins, of_forward)? else { return Ok(Support::Decompose) };
@@ -54,7 +56,7 @@ pub(in super::super) fn backward(
         this.queries.div_ceil(BLOCK) * sharing,
         width + (width + value_depth) / SHARE + BLOCK + 3,
     );
-    let scores = 4 * (this.batch * this.heads * this.queries * this.keys) as u64;
+    let scores = 4 * (this.batch * this.heads * at_a_time(this.queries, this.keys)) as u64;
     let fits = scores > call.wgpu.queue.device.limits.max_storage_buffer_binding_size
         && depth.max(value_depth) <= WIDEST
         && this.fits(&of_queries, 1)

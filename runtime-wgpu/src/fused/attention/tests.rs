@@ -13,10 +13,10 @@ use crate::{Wgpu, device::WgpuDevice, queue::Queue};
 /// The most bytes that kernels bind of a buffer: less than the scores of a call below have.
 const BINDING: u64 = 8 << 10;
 
-/// A runtime whose kernels bind that many bytes.
-fn limited() -> Result<Wgpu> {
+/// A runtime whose kernels bind that many bytes of a buffer.
+fn limited(binding: u64) -> Result<Wgpu> {
     let mut device = Arc::try_unwrap(WgpuDevice::open(0)?).expect("a device that no other test has");
-    device.limits.max_storage_buffer_binding_size = BINDING;
+    device.limits.max_storage_buffer_binding_size = binding;
     Ok(Wgpu { queue: Arc::new(Queue::new(Arc::new(device))), use_: MemoryCategory::Activations })
 }
 
@@ -99,7 +99,7 @@ fn gradients_of_scores_that_no_kernel_binds() -> Result<()> {
     let cpu = Cpu::with_threads(1);
     for case in cases() {
         // A device of its own, whose kernels are those of the case.
-        let gpu = limited()?;
+        let gpu = limited(BINDING)?;
         let what = format!("{:?} at {:?} in {}", case.forward, case.shapes, case.dtype);
         let draw = |(seed, shape): (usize, &Vec<usize>)| {
             let x = Tensor::uniform(&cpu, &shape[..], DType::F64, -1.0, 1.0, seed as u64)?;
@@ -141,6 +141,27 @@ fn gradients_of_scores_that_no_kernel_binds() -> Result<()> {
                 assert!((a - b).abs() <= tolerance * (1.0 + b.abs()), "gradient {k} of {what}: {a}, not {b}");
             }
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn causal_calls_are_decomposed_while_a_kernel_binds_a_part() -> Result<()> {
+    let program = Program::build("steep", 5, 0, |_, x, _| vec![x[0] * (x[3] - x[4] + 1).cast_like(x[0]).sqrt()]);
+    let attention = Attention { causal: true, ..Attention::new(0.4) };
+    let of = ScoredAttention { attention, program, first: [0; 4] };
+    let grad = ScoredAttentionGrad { of, learned: [].into_iter().collect() };
+    // All scores are 1296 KiB; the last of 9 parts has 144 KiB.
+    for (binding, kernels) in [(150 << 10, 0), (120 << 10, 2)] {
+        let gpu = limited(binding)?;
+        let given = [4, 4, 0, 4, 4, 4].map(|width| match width {
+            0 => Tensor::zeros(&gpu, [1, 1, 576], DType::F32),
+            width => Tensor::uniform(&gpu, [1, 1, 576, width], DType::F32, -1.0, 1.0, 1),
+        });
+        let given = given.into_iter().collect::<Result<Vec<_>>>()?;
+        Tensor::apply(grad.clone().into(), &given.iter().collect::<Vec<_>>())?;
+        let kinds = gpu.queue.device.pipelines.kinds();
+        assert_eq!(kinds.iter().filter(|kind| kind.starts_with("attention_grad")).count(), kernels, "{binding}");
     }
     Ok(())
 }
