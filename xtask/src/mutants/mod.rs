@@ -5,6 +5,7 @@
 
 mod families;
 mod jobs;
+mod kernels;
 mod list;
 mod training;
 
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use families::FAMILIES;
 use jobs::OF_JOBS;
+use kernels::OF_KERNELS;
 use list::MUTANTS;
 use training::TRAINING;
 
@@ -44,7 +46,7 @@ const MOST: Duration = Duration::from_secs(120);
 
 /// All faults.
 fn all() -> impl Iterator<Item = &'static Mutant> {
-    MUTANTS.iter().chain(TRAINING).chain(FAMILIES).chain(OF_JOBS)
+    MUTANTS.iter().chain(TRAINING).chain(FAMILIES).chain(OF_JOBS).chain(OF_KERNELS)
 }
 
 /// Tries the faults whose file's path contains `part`, and prints what became of each.
