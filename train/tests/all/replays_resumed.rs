@@ -39,6 +39,13 @@ fn a_run_that_failed_and_went_on_is_taken_again() {
     let run = Trained { lost: None, losses: Memory::default(), ..failed.clone() };
     assert_eq!(Folder::new(&run.folder).latest().unwrap(), Some(3));
     run.run(3).unwrap();
+    // A rank that others have lost may still write.
+    let path = run.folder.join("replay.jsonl");
+    let log = fs::read_to_string(&path).unwrap();
+    let stray = log.lines().nth(3).unwrap();
+    fs::write(&path, format!("{log}{stray}\n")).unwrap();
+    assert!(stray.contains("\"step\":2"), "{stray}");
+    assert_eq!(run.replay(2).unwrap().ranks.len(), 2);
     // From the rescued state, then from scratch, past the step that failed.
     for from in [Some(3), None] {
         let again = run.replay(9).unwrap();
