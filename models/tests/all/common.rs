@@ -40,6 +40,11 @@ pub const DECODERS: [&str; 17] = [
     "deepseek_v3_plain",
 ];
 
+/// The decoders whose layers have options of their own.
+pub fn decoders_with_options() -> impl Iterator<Item = &'static str> {
+    DECODERS.into_iter().skip_while(|name| *name != "olmo2")
+}
+
 /// All decoders of which there are references: a longer text changes the positions of the last (LongRoPE).
 pub fn all_decoders() -> impl Iterator<Item = &'static str> {
     DECODERS.into_iter().chain(["phi3_long"])

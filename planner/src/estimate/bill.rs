@@ -203,7 +203,8 @@ struct Step<'a> {
 /// The exchanges of world rank `rank` in a step, as
 /// [`CountingCommunicator`](distributed::comm::CountingCommunicator) counts them from the third step on. Clipped norms
 /// and other decisions are left out. So are layers that exchange along data. A parameter's copies in several stages are
-/// billed along pipe, though ranks without a copy take no part. Shards are those of elementwise rules; Muon, LAMB and Adafactor have others.
+/// billed along pipe, though ranks without a copy take no part. Shards are those of elementwise rules; Muon, LAMB and
+/// Adafactor have others.
 ///
 /// # Errors
 /// Fails for a plan that [`TrainingPlan::check`] refuses.
