@@ -54,7 +54,7 @@ pub use ledger::CheckpointBill;
 pub use mode::{
     RandomState, is_grad_enabled, manual_seed, next_seed, no_grad, random_state, set_random_state, set_random_stream,
 };
-pub use observe::{ObservedCall, ObservedOp, observe_ops, observe_outputs, saved_bytes};
+pub use observe::{ObservedCall, ObservedOp, observe_ops, observe_outputs, observed_pass, saved_bytes};
 pub use per_example::per_example_gradients;
 pub use rematerialize::{recomputed, with_recomputation};
 pub use var::Var;

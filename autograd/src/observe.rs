@@ -22,6 +22,15 @@ use crate::{
 thread_local! {
     static ON: Cell<Observed> = const { Cell::new(Observed::Nothing) };
     static SEEN: RefCell<Vec<SeenOp>> = const { RefCell::new(Vec::new()) };
+    static PASSES: Cell<Passes> = const { Cell::new(Passes { begun: 0, now: None }) };
+}
+
+/// The forward passes of a thread.
+#[derive(Clone, Copy)]
+struct Passes {
+    /// The number of passes that have begun in this observation.
+    begun: u64,
+    now: Option<u64>,
 }
 
 /// The observation of a thread.
@@ -51,6 +60,8 @@ pub struct ObservedOp {
     pub parameters: Vec<Arc<str>>,
     /// The number of the call's node; `None` if the tape did not record it.
     pub node: Option<u64>,
+    /// The number of the [pass](observed_pass) among those of the observation, from 0; `None` outside of passes.
+    pub pass: Option<u64>,
     /// True if the call uses random values: its program has some, or its thread drew a seed
     /// ([`next_seed`](crate::next_seed)) after the call before.
     pub draws: bool,
@@ -75,19 +86,37 @@ pub fn observe_outputs<R: Runtime, T>(f: impl FnOnce() -> T) -> (T, Vec<Observed
 }
 
 fn observed<T>(what: Observed, f: impl FnOnce() -> T) -> (T, Vec<SeenOp>) {
-    struct Outer(Observed, Vec<SeenOp>);
+    struct Outer(Observed, Vec<SeenOp>, Passes);
     impl Drop for Outer {
         fn drop(&mut self) {
             ON.set(self.0);
             SEEN.set(std::mem::take(&mut self.1));
+            PASSES.set(self.2);
         }
     }
-    let outer = Outer(ON.replace(what), SEEN.take());
+    let outer = Outer(ON.replace(what), SEEN.take(), PASSES.replace(Passes { begun: 0, now: None }));
     take_draws();
     let result = f();
     let seen = SEEN.take();
     drop(outer);
     (result, seen)
+}
+
+/// Runs `f` as a forward pass of one micro-batch, or of a stage with one: observed op calls have the pass's number.
+pub fn observed_pass<T>(f: impl FnOnce() -> T) -> T {
+    if !is_on() {
+        return f();
+    }
+    struct Outer(Option<u64>);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            PASSES.set(Passes { now: self.0, ..PASSES.get() });
+        }
+    }
+    let Passes { begun, now } = PASSES.get();
+    PASSES.set(Passes { begun: begun + 1, now: Some(begun) });
+    let _outer = Outer(now);
+    f()
 }
 
 /// Tells whether op calls of this thread are observed.
@@ -111,6 +140,7 @@ impl ObservedOp {
             leaves: leaves.iter().map(|leaf| leaf.id()).collect(),
             parameters: leaves.iter().map(|leaf| leaf.name()).collect(),
             draws: matches!(&op, Op::Pointwise(call) if is_random(&call.program)),
+            pass: PASSES.get().now,
             op,
             node,
         }

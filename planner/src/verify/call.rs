@@ -1,5 +1,7 @@
 //! Op calls of a forward pass, with the values of their outputs.
 
+use std::{collections::HashMap, ops::Range};
+
 use autograd::{ObservedCall, ObservedOp};
 use nn::{Module, modules_of_calls};
 use numcore::{Result, Runtime, Tensor, ops::Rule};
@@ -9,7 +11,7 @@ pub(super) struct CallRecord {
     pub op: &'static str,
     /// The full name of its module; empty for the whole model.
     pub module: String,
-    /// The names of the parameters among its inputs, in order.
+    /// The names in checkpoints of the parameters among its inputs, in order.
     pub parameters: Vec<String>,
     /// True if the call uses random values.
     pub draws: bool,
@@ -26,13 +28,17 @@ pub(super) struct CallOutput {
 }
 
 impl CallRecord {
-    /// The records of the calls of a model's forward pass.
-    pub(super) fn all<R: Runtime>(model: &impl Module<R>, seen: Vec<ObservedCall<R>>) -> Result<Vec<CallRecord>> {
+    /// The records of the calls of a forward pass. `names` has the names of the model's leaves.
+    pub(super) fn all<R: Runtime>(
+        model: &impl Module<R>,
+        names: &HashMap<usize, String>,
+        seen: Vec<ObservedCall<R>>,
+    ) -> Result<Vec<CallRecord>> {
         let (calls, outputs): (Vec<ObservedOp>, Vec<_>) = seen.into_iter().unzip();
         let modules = modules_of_calls(model, &calls);
         let record = |((call, module), outputs): ((ObservedOp, String), Vec<Tensor<R>>)| {
             let outputs = outputs.iter().map(CallOutput::of).collect::<Result<_>>()?;
-            let parameters = call.parameters.iter().map(|name| name.to_string()).collect();
+            let parameters = call.leaves.iter().filter_map(|leaf| names.get(leaf).cloned()).collect();
             Ok(CallRecord { op: call.op.name(), module, parameters, draws: call.draws, outputs })
         };
         calls.into_iter().zip(modules).zip(outputs).map(record).collect()
@@ -41,6 +47,14 @@ impl CallRecord {
     /// Tells whether two calls do the same with the same parameters.
     pub(super) fn is_like(&self, other: &CallRecord) -> bool {
         self.op == other.op && self.parameters == other.parameters && self.outputs.len() == other.outputs.len()
+    }
+
+    /// Adds the rows of other calls that are like this one; outputs of other widths have none.
+    pub(super) fn join(&mut self, others: &[CallRecord]) {
+        for (k, own) in self.outputs.iter_mut().enumerate().filter(|_| !others.is_empty()) {
+            let all: Vec<&CallOutput> = [&*own].into_iter().chain(others.iter().map(|call| &call.outputs[k])).collect();
+            *own = CallOutput::joined(&all).unwrap_or(CallOutput { width: 0, values: Vec::new(), is_float: false });
+        }
     }
 
     /// The call in messages.
@@ -69,9 +83,17 @@ impl CallOutput {
         self.values[..if self.width == 0 { 0 } else { self.values.len() }].chunks_exact(self.width.max(1))
     }
 
-    /// The sum of this output and others, element by element; none if they have other shapes.
-    pub(super) fn plus<'a>(&self, others: impl IntoIterator<Item = &'a CallOutput>) -> Option<CallOutput> {
-        let mut sum = self.clone();
+    /// The rows of all outputs; none if they have other widths.
+    pub(super) fn joined(outputs: &[&CallOutput]) -> Option<CallOutput> {
+        let is_like = |other: &&CallOutput| (other.width, other.is_float) == (outputs[0].width, outputs[0].is_float);
+        let values = || outputs.iter().flat_map(|output| &output.values).copied().collect();
+        outputs.iter().all(is_like).then(|| CallOutput { values: values(), ..(*outputs[0]).clone() })
+    }
+
+    /// The sum of all outputs, element by element; none if they have other shapes.
+    pub(super) fn summed(outputs: &[&CallOutput]) -> Option<CallOutput> {
+        let (first, others) = outputs.split_first()?;
+        let mut sum = (*first).clone();
         for other in others {
             if other.width != sum.width || other.values.len() != sum.values.len() {
                 return None;
@@ -82,14 +104,31 @@ impl CallOutput {
     }
 }
 
-/// Pairs of equal calls of two passes, in order: a longest common subsequence between their common ends.
-pub(super) fn aligned(a: &[CallRecord], b: &[CallRecord]) -> Vec<(usize, usize)> {
+/// Pairs of equal calls of a pass and of another through a part of the same model, in order: a longest common
+/// subsequence between their common ends.
+pub(super) fn aligned(whole: &[CallRecord], b: &[CallRecord]) -> Vec<(usize, usize)> {
+    let part = part_like(whole, b);
+    let (a, start) = (&whole[part.clone()], part.start);
     let first = a.iter().zip(b).take_while(|(a, b)| a.is_like(b)).count();
     let (rest_a, rest_b) = (&a[first..], &b[first..]);
     let last = rest_a.iter().rev().zip(rest_b.iter().rev()).take_while(|(a, b)| a.is_like(b)).count();
     let between = subsequence(&rest_a[..rest_a.len() - last], &rest_b[..rest_b.len() - last]);
     let ends = (0..last).rev().map(|k| (a.len() - 1 - k, b.len() - 1 - k));
-    (0..first).map(|k| (k, k)).chain(between.into_iter().map(|(i, j)| (first + i, first + j))).chain(ends).collect()
+    let between = between.into_iter().map(|(i, j)| (first + i, first + j));
+    (0..first).map(|k| (k, k)).chain(between).chain(ends).map(|(i, j)| (start + i, j)).collect()
+}
+
+/// The calls of a whole model's pass that a pass through a part of it can equal: parameters tell where it is.
+fn part_like(whole: &[CallRecord], part: &[CallRecord]) -> Range<usize> {
+    let reads = |call: &CallRecord| !call.parameters.is_empty();
+    let (Some(first), Some(last)) = (part.iter().position(reads), part.iter().rposition(reads)) else {
+        return if whole.iter().any(reads) { 0..0 } else { 0..whole.len() };
+    };
+    let start = whole.iter().position(|call| call.is_like(&part[first]));
+    let end = whole.iter().rposition(|call| call.is_like(&part[last]));
+    let start = start.map_or(0, |start| start.saturating_sub(first));
+    let end = end.map_or(whole.len(), |end| (end + part.len() - last).min(whole.len()));
+    start..end.max(start)
 }
 
 /// A longest common subsequence.

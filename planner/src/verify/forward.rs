@@ -9,7 +9,7 @@ use super::{
     call::{CallOutput, CallRecord, aligned},
     compare::Comparison,
     record::RankRecord,
-    rows::RowSearch,
+    rows::{ColumnPiece, RowSearch},
 };
 
 /// Axes of which each rank may have a part of a sum.
@@ -20,15 +20,14 @@ const SUMMED: [&[Axis]; 4] =
 struct Matched<'a> {
     /// The call for each share of the examples.
     reference: Vec<&'a CallRecord>,
-    /// The calls by rank.
-    ranks: BTreeMap<usize, &'a CallRecord>,
+    /// The calls by rank, one for each of its passes.
+    ranks: BTreeMap<usize, Vec<&'a CallRecord>>,
     /// The module of the next call that reads a parameter, of which this call may be a part.
     next: &'a str,
 }
 
 impl Comparison<'_> {
-    /// The first op call of a forward pass whose outputs the plan's ranks do not have. None if there is none, or calls
-    /// were not recorded, as in a pipeline.
+    /// The first op call of a forward pass whose outputs the plan's ranks do not have.
     pub(super) fn first_call(&self, step: usize) -> Option<Difference> {
         let Comparison { reference, records, .. } = *self;
         reference.calls.iter().enumerate().find_map(|(micro, shares)| {
@@ -47,9 +46,10 @@ impl Comparison<'_> {
                 }
             }
             for record in records {
-                let Some(pass) = record.calls.get(micro).and_then(|shares| shares.first()) else { continue };
-                for (i, j) in aligned(first, pass) {
-                    calls[i].ranks.insert(record.rank, &pass[j]);
+                for pass in record.calls.get(micro).into_iter().flatten() {
+                    for (i, j) in aligned(first, pass) {
+                        calls[i].ranks.entry(record.rank).or_default().push(&pass[j]);
+                    }
                 }
             }
             // A call of some shares alone has rows that the others lack.
@@ -59,22 +59,33 @@ impl Comparison<'_> {
     }
 }
 
-/// Removes the calls of experts that are shared out among ranks: their rows come from other ranks, and one rank has
-/// calls for more experts. The call before them takes the rows of the first expert, which is another on each rank.
-pub(super) fn remove_experts(reference: &mut RankRecord, records: &mut [RankRecord]) {
+/// Joins the calls of experts that are shared out among ranks: one rank has a call for each of them, in an order of its
+/// own, with rows of many ranks. The call before them takes the rows of the first expert, and is removed.
+pub(super) fn join_experts(reference: &mut RankRecord, records: &mut [RankRecord]) {
     let of = |record: &RankRecord| -> Vec<String> {
         let names = record.parameters.iter().filter(|(_, parameter)| parameter.is_expert);
         names.filter_map(|(name, _)| Some(name.rsplit_once('.')?.0.to_string())).collect()
     };
     let modules: BTreeSet<String> = records.iter().flat_map(of).collect();
-    let passes = records.iter_mut().chain([reference]).flat_map(|record| record.calls.iter_mut().flatten());
-    for calls in passes {
-        let of_experts: Vec<bool> = calls.iter().map(|call| modules.contains(&call.module)).collect();
-        let mut number = 0;
-        calls.retain(|_| {
-            number += 1;
-            !of_experts[number - 1] && !of_experts.get(number).copied().unwrap_or(false)
-        });
+    for calls in records.iter_mut().chain([reference]).flat_map(|record| record.calls.iter_mut().flatten()) {
+        let mut joined: Vec<(CallRecord, Vec<CallRecord>)> = Vec::with_capacity(calls.len());
+        for call in calls.drain(..) {
+            let is_of = |(other, _): &&mut (CallRecord, _)| other.module == call.module;
+            let is_expert = modules.contains(&call.module);
+            if is_expert && joined.last().is_some_and(|(last, _)| last.module != call.module) {
+                joined.pop();
+            }
+            let mut before = joined.iter_mut().rev().take_while(is_of).filter(|_| is_expert);
+            match before.find(|(other, _)| other.is_like(&call)) {
+                Some((_, others)) => others.push(call),
+                None => joined.push((call, Vec::new())),
+            }
+        }
+        let join = |(mut first, others): (CallRecord, Vec<CallRecord>)| {
+            first.join(&others);
+            first
+        };
+        *calls = joined.into_iter().map(join).collect();
     }
 }
 
@@ -85,13 +96,12 @@ impl Matched<'_> {
         let (ranks, cause) = (0..call.outputs.len()).find_map(|k| {
             let outputs: Vec<&CallOutput> = self.reference.iter().map(|call| &call.outputs[k]).collect();
             let rows = RowSearch::of(&outputs, allowed.output)?;
-            let own: BTreeMap<usize, &CallOutput> = self
-                .ranks
-                .iter()
-                .map(|(&rank, call)| (rank, &call.outputs[k]))
-                .filter(|(_, o)| rows.may_hold(o))
-                .collect();
+            let own = self.outputs(k, &rows, CallOutput::joined);
             let (missing, twice) = unlike(plan, &rows, &own);
+            // Sums over the examples of a pass depend on how examples are cut into passes, but not sums over all passes.
+            if !missing.is_empty() && self.is_equal_in_sum(of, k, &outputs) {
+                return None;
+            }
             if !missing.is_empty() {
                 let cause = self.cause(&missing, &rows, reference, &own);
                 return Some((missing, cause));
@@ -105,18 +115,40 @@ impl Matched<'_> {
         Some(Difference { module, what, ranks, axis, ..Difference::of(step, StepPart::Forward, "", cause) })
     }
 
+    /// An output of each rank that `rows` may hold, made of those of its passes.
+    fn outputs(
+        &self,
+        k: usize,
+        rows: &RowSearch<'_>,
+        of_passes: fn(&[&CallOutput]) -> Option<CallOutput>,
+    ) -> BTreeMap<usize, CallOutput> {
+        let output = |(&rank, calls): (&usize, &Vec<&CallRecord>)| {
+            let passes: Vec<&CallOutput> = calls.iter().map(|call| &call.outputs[k]).collect();
+            Some((rank, of_passes(&passes).filter(|output| rows.may_hold(output))?))
+        };
+        self.ranks.iter().filter_map(output).collect()
+    }
+
+    /// Tells whether the ranks' sums of an output over all passes are those of one rank.
+    fn is_equal_in_sum(&self, of: &Comparison<'_>, k: usize, outputs: &[&CallOutput]) -> bool {
+        let Some(sum) = CallOutput::summed(outputs) else { return false };
+        let Some(rows) = RowSearch::of(&[&sum], of.allowed.output) else { return false };
+        let own = self.outputs(k, &rows, CallOutput::summed);
+        own.len() == self.ranks.len() && unlike(of.plan, &rows, &own).0.is_empty()
+    }
+
     fn cause(
         &self,
         missing: &[usize],
         rows: &RowSearch<'_>,
         reference: &RankRecord,
-        own: &BTreeMap<usize, &CallOutput>,
+        own: &BTreeMap<usize, CallOutput>,
     ) -> Cause {
         let Some(call) = self.reference.first() else { return Cause::LayerCut };
         let is_piece = missing.iter().any(|rank| own.get(rank).is_some_and(|output| output.width < rows.width()));
         let has_statistics = || {
             let inside = |name: &String| name.strip_prefix(self.next).is_some_and(|rest| rest.starts_with('.'));
-            reference.steps.first().is_some_and(|step| step.buffers.keys().any(inside))
+            reference.buffers.iter().any(inside)
         };
         match call.op {
             _ if call.draws && call.parameters.is_empty() => Cause::RandomValues,
@@ -128,31 +160,39 @@ impl Matched<'_> {
     }
 }
 
+/// The rows of ranks that together have those of one rank.
+#[derive(Default)]
+struct Shares {
+    ranks: Vec<usize>,
+    places: BTreeSet<(ColumnPiece, usize)>,
+    count: usize,
+    /// True if a rank has a row more often than one rank does, as the look-up in a piece of a table may: no share.
+    repeats: bool,
+}
+
 /// The ranks with an output of which rows are not found, and those with rows that another rank has too while some row
 /// has none.
-fn unlike(plan: &ParallelPlan, rows: &RowSearch<'_>, own: &BTreeMap<usize, &CallOutput>) -> (Vec<usize>, Vec<usize>) {
+fn unlike(plan: &ParallelPlan, rows: &RowSearch<'_>, own: &BTreeMap<usize, CallOutput>) -> (Vec<usize>, Vec<usize>) {
     // Ranks along tensor have the same rows, or pieces of them.
     let mut taken: BTreeMap<usize, BTreeSet<_>> = BTreeMap::new();
-    let (mut missing, mut found, mut twice) = (Vec::new(), BTreeMap::<usize, Vec<_>>::new(), Vec::new());
+    let (mut missing, mut shares) = (Vec::new(), BTreeMap::<usize, Shares>::new());
     for (&rank, output) in own {
         let tensor = plan.coordinate(Axis::Tensor, rank);
         match rows.find(output, taken.entry(tensor).or_default()) {
             Some(part) => {
-                let of = found.entry(tensor).or_default();
-                of.extend(part.rows.iter().map(|row| (part.columns, *row, rank)));
+                let Shares { ranks, places, count, repeats } = shares.entry(tensor).or_default();
+                let own: BTreeSet<_> = part.rows.iter().map(|row| (part.columns, *row)).collect();
+                *repeats |= own.len() < part.rows.len();
+                *count += part.rows.len();
+                places.extend(own);
+                ranks.push(rank);
             }
             None if SUMMED.iter().any(|axes| is_part(plan, rows, own, rank, axes)) => {}
             None => missing.push(rank),
         }
     }
-    for places in found.values() {
-        let distinct: BTreeSet<_> = places.iter().map(|(columns, row, _)| (*columns, *row)).collect();
-        if places.len() == rows.len() && distinct.len() < places.len() {
-            let mut ranks: Vec<usize> = places.iter().map(|(.., rank)| *rank).collect();
-            ranks.dedup();
-            twice = ranks;
-        }
-    }
+    let is_twice = |of: &Shares| of.count == rows.len() && of.places.len() < of.count && !of.repeats;
+    let twice = shares.into_values().filter(is_twice).map(|of| of.ranks).next_back().unwrap_or_default();
     (missing, twice)
 }
 
@@ -160,14 +200,13 @@ fn unlike(plan: &ParallelPlan, rows: &RowSearch<'_>, own: &BTreeMap<usize, &Call
 fn is_part(
     plan: &ParallelPlan,
     rows: &RowSearch<'_>,
-    own: &BTreeMap<usize, &CallOutput>,
+    own: &BTreeMap<usize, CallOutput>,
     rank: usize,
     axes: &[Axis],
 ) -> bool {
     let others: Vec<Axis> = Axis::ALL.into_iter().filter(|axis| !axes.contains(axis)).collect();
     let alike = |other: &usize| others.iter().all(|a| plan.coordinate(*a, *other) == plan.coordinate(*a, rank));
-    let group: Vec<&CallOutput> = own.iter().filter(|(other, _)| alike(other)).map(|(_, output)| *output).collect();
-    let Some((first, rest)) = group.split_first().filter(|(_, rest)| !rest.is_empty()) else { return false };
-    let sum = first.plus(rest.iter().copied());
+    let group: Vec<&CallOutput> = own.iter().filter(|(other, _)| alike(other)).map(|(_, output)| output).collect();
+    let sum = if group.len() > 1 { CallOutput::summed(&group) } else { None };
     sum.is_some_and(|sum| rows.find(&sum, &mut BTreeSet::new()).is_some())
 }

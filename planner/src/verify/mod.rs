@@ -10,6 +10,7 @@ mod compare;
 mod forward;
 mod gradients;
 mod observed;
+mod passes;
 mod record;
 mod report;
 mod rows;
@@ -178,7 +179,7 @@ impl Verify {
             StepPart::InitialWeights => None,
             _ => {
                 let (mut reference, mut records) = (one(taken, at + 1, Some(at))?, many(at + 1, Some(at))?);
-                forward::remove_experts(&mut reference, &mut records);
+                forward::join_experts(&mut reference, &mut records);
                 let comparison = Comparison { plan: &self.plan, reference: &reference, records: &records, allowed };
                 comparison.first_call(at as usize)
             }

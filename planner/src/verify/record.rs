@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use autograd::{manual_seed, observe_ops, observe_outputs, random_state, set_random_state};
+use autograd::{manual_seed, observe_ops, random_state, set_random_state};
 use distributed::{
     combinations::Features,
     comm::{Comm, Communicator, CountingCommunicator},
@@ -17,7 +17,7 @@ use distributed::{
 use nn::{Module, ModuleExt, parallel::TensorStyle};
 use numcore::{DType, Error, Result, Runtime, Tensor, ops::ViewOps, placement::TensorPlacement};
 
-use super::{Examples, call::CallRecord, observed::ObservedGradients};
+use super::{Examples, call::CallRecord, observed::ObservedGradients, passes::ObservedForwards};
 
 /// A run of some steps.
 pub(super) struct Trial {
@@ -25,7 +25,7 @@ pub(super) struct Trial {
     /// The number of shares of each batch that one rank takes after one another; 0 on the ranks of a plan.
     pub shares: usize,
     pub steps: u64,
-    /// The step of which op calls are recorded, in place of the weights of all steps.
+    /// The last step, of which op calls are recorded in place of results.
     pub observed: Option<u64>,
 }
 
@@ -44,7 +44,10 @@ pub(super) struct RankRecord {
     pub parameters: BTreeMap<String, ParameterRecord>,
     pub initial: NamedValues,
     pub steps: Vec<StepRecord>,
-    /// The op calls of the observed step, by micro-batch; one rank has those of all shares of a micro-batch.
+    /// The full names of buffers.
+    pub buffers: Vec<String>,
+    /// The op calls of the observed step, by micro-batch, then by pass: of each share, and of each micro-batch of a
+    /// pipeline. One rank has passes through the whole model, others through a stage.
     pub calls: Vec<Vec<Vec<CallRecord>>>,
 }
 
@@ -121,6 +124,11 @@ impl Trial {
             parameters: parameters(&modules(&model, &step)),
             initial: if results { weights(&model, &step, true)? } else { NamedValues::new() },
             steps: Vec::new(),
+            buffers: modules(&model, &step)
+                .iter()
+                .flat_map(|module| module.named_buffers())
+                .map(|(name, _)| name)
+                .collect(),
             calls: Vec::new(),
         };
         // Each share continues its own stream of random values.
@@ -131,9 +139,7 @@ impl Trial {
         let (mut present, mut mixes) = (None, false);
         for number in 0..self.steps {
             let tensors = batch(&rt, number)?;
-            let mut calls: Vec<Vec<Vec<CallRecord>>> = (0..own).map(|_| Vec::new()).collect();
-            let observes = self.observed == Some(number);
-            let take = |k: usize| {
+            let mut take = |k: usize| {
                 present.into_iter().for_each(|before: usize| states[before] = random_state());
                 let taken = *present.insert(k % count);
                 set_random_state(states[taken]);
@@ -142,17 +148,17 @@ impl Trial {
                 let own_rows = |tensor: &Tensor<R>| rows(tensor, micro_batch, own, share);
                 let tensors = tensors.iter().map(own_rows).collect::<Result<_>>()?;
                 let examples = Examples { mesh: &mesh, step: number, micro_batch, share, tensors };
-                if !observes {
-                    let before = self.mixed(&counts);
-                    let result = input(&model, &examples);
-                    // A first step also agrees on things.
-                    mixes |= number + 1 == self.steps && self.mixed(&counts) > before;
-                    return result;
-                }
-                let (result, seen) = observe_outputs::<R, _>(|| input(&model, &examples));
-                calls[micro_batch].push(CallRecord::all(&model, seen)?);
+                let before = self.mixed(&counts);
+                let result = input(&model, &examples);
+                // A first step also agrees on things.
+                mixes |= number + 1 == self.steps && self.mixed(&counts) > before;
                 result
             };
+            if self.observed == Some(number) {
+                let forwards = ObservedForwards { model: &model, step: &mut step, is_alone: self.plan.world() == 1 };
+                record.calls = forwards.calls((own, count), |k| Ok(take(k)?.into()))?;
+                break;
+            }
             let (metrics, seen) = observe_ops(|| step.step(take));
             let metrics = metrics?;
             let outputs = seen.iter().flat_map(|call| &call.outputs).map(|output| output.dtype);
@@ -184,9 +190,6 @@ impl Trial {
                 weights: if results { weights(&model, &step, false)? } else { NamedValues::new() },
                 buffers,
             });
-            if observes {
-                record.calls = calls;
-            }
         }
         Ok(record)
     }
@@ -218,12 +221,12 @@ fn rows<R: Runtime>(all: &Tensor<R>, micro: usize, micros: usize, share: BatchSh
 }
 
 /// The model, and the modules that the step holds.
-fn modules<'a, R: Runtime, M: Module<R>>(model: &'a M, step: &'a TrainStep<R>) -> Vec<&'a dyn Module<R>> {
+pub(super) fn modules<'a, R: Runtime, M: Module<R>>(model: &'a M, step: &'a TrainStep<R>) -> Vec<&'a dyn Module<R>> {
     std::iter::once(model as &dyn Module<R>).chain(step.modules()).collect()
 }
 
 /// The names of copies of tied parameters, and those of the parameters in checkpoints.
-fn copies<R: Runtime>(modules: &[&dyn Module<R>], of: &HashMap<usize, String>) -> BTreeMap<String, String> {
+pub(super) fn copies<R: Runtime>(modules: &[&dyn Module<R>], of: &HashMap<usize, String>) -> BTreeMap<String, String> {
     let named = modules.iter().flat_map(|module| module.named_parameters());
     named.filter_map(|(name, parameter)| Some((name, of.get(&parameter.leaf().id())?.clone()))).collect()
 }

@@ -7,7 +7,7 @@ pub use distributed::{
     mesh::Mesh,
     pipeline::{Checked, Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind, Tie},
     plan::{Axis, ParallelPlan},
-    train::{Loss, StepModel, TrainStep},
+    train::{Loss, StepInput, StepModel, TrainStep},
     zero::ZeroStage,
 };
 pub use nn::{

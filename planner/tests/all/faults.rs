@@ -14,7 +14,7 @@ pub fn first(report: Verification) -> (StepPart, Cause, String) {
     (found.stage, found.cause, named)
 }
 
-fn is(report: Verification, stage: StepPart, cause: Cause, named: &str) {
+pub fn is(report: Verification, stage: StepPart, cause: Cause, named: &str) {
     let text = report.to_string();
     let found = first(report);
     let cause_of =

@@ -10,4 +10,5 @@ mod plans;
 mod published;
 mod right;
 mod search;
+mod stages;
 mod volumes;

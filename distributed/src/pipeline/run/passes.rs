@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use autograd::{Backward, RandomState, Var, no_grad, set_random_state};
+use autograd::{Backward, RandomState, Var, no_grad, observed_pass, set_random_state};
 use nn::{CountedRows, set_counted_rows};
 use numcore::{Error, Result, Runtime, Tensor, ops::Apply};
 
@@ -23,6 +23,10 @@ const DRAWS: u64 = 1 << 20;
 
 impl<R: Runtime> ScheduleRun<'_, R> {
     pub(super) fn forward(&mut self, compute: Compute) -> Result<()> {
+        observed_pass(|| self.forward_pass(compute))
+    }
+
+    fn forward_pass(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, .. } = compute;
         let inputs = self.inputs(stage, micro)?;
         self.count_rows(micro);

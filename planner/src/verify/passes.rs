@@ -1,0 +1,83 @@
+//! The forward passes of a step, observed: their op calls, by micro-batch and pass.
+
+use std::collections::{BTreeMap, HashMap};
+
+use autograd::{ObservedCall, observe_outputs, observed_pass};
+use distributed::{
+    pipeline::{Action, Schedule},
+    train::{Step, StepInput, TrainStep},
+};
+use nn::{Module, ModuleExt, Visitor};
+use numcore::{Result, Runtime};
+
+use super::{
+    call::CallRecord,
+    record::{copies, modules},
+};
+
+/// The forward passes of a step, without its backward passes and its update.
+pub(super) struct ObservedForwards<'a, R: Runtime, M> {
+    pub model: &'a M,
+    pub step: &'a mut TrainStep<R>,
+    /// True for a run on one rank, whose passes go through the whole model.
+    pub is_alone: bool,
+}
+
+/// The place of a pass: the share of the examples, the micro-batch of a pipeline, and its stage.
+type PassPlace = (usize, usize, usize);
+
+impl<R: Runtime, M: Module<R>> ObservedForwards<'_, R, M> {
+    /// The op calls for `own` micro-batches, each taken for `count` shares, by micro-batch and pass.
+    pub(super) fn calls(
+        self,
+        (own, count): (usize, usize),
+        mut input: impl FnMut(usize) -> Result<StepInput<R>>,
+    ) -> Result<Vec<Vec<Vec<CallRecord>>>> {
+        let all = modules(self.model, self.step);
+        let (copies, named) =
+            (copies(&all, &self.step.properties().copies), all.iter().flat_map(|m| m.named_parameters()));
+        let name_of = |name: String| copies.get(&name).cloned().unwrap_or(name);
+        let names: HashMap<usize, String> = named.map(|(name, p)| (p.leaf().id(), name_of(name))).collect();
+        let forwards = self.forwards()?;
+        let mut calls = Vec::with_capacity(own);
+        for micro_batch in 0..own {
+            let mut passes: BTreeMap<PassPlace, Vec<ObservedCall<R>>> = BTreeMap::new();
+            for share in 0..count {
+                let (result, mut seen) = observe_outputs(|| observed_pass(|| input(micro_batch * count + share)));
+                let mut places = vec![(0, 0)];
+                if let StepInput::Run(batch) = result? {
+                    let (result, run) = observe_outputs(|| self.step.evaluate_stages(batch));
+                    result?;
+                    (seen, places) = (run, forwards.clone());
+                }
+                for call in seen {
+                    let place = call.0.pass.and_then(|pass| places.get(pass as usize));
+                    if let Some(&(micro, stage)) = place {
+                        let stage = if self.is_alone { 0 } else { stage };
+                        passes.entry((share, micro, stage)).or_default().push(call);
+                    }
+                }
+            }
+            let all = JoinedModules(modules(self.model, self.step));
+            calls.push(passes.into_values().map(|seen| CallRecord::all(&all, &names, seen)).collect::<Result<_>>()?);
+        }
+        Ok(calls)
+    }
+
+    /// The micro-batches and stages of the forward passes in an evaluation of a pipeline, in order.
+    fn forwards(&self) -> Result<Vec<(usize, usize)>> {
+        let Some(pipeline) = self.step.pipeline() else { return Ok(Vec::new()) };
+        let (schedule, rank) = (pipeline.schedule(), pipeline.comm().rank());
+        let evaluation = Schedule::forward_only(schedule.placement(), schedule.micro_batches())?;
+        Ok(evaluation.rows()[rank].iter().flat_map(Action::computes).map(|pass| (pass.micro, pass.stage)).collect())
+    }
+}
+
+/// Modules as one, under their own names.
+struct JoinedModules<'a, R: Runtime>(Vec<&'a dyn Module<R>>);
+
+impl<R: Runtime> Module<R> for JoinedModules<'_, R> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        self.0.iter().for_each(|module| module.visit(name, visitor));
+    }
+}

@@ -1,0 +1,172 @@
+//! Faults of models in stages: the op call of a stage is named, whichever ranks have it.
+
+use nn::{
+    Activation,
+    moe::{ClampedSwiGlu, MixtureOfExperts, MoeConfig},
+};
+
+use crate::{common::*, faults::is};
+
+/// A layer whose output is scaled.
+#[derive(Module)]
+#[module(crate = "::nn", runtime = Cpu)]
+struct Scaled {
+    linear: Linear<Cpu>,
+    #[module(skip)]
+    factor: f64,
+}
+
+impl Forward<Cpu> for Scaled {
+    fn forward(&self, x: &Var<Cpu>) -> Result<Var<Cpu>> {
+        self.linear.forward(x)?.tanh()?.mul(self.factor)
+    }
+}
+
+const LAYERS: usize = 4;
+
+/// A model in stages. On several ranks, layer `wrong` has another factor.
+fn report_of(
+    axes: &[(Axis, usize)],
+    (kind, stages_per_rank): (ScheduleKind, usize),
+    zero: ZeroStage,
+    wrong: Option<usize>,
+    is_reference_whole: bool,
+) -> Verification {
+    let layers = |mesh: &Mesh<Cpu>| -> Result<Sequential<Cpu>> {
+        (0..LAYERS).try_fold(Sequential::new(), |layers, k| {
+            let factor = if mesh.world().size() > 1 && wrong == Some(k) { 1.01 } else { 1.0 };
+            Ok(layers.push(Scaled { linear: Linear::new(&init(mesh), 4, 4)?, factor }))
+        })
+    };
+    let make = |mesh: &Mesh<Cpu>| {
+        let pipe = mesh.axis(Axis::Pipe);
+        let layers = layers(mesh)?;
+        if is_reference_whole && mesh.world().size() == 1 {
+            let step = TrainStep::builder(mesh, &layers).optimizer(adamw()).accumulation(2).build()?;
+            return Ok((Some(layers), step));
+        }
+        let stages = pipe.size() * stages_per_rank;
+        let checked = schedule(kind, pipe.size(), stages_per_rank)?;
+        let cuts: Vec<usize> = (1..stages).map(|k| k * LAYERS / stages).collect();
+        let loss =
+            |y: &[Var<Cpu>], t: &[Var<Cpu>]| Loss::sum(y[0].sub(&t[0])?.square()?.sum_all()?, t[0].dims()[0] as f64);
+        let stages = distributed::pipeline::split(layers.into_layers(), &cuts)?;
+        let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss);
+        let builder = TrainStep::builder(mesh, model).optimizer(adamw()).accumulation(2);
+        let builder = if mesh.world().size() > 1 { builder.zero(zero) } else { builder };
+        Ok((None, builder.build()?))
+    };
+    let input = |model: &Option<Sequential<Cpu>>, examples: &Examples<'_, Cpu>| -> Result<StepInput<Cpu>> {
+        let Some(model) = model else {
+            return Ok(MicroBatches::split(&examples.tensors, &examples.tensors, 4)?.into());
+        };
+        let x = Var::new(examples.tensors[0].clone());
+        Ok(Loss::sum(model.forward(&x)?.sub(&x)?.square()?.sum_all()?, examples.rows() as f64)?.into())
+    };
+    Verify::new(plan(axes)).run(runtime, make, numbers(32, 4), input).unwrap()
+}
+
+#[test]
+fn op_calls_of_stages_are_named() {
+    use Axis::{Data, Pipe};
+    let plans: [(&[(Axis, usize)], _, _); 6] = [
+        (&[(Pipe, 2)], (ScheduleKind::OneFOneB, 1), ZeroStage::None),
+        (&[(Pipe, 4)], (ScheduleKind::GPipe, 1), ZeroStage::None),
+        (&[(Pipe, 2)], (ScheduleKind::Interleaved, 2), ZeroStage::None),
+        (&[(Pipe, 2)], (ScheduleKind::Zbv, 2), ZeroStage::None),
+        (&[(Pipe, 2), (Data, 2)], (ScheduleKind::OneFOneB, 1), ZeroStage::Optimizer),
+        (&[(Pipe, 2), (Data, 2)], (ScheduleKind::Interleaved, 2), ZeroStage::Parameters),
+    ];
+    for (axes, kind, zero) in plans {
+        for whole in [false, true] {
+            report_of(axes, kind, zero, None, whole).assert_equal();
+            for wrong in 0..LAYERS {
+                let report = report_of(axes, kind, zero, Some(wrong), whole);
+                is(report.clone(), StepPart::Forward, Cause::LayerCut, "mul");
+                // The call is that of one layer, so its ranks are those of one stage.
+                let (plan, ranks) = (plan(axes), &report.differences[0].ranks);
+                let stages = plan.size(Pipe) * kind.1;
+                let placement = schedule(kind.0, plan.size(Pipe), kind.1).unwrap().schedule().placement().clone();
+                let here =
+                    |rank: &usize| Some(plan.coordinate(Pipe, *rank)) == placement.rank_of(wrong * stages / LAYERS);
+                let expected: Vec<usize> = (0..plan.world()).filter(here).collect();
+                assert_eq!(*ranks, expected, "layer {wrong} of {axes:?} in {kind:?}: {report}");
+            }
+        }
+    }
+}
+
+/// A mixture whose experts have another activation on one rank.
+#[test]
+fn op_calls_of_experts_are_named() {
+    use Axis::{Data, Expert};
+    for axes in [&[(Data, 2), (Expert, 2)][..], &[(Data, 4), (Expert, 2)]] {
+        let report_of = |wrong: Option<usize>| {
+            let make = |mesh: &Mesh<Cpu>| {
+                let alpha = if mesh.world().size() > 1 && wrong == Some(mesh.world().rank()) { 1.8 } else { 1.7 };
+                let clamped = Some(ClampedSwiGlu { limit: 7.0, alpha });
+                let model = MixtureOfExperts::new(&init(mesh), MoeConfig { clamped, ..MoeConfig::new(4, 6, 4, 2) })?;
+                mesh.parallelize(&model, &TensorPlan::new().experts("experts"))?;
+                let builder = TrainStep::builder(mesh, &model).optimizer(adamw());
+                let builder = if mesh.world().size() > 1 { builder.experts() } else { builder };
+                let step = builder.build()?;
+                Ok((model, step))
+            };
+            let loss = |model: &MixtureOfExperts<Cpu>, examples: &Examples<'_, Cpu>| {
+                let x = Var::new(examples.tensors[0].clone());
+                Loss::sum(model.forward(&x)?.sub(&x)?.square()?.sum_all()?, examples.rows() as f64)
+            };
+            Verify::new(plan(axes)).run(runtime, make, numbers(32, 4), loss).unwrap()
+        };
+        report_of(None).assert_equal();
+        let report = report_of(Some(1));
+        is(report.clone(), StepPart::Forward, Cause::LayerCut, "experts mul");
+        assert_eq!(report.differences[0].ranks, [1], "{report}");
+    }
+}
+
+/// A language model in stages, whose head has the embedding's weight. On several ranks, its loss has another term.
+#[test]
+fn op_calls_of_losses_in_stages_are_named() {
+    use Axis::{Data, Pipe, Tensor};
+    let plans: [(&[(Axis, usize)], _); 3] = [
+        (&[(Pipe, 2)], (ScheduleKind::Interleaved, 2)),
+        (&[(Pipe, 2), (Tensor, 2)], (ScheduleKind::OneFOneB, 1)),
+        (&[(Pipe, 2), (Data, 2)], (ScheduleKind::ZbH1, 1)),
+    ];
+    for (axes, (kind, stages_per_rank)) in plans {
+        let (plan, pipe) = (plan(axes), 2);
+        let report_of = |z_loss: f64, other: Activation| {
+            let make = |mesh: &Mesh<Cpu>| {
+                let pipe = mesh.axis(Pipe);
+                let stages = pipe.size() * stages_per_rank;
+                let checked = schedule(kind, pipe.size(), stages_per_rank)?;
+                let (z_loss, activation) = if mesh.world().size() > 1 { (z_loss, other) } else { Default::default() };
+                let gpt = Gpt::new(&init(mesh), GptConfig { layers: 4, tied_head: true, activation, ..gpt() })?;
+                let (stages, loss) = gpt.split_with_loss(stages, VocabularyLoss { z_loss, ..summed() })?;
+                let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
+                    Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
+                };
+                let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss);
+                let model = model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan())?;
+                Ok((Vec::<Linear<Cpu>>::new(), TrainStep::builder(mesh, model).optimizer(adamw()).build()?))
+            };
+            let input = |_: &Vec<Linear<Cpu>>, examples: &Examples<'_, Cpu>| {
+                let [tokens, targets] = [0, 1].map(|k| [examples.tensors[k].clone()]);
+                MicroBatches::split(&tokens, &targets, 4)
+            };
+            Verify::new(plan.clone()).run(runtime, make, texts(16), input).unwrap()
+        };
+        report_of(0.0, Activation::default()).assert_equal();
+        // A cut layer adds its bias after the exchange: the norm is the first call that reads parameters as one rank's.
+        let after = if plan.size(Tensor) > 1 { "blocks.1.ln1 layer_norm" } else { "blocks.0.fc2 linear" };
+        for (z_loss, activation, named, stage) in
+            [(0.1, Activation::default(), "", pipe - 1), (0.0, Activation::Relu, after, 0)]
+        {
+            let report = report_of(z_loss, activation);
+            is(report.clone(), StepPart::Forward, Cause::LayerCut, named);
+            let ranks = (0..plan.world()).filter(|rank| plan.coordinate(Pipe, *rank) == stage);
+            assert_eq!(report.differences[0].ranks, ranks.collect::<Vec<_>>(), "{report}");
+        }
+    }
+}
