@@ -9,7 +9,10 @@ use nn::{CountedRows, Module, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
-use super::{BalanceOptions, BalanceWindow, BatchRanges, MicroBatchBalancer, shares::measurements};
+use super::{
+    BalanceOptions, BalanceWindow, BatchRanges, MicroBatchBalancer,
+    shares::{measurements, require_ranks},
+};
 use distributed::{
     combinations::Feature,
     comm::{Collectives, Communicator, abort_on_err},
@@ -105,9 +108,24 @@ impl<S> Balanced<S> {
     where
         S: Step<R>,
     {
-        let Some(ranges) = epoch.next(self.balancer.counts()) else { return Ok(None) };
-        let everyone = self.inner.ranks().everyone.clone();
-        let done = self.take(&ranges, &mut |number| input(number).map(Into::into));
+        self.step_by(None, epoch, &mut |number| input(number).map(Into::into))
+    }
+
+    /// Takes one step by given counts, or those of the balancer.
+    fn step_by<R: Runtime>(
+        &mut self,
+        counts: Option<&[usize]>,
+        epoch: &mut BatchRanges,
+        input: &mut dyn FnMut(u64) -> Result<StepInput<R>>,
+    ) -> Result<Option<TrainingMetrics<R>>>
+    where
+        S: Step<R>,
+    {
+        let StepRanks { everyone, share, .. } = self.inner.ranks().clone();
+        let counts = counts.unwrap_or(self.balancer.counts());
+        abort_on_err(&everyone, require_ranks("Balanced", share.of, [counts.len()]))?;
+        let Some(ranges) = epoch.next(counts) else { return Ok(None) };
+        let done = self.take(&ranges, input);
         abort_on_err(&everyone, done).map(Some)
     }
 
@@ -201,7 +219,8 @@ impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
 
     fn step(&mut self, mut work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
         let mut left = BatchRanges::new(work.most() as u64);
-        let metrics = Balanced::step(self, &mut left, |number| work.input(number as usize))?;
+        let counts = work.given_counts().map(<[usize]>::to_vec);
+        let metrics = self.step_by(counts.as_deref(), &mut left, &mut |number| work.input(number as usize))?;
         metrics.ok_or_else(|| Error::range("Balanced", "number of batches", 0, "at least 1"))
     }
 
@@ -212,7 +231,7 @@ impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
     fn properties(&self) -> StepProperties {
         let inner = self.inner.properties();
         let features = inner.features.and(Feature::Uneven);
-        StepProperties { features, in_turn: Some(self.balancer.counts().iter().sum()), ..inner }
+        StepProperties { features, in_turn: Some(self.balancer.counts().to_vec()), ..inner }
     }
 
     fn modules(&self) -> Vec<&dyn Module<R>> {

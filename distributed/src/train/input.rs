@@ -82,6 +82,7 @@ pub struct StepWork<'a, R: Runtime> {
     pub(crate) empty: EmptyStep,
     /// A function that is called after the last backward pass.
     pub(crate) computed: Option<&'a mut dyn FnMut() -> Result<()>>,
+    pub(crate) in_turn: Option<Vec<usize>>,
 }
 
 /// The treatment of a step whose losses weigh 0 on all of its ranks.
@@ -103,6 +104,7 @@ impl<'a, R: Runtime> StepWork<'a, R> {
             input,
             empty: EmptyStep::Fails,
             computed: None,
+            in_turn: None,
         }
     }
 
@@ -122,6 +124,11 @@ impl<'a, R: Runtime> StepWork<'a, R> {
         StepWork { empty: EmptyStep::Skips, ..self }
     }
 
+    /// Sets the numbers of batches that the ranks of each share take in turn, in place of those that the step chooses.
+    pub fn in_turn(self, counts: Option<Vec<usize>>) -> Self {
+        StepWork { in_turn: counts, ..self }
+    }
+
     /// Calls a function after this rank's last backward pass, before it waits for other ranks.
     pub fn after_backward(self, call: &'a mut dyn FnMut() -> Result<()>) -> Self {
         StepWork { computed: Some(call), ..self }
@@ -130,6 +137,11 @@ impl<'a, R: Runtime> StepWork<'a, R> {
     /// Computes the `k`-th of this rank's micro-batches, from 0.
     pub fn input(&mut self, k: usize) -> Result<StepInput<R>> {
         (self.input)(k)
+    }
+
+    /// The given numbers of batches that ranks take in turn; see [`in_turn`](StepWork::in_turn).
+    pub fn given_counts(&self) -> Option<&[usize]> {
+        self.in_turn.as_deref()
     }
 
     /// The number of this rank's micro-batches.

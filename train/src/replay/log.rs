@@ -82,6 +82,8 @@ pub(crate) struct StepLine {
     pub elapsed: Duration,
     /// The shares of ranks by measured speed.
     pub shares: Option<Vec<f64>>,
+    /// The numbers of batches that the ranks of each share take in turn, by measured speed.
+    pub counts: Option<Vec<usize>>,
     /// The hash of the state after it, if it was kept.
     pub hash: Option<u64>,
 }
@@ -188,10 +190,13 @@ impl LogLine {
                 json!({ "ranks": ranks, "step": step, "until": { unit: most }, "from": from, "after": after })
             }
             LogLine::Back => json!({ "back": true }),
-            LogLine::Step(StepLine { step, at, elapsed, shares, .. }) => {
+            LogLine::Step(StepLine { step, at, elapsed, shares, counts, .. }) => {
                 let mut line = json!({ "step": step, "at": at.to_string(), "ns": elapsed.as_nanos() as u64 });
                 if let Some(shares) = shares {
                     line["shares"] = json!(shares);
+                }
+                if let Some(counts) = counts {
+                    line["counts"] = json!(counts);
                 }
                 line
             }
@@ -221,12 +226,18 @@ impl LogLine {
             let after = line["after"].as_str().and_then(LogPlace::parse);
             return Some(LogLine::World(WorldLine { ranks, step, until, from, after }));
         }
-        let shares = match &line["shares"] {
-            Value::Null => None,
-            shares => Some(shares.as_array()?.iter().map(Value::as_f64).collect::<Option<_>>()?),
-        };
+        let shares = list(&line["shares"], Value::as_f64)?;
+        let counts = list(&line["counts"], |count| usize::try_from(count.as_u64()?).ok())?;
         let elapsed = Duration::from_nanos(line["ns"].as_u64()?);
         let at = line["at"].as_str()?.parse().ok()?;
-        Some(LogLine::Step(StepLine { step, at, elapsed, shares, hash: None }))
+        Some(LogLine::Step(StepLine { step, at, elapsed, shares, counts, hash: None }))
+    }
+}
+
+/// A list that a line may lack; `None` if it is something else.
+fn list<T>(value: &Value, of: impl Fn(&Value) -> Option<T>) -> Option<Option<Vec<T>>> {
+    match value {
+        Value::Null => Some(None),
+        list => list.as_array()?.iter().map(of).collect::<Option<_>>().map(Some),
     }
 }

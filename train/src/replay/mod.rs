@@ -46,8 +46,7 @@ use crate::Length;
 /// after it is done. Callbacks of one's own that write files do so again.
 ///
 /// Bits are those of the run on the same kind of runtime. On CPUs they are equal on all instruction sets, but those
-/// with AMX, and those of products in bf16. Sums of NCCL have an order of their own. Not replayed are steps in which
-/// ranks take [numbers of micro-batches](adaptive::balance::Balanced) by measured speed.
+/// with AMX, and those of products in bf16. Sums of NCCL have an order of their own.
 ///
 /// ```
 /// use data::{Array, Loader, Rows};

@@ -22,19 +22,21 @@ pub(super) struct StepWithLoss<S, F> {
     pub shares: Option<SpeedShares>,
 }
 
-/// Takes a step over the next batches of an epoch; returns also the time spent waiting for them, in seconds.
+/// Takes a step over the next batches of an epoch, by given numbers of batches if ranks take them in turn; returns also the time spent waiting for them, in seconds.
 pub(super) fn take_step<R: Runtime, B: Send + 'static>(
     step: &mut impl Step<R>,
     batches: &mut Batches<B>,
     weighting: Weighting,
     shares: Option<&mut SpeedShares>,
+    counts: Option<Vec<usize>>,
     loss: &mut dyn FnMut(&Batch<B>) -> Result<StepInput<R>>,
 ) -> Result<(TrainingMetrics<R>, f64)> {
     let left = usize::try_from(batches.left_in_epoch()).unwrap_or(usize::MAX);
     let micro_batches = step.accumulation().min(left);
-    let whole = step.properties().in_turn.map(|whole| whole.min(micro_batches));
+    let in_turn = counts.clone().or_else(|| step.properties().in_turn);
+    let whole = in_turn.map(|counts| counts.iter().sum::<usize>().min(micro_batches));
     let (mut waited, mut read) = (0.0, 0);
-    let metrics = measured_step(step, shares, micro_batches, &mut |number| {
+    let metrics = measured_step(step, shares, (micro_batches, counts), &mut |number| {
         if whole.is_some() {
             batches.pass(number.saturating_sub(read) as u64)?;
             read = number + 1;

@@ -42,7 +42,9 @@ where
         let (step, at) = (step + 1, State { epoch, position });
         let shares = self.engine.shares.as_ref().map(|shares| shares.ratios().to_vec());
         let StepLog::Replayed { leg, taken } = &mut self.log else {
-            self.log.write(&LogLine::Step(StepLine { step, at, elapsed, shares, hash: None }), &mut self.state);
+            let counts = self.engine.step.properties().in_turn;
+            let line = StepLine { step, at, elapsed, shares, counts, hash: None };
+            self.log.write(&LogLine::Step(line), &mut self.state);
             return Ok(());
         };
         let Some(line) = leg.steps.get(*taken) else {
@@ -177,9 +179,8 @@ where
 }
 
 impl ReplayedLeg {
-    /// An error if the trainer is that of another run, or its ranks take numbers of micro-batches by measured speed,
-    /// which are in no log.
-    pub(super) fn check<R: Runtime>(&self, step: &impl Step<R>, folders: &[Folder]) -> Result<()> {
+    /// An error if the trainer is that of another run.
+    pub(super) fn check(&self, folders: &[Folder]) -> Result<()> {
         // A copy of a run's folder has another path, at which the program knows of none.
         let other = folders.iter().find(|folder| RunLog::is_in(folder.path()));
         if let Some(other) = other.filter(|_| !folders.iter().any(|folder| is_same(folder, &self.of))) {
@@ -189,10 +190,6 @@ impl ReplayedLeg {
             );
             return Err(Error::usage("StepReplay", why));
         }
-        if step.properties().in_turn.is_none() {
-            return Ok(());
-        }
-        let why = "ranks of this run take numbers of micro-batches by measured speed (`Balanced`), which are in no log";
-        Err(Error::unsupported("StepReplay", why))
+        Ok(())
     }
 }

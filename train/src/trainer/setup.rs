@@ -232,7 +232,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
         }
         let (model, weighting, before) = (self.model, self.config.weighting, set_counted_rows(None));
         let mut input = |_| Ok((counted_input(batch, weighting, || loss(model, batch))?, batch.count));
-        let metrics = measured_step(&mut self.step, self.shares.as_mut(), 1, &mut input).at_caller();
+        let metrics = measured_step(&mut self.step, self.shares.as_mut(), (1, None), &mut input).at_caller();
         set_counted_rows(before);
         metrics
     }
@@ -276,8 +276,8 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
             return Ok(None);
         }
         let (before, mut loss) = (set_counted_rows(None), |batch: &Batch<B>| loss(self.model, batch).map(Into::into));
-        let metrics =
-            take_step(&mut self.step, batches, self.config.weighting, self.shares.as_mut(), &mut loss).at_caller();
+        let metrics = take_step(&mut self.step, batches, self.config.weighting, self.shares.as_mut(), None, &mut loss)
+            .at_caller();
         set_counted_rows(before);
         metrics.map(|(metrics, _)| Some(metrics))
     }

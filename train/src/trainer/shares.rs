@@ -83,17 +83,17 @@ pub(super) fn own_batches<R: Runtime, B: Send + 'static>(
     }
 }
 
-/// Takes a step whose inputs come with their numbers of examples, and measures it for the shares. Measured are forward
-/// passes with the wait for their data: in backward passes ranks may wait for each other.
+/// Takes a step of some micro-batches, or by given counts in turn. Inputs come with their numbers of examples, and the step
+/// is measured for the shares. Measured are forward passes with the wait for their data: in backward passes ranks may wait for each other.
 pub(super) fn measured_step<R: Runtime>(
     step: &mut impl Step<R>,
     shares: Option<&mut SpeedShares>,
-    micro_batches: usize,
+    (micro_batches, counts): (usize, Option<Vec<usize>>),
     input: &mut dyn FnMut(usize) -> Result<(StepInput<R>, usize)>,
 ) -> Result<TrainingMetrics<R>> {
     let measures = measures(step);
     let Some(shares) = shares.filter(|_| measures) else {
-        return step.step(StepWork::new(micro_batches, &mut |k| Ok(input(k)?.0)));
+        return step.step(StepWork::new(micro_batches, &mut |k| Ok(input(k)?.0)).in_turn(counts));
     };
     let (rt, mut seconds, mut examples) = (step.ranks().everyone.runtime().clone(), 0.0, 0);
     let mut measured = |k| {

@@ -64,7 +64,7 @@ where
         }
         let replay = all_ok(comm, "StepReplay", ReplayedLeg::current())?;
         if let Some(leg) = &replay {
-            all_ok(comm, "StepReplay", leg.check(&trainer.step, &saved_in(&trainer.callbacks)))?;
+            all_ok(comm, "StepReplay", leg.check(&saved_in(&trainer.callbacks)))?;
             trainer.length = leg.until;
             trainer.sinks.clear();
         }

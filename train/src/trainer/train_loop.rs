@@ -217,9 +217,11 @@ where
     pub(super) fn take(&mut self) -> Result<(TrainingMetrics<R>, f64)> {
         let StepWithLoss { step, loss, weighting, shares } = &mut self.engine;
         let (model, before) = (self.model, shares.clone());
-        // A replay has shares from the log, and measures none.
+        // A replay has shares and counts from the log, and measures none.
         let measured = shares.as_mut().filter(|_| self.log.leg().is_none());
-        let taken = take_step(step, &mut self.batches, *weighting, measured, &mut |batch| loss(model, batch))?;
+        let counts = self.log.taken_line().and_then(|line| line.counts.clone());
+        let loss = &mut |batch: &_| loss(model, batch);
+        let taken = take_step(step, &mut self.batches, *weighting, measured, counts, loss)?;
         let ratios = |shares: &Option<SpeedShares>| shares.as_ref().map(|shares| shares.ratios().to_vec());
         if ratios(shares) != ratios(&before) {
             let shares = shares.clone();

@@ -282,6 +282,43 @@ fn shares_by_measured_speed_are_those_of_the_log() {
 }
 
 #[test]
+fn numbers_of_batches_by_measured_speed_are_those_of_the_log() {
+    use adaptive::balance::{BalanceOptions, BalancePolicy, Balanced, SpeedOptions};
+    let scratch = Scratch::new("replays-counts");
+    let train = |comm: Comm<Cpu>, losses: &Memory, slow: bool| {
+        let (model, rank) = (Mlp::new(comm.runtime(), 0.3)?, comm.rank());
+        let speed = SpeedOptions { calibration: 1, ..Default::default() };
+        let options =
+            BalanceOptions { policy: BalancePolicy::FollowSpeeds, max_anchor: 1, speed, ..Default::default() };
+        // A clock by which rank 1 is slow.
+        let mut time = Duration::ZERO;
+        let clock = move || {
+            time += Duration::from_millis(if slow && rank == 1 { 30 } else { 10 });
+            time
+        };
+        Trainer::new(&model, Balanced::with_clock(ddp(&comm, &model, 1)?, options, clock)?, loader(comm.runtime()))
+            .until(Length::Steps(9))
+            .record_every(Interval::Steps(1))
+            .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(4)).skip_end())
+            .hash_state(Interval::Steps(1))
+            .sink(losses.clone())
+            .run(loss)
+            .map(drop)
+    };
+    let losses = Memory::default();
+    Ranks::new(2).run(cpu, |comm| train(comm, &losses, true)).unwrap();
+    let log = fs::read_to_string(scratch.0.join("replay.jsonl")).unwrap();
+    let counts: std::collections::BTreeSet<&str> = log.lines().filter_map(|line| line.split("counts").nth(1)).collect();
+    assert!(counts.len() > 1, "{log}");
+    for step in [2, 5, 9] {
+        // On ranks that are equally fast.
+        let again = StepReplay::of(&scratch.0, step).run(cpu, |comm| train(comm, &losses, false)).unwrap();
+        let loss = losses.of("loss")[step as usize - 1].1;
+        assert_eq!(again.ranks[0].loss.map(f64::to_bits), Some(loss.to_bits()), "{step}");
+    }
+}
+
+#[test]
 fn times_are_those_of_the_log() {
     let scratch = Scratch::new("replays-times");
     let train = |comm: Comm<Cpu>, losses: &Memory, wait: u64| {
