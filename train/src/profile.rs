@@ -23,7 +23,7 @@ use crate::{Callback, Event, Run};
 /// `trace.rank<r>.<n>.json` for Perfetto, one file per rank, and `trace.<n>.svg`. PyTorch's `torch.profiler.schedule`.
 ///
 /// A custom loop has one per process. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, on every rank. If
-/// ranks are threads of one process, the first to begin records all of them.
+/// ranks are threads of one process, the first to begin records all of them. In a replay it records nothing.
 ///
 /// ```no_run
 /// use train::recorder::Profile;
@@ -199,6 +199,9 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Profile {
     }
 
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        if run.is_replay() {
+            return Ok(());
+        }
         let over = match event {
             Event::StepBegin => self.ends_window(),
             _ => matches!(event, Event::End(_)),

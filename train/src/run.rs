@@ -18,7 +18,7 @@ use distributed::{
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime};
 
-use crate::{Control, Interval, Length, Progress, control::Selection, interrupt, sink::Value};
+use crate::{Control, Interval, Length, Progress, control::Selection, interrupt, replay::ReplayedLeg, sink::Value};
 
 /// The view of a training run that [callbacks](crate::Callback) receive: its model, communicator, progress and
 /// measurements. Callbacks record values with it, and request stops, saves and evaluations. `M` is the type of the
@@ -96,6 +96,12 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     /// The model that the trainer was given.
     pub fn model(&self) -> &'r M {
         self.model
+    }
+
+    /// Tells whether steps of an earlier run are taken again, by [`StepReplay`](crate::StepReplay). A callback that
+    /// writes files leaves them as they are then.
+    pub fn is_replay(&self) -> bool {
+        ReplayedLeg::is_here()
     }
 
     /// The communicator of all ranks that train.

@@ -52,8 +52,8 @@ pub struct WeightedSum {
 pub struct StepProperties {
     /// Features of the step.
     pub features: Features,
-    /// The numbers of complete batches that the ranks of each share take in the next step, if ranks read batches in turn.
-    /// None if each rank reads its share of every batch.
+    /// The numbers of complete batches that the ranks of each share take in the next step, if ranks read batches in
+    /// turn. None if each rank reads its share of every batch.
     pub in_turn: Option<Vec<usize>>,
     /// The copies of tied parameters that this rank has in later stages, by [`Leaf::id`](autograd::Leaf::id): the
     /// parameters' names in checkpoints. A copy may have the name of the parameter itself.

@@ -43,7 +43,8 @@ use crate::Length;
 /// The program is the one that trained, as a function of its communicator. Within a replay its trainer goes on from the
 /// checkpoint, takes the steps of the log, saves nothing and writes to no sink. The last step is observed: every op
 /// call and gradient, with its operands. Then `run` of the trainer returns an error on every rank, so that nothing
-/// after it is done. Callbacks of one's own that write files do so again.
+/// after it is done. Callbacks of one's own that write files do so again, unless they ask
+/// [`Run::is_replay`](crate::Run::is_replay).
 ///
 /// Bits are those of the run on the same kind of runtime. On CPUs they are equal on all instruction sets, but those
 /// with AMX, and those of products in bf16. Sums of NCCL have an order of their own.
@@ -296,6 +297,11 @@ impl ReplayedLeg {
             return Err(Error::usage("StepReplay", why));
         }
         Ok(leg)
+    }
+
+    /// Tells whether this thread replays a leg.
+    pub(crate) fn is_here() -> bool {
+        LEG.with_borrow(Option::is_some)
     }
 
     /// Runs a program on a rank of this leg.

@@ -22,7 +22,8 @@ pub(super) struct StepWithLoss<S, F> {
     pub shares: Option<SpeedShares>,
 }
 
-/// Takes a step over the next batches of an epoch, by given numbers of batches if ranks take them in turn; returns also the time spent waiting for them, in seconds.
+/// Takes a step over the next batches of an epoch, by given numbers of batches if ranks take them in turn. Returns also
+/// the time spent waiting for them, in seconds.
 pub(super) fn take_step<R: Runtime, B: Send + 'static>(
     step: &mut impl Step<R>,
     batches: &mut Batches<B>,

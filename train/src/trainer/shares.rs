@@ -83,8 +83,9 @@ pub(super) fn own_batches<R: Runtime, B: Send + 'static>(
     }
 }
 
-/// Takes a step of some micro-batches, or by given counts in turn. Inputs come with their numbers of examples, and the step
-/// is measured for the shares. Measured are forward passes with the wait for their data: in backward passes ranks may wait for each other.
+/// Takes a step of some micro-batches, or by given counts in turn. Inputs come with their numbers of examples, and the
+/// step is measured for the shares. Measured are forward passes with the wait for their data: in backward passes ranks
+/// may wait for each other.
 pub(super) fn measured_step<R: Runtime>(
     step: &mut impl Step<R>,
     shares: Option<&mut SpeedShares>,

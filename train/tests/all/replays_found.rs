@@ -193,6 +193,26 @@ fn the_program_asks_a_command_for_a_replay() {
 }
 
 #[test]
+fn a_replay_leaves_recordings_as_they_are() {
+    let scratch = Scratch::new("replays-profile");
+    let train = |comm: Comm<Cpu>| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let profile = train::recorder::Profile::in_folder(scratch.0.join("profile")).wait(1).active(2);
+        Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
+            .until(Length::Steps(8))
+            .with(Checkpoints::in_folder(scratch.0.join("run")).every(Interval::Steps(5)).skip_end())
+            .with(profile)
+            .run(loss)
+            .map(drop)
+    };
+    train(one()).unwrap();
+    let read = || fs::read(scratch.0.join("profile/trace.rank0.1.json")).unwrap();
+    let before = read();
+    StepReplay::of(scratch.0.join("run"), 4).run(cpu, train).unwrap();
+    assert_eq!(read(), before);
+}
+
+#[test]
 fn what_cannot_be_taken_again_is_an_error() {
     let scratch = Scratch::new("replays-errors");
     let run = Trained::new(&scratch, BUILDS[0].1);
