@@ -24,6 +24,16 @@ impl<'a> OperandView<'a> {
         OperandView { buffer: buffer.block(), layout, dtype, span: layout.span() }
     }
 
+    /// Tells whether another operand is in the same buffer.
+    pub(crate) fn is_beside(&self, other: &OperandView<'_>) -> bool {
+        self.buffer == other.buffer
+    }
+
+    /// The number of bytes that a kernel may touch.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.span.1 - self.span.0) * self.dtype.size()
+    }
+
     /// A view of these elements under another layout, for a kernel that walks one axis in a loop.
     pub(crate) fn seen(self, layout: Layout) -> Self {
         OperandView { layout, ..self }
@@ -75,6 +85,11 @@ impl<'a> Bindings<'a> {
         Ok((bindings, slots))
     }
 
+    /// The most buffers that a kernel may bind. One more reports an index out of range.
+    pub(crate) fn most(device: &WgpuDevice) -> usize {
+        device.limits.max_storage_buffers_per_shader_stage as usize - 1
+    }
+
     /// Binds a whole small buffer, and returns its index.
     pub(crate) fn add_whole(&mut self, buffer: &'a wgpu::Buffer) -> usize {
         self.add(buffer, 0, buffer.size())
@@ -91,9 +106,7 @@ impl<'a> Bindings<'a> {
     }
 
     fn check(&mut self, device: &WgpuDevice, op: &'static str) -> Result<()> {
-        let limits = &device.limits;
-        // A kernel may bind one more buffer, to report an index out of range.
-        let most = limits.max_storage_buffers_per_shader_stage as usize - 1;
+        let (limits, most) = (&device.limits, Bindings::most(device));
         if self.0.len() > most {
             let why = format!(
                 "operands in {} buffers; it can bind {most} (max_storage_buffers_per_shader_stage)",

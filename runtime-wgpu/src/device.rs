@@ -4,13 +4,17 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    path::PathBuf,
     sync::{Arc, Weak},
 };
 
 use numcore::{Capabilities, DType, DeviceId, DeviceKind, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::pipelines::Pipelines;
+use crate::{
+    kernel_file::{self, KernelFile},
+    pipelines::Pipelines,
+};
 
 /// The advice in an error when there is no adapter.
 const INSTALL: &str =
@@ -64,16 +68,19 @@ impl WgpuDevice {
             let there = if count == 0 { "there is no adapter".into() } else { format!("there are {count} adapters") };
             refused(index, "open", format!("{there}, number {index} was asked for; {INSTALL}"))
         })?;
-        let device = Arc::new(WgpuDevice::of(index, &adapter)?);
+        let about = describe(&adapter);
+        if about.software {
+            eprintln!("wgpu:{index} is {about}: it runs on the CPU, and is slower than `cpu`");
+        }
+        let device = Arc::new(WgpuDevice::of(index, &adapter, adapter.limits(), kernel_file::folder())?);
         devices.insert(index, Arc::downgrade(&device));
         Ok(device)
     }
 
-    fn of(index: u32, adapter: &wgpu::Adapter) -> Result<WgpuDevice> {
-        let limits = adapter.limits();
+    fn of(index: u32, adapter: &wgpu::Adapter, limits: wgpu::Limits, cache: Option<PathBuf>) -> Result<WgpuDevice> {
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("weftgrad"),
-            required_features: wgpu::Features::empty(),
+            required_features: adapter.features() & wgpu::Features::PIPELINE_CACHE,
             required_limits: limits.clone(),
             ..Default::default()
         };
@@ -98,7 +105,8 @@ impl WgpuDevice {
             // The binding size that every WebGPU implementation supports.
             piece: 128 << 20,
         };
-        let pipelines = Pipelines::new(&wgpu);
+        let file = KernelFile::open(&wgpu, &adapter.get_info(), cache);
+        let pipelines = Pipelines::new(&wgpu, file);
         let id = DeviceId { kind: DeviceKind::Wgpu, index };
         Ok(WgpuDevice { id, wgpu, queue, software: about.software, limits, capabilities, pipelines, failed })
     }
@@ -176,15 +184,24 @@ fn describe(adapter: &wgpu::Adapter) -> AdapterInfo {
 
 #[cfg(test)]
 mod tests {
-    use numcore::{DType, MemoryCategory, Runtime, Tensor, ops::PointwiseOps};
+    use numcore::{
+        DType, MemoryCategory, Runtime, Shape, Tensor, TensorMut,
+        ops::{MatmulOps, Op, PointwiseOps, Reduce, ViewOps, update},
+        pointwise::Program,
+    };
 
     use super::*;
     use crate::{Wgpu, queue::Queue};
 
     /// A device of its own for a test that breaks it: the devices of other tests stay alive.
     fn apart() -> Wgpu {
+        with(|limits| limits, None)
+    }
+
+    /// A device of its own with other limits, and a folder for compiled kernels.
+    fn with(limits: impl FnOnce(wgpu::Limits) -> wgpu::Limits, cache: Option<PathBuf>) -> Wgpu {
         let adapter = found().into_iter().next().expect("an adapter");
-        let device = WgpuDevice::of(0, &adapter).expect("a device");
+        let device = WgpuDevice::of(0, &adapter, limits(adapter.limits()), cache).expect("a device");
         Wgpu { queue: Arc::new(Queue::new(Arc::new(device))), use_: MemoryCategory::Activations }
     }
 
@@ -212,5 +229,102 @@ mod tests {
         gpu.queue.device.fail("later".into());
         let error = Tensor::arange(&gpu, 0.0, 1.0, 100, DType::F32).expect_err("no tensor").to_string();
         assert!(error.contains("out of memory"), "{error}");
+    }
+
+    /// A device with a few bindings computes what one with many does, of halves too, in place and in sums.
+    #[test]
+    fn programs_of_more_operands_than_bindings_are_computed() -> Result<()> {
+        let few = |limits: wgpu::Limits| wgpu::Limits { max_storage_buffers_per_shader_stage: 5, ..limits };
+        let many = Program::build("many", 7, 1, |_, x, s| {
+            let sum = x[1..].iter().fold(x[0], |sum, x| sum * 2.0 + *x);
+            vec![sum, x[6] - sum, x[3] + s[0]]
+        });
+        for dtype in [DType::F32, DType::F16] {
+            let mut found = Vec::new();
+            for gpu in [apart(), with(few, None)] {
+                let numbers = |from: f64, dims: &[usize]| {
+                    let all = Tensor::arange(&gpu, from, 1.0, dims.iter().product(), dtype)?;
+                    all.reshape(dims)?.contiguous()?.copy()
+                };
+                let ins = [
+                    numbers(0.0, &[6, 14])?.narrow(1, 3, 5)?,
+                    numbers(1.0, &[5, 6])?.transpose(0, 1)?,
+                    numbers(2.0, &[5])?.broadcast_to([6, 5])?,
+                    numbers(3.0, &[6, 5])?,
+                    numbers(4.0, &[6, 1])?.broadcast_to([6, 5])?,
+                    numbers(5.0, &[6, 5])?,
+                    numbers(6.0, &[6, 5])?,
+                ];
+                let refs: Vec<&Tensor<Wgpu>> = ins.iter().collect();
+                let outs = refs[0].apply_program_all(&many, &refs[1..], &[0.5.into()])?;
+                let sums = Op::from(Reduce::sum_of(
+                    Program::new("sums", |[a, b, c, d, e], []| [a * b + c * d + e]),
+                    Default::default(),
+                    Shape::from([6, 1]),
+                ));
+                let mut sum = TensorMut::alloc(&gpu, Shape::from([6, 1]), dtype)?;
+                sum.accumulate(&sums, &refs[..5])?;
+                sum.accumulate(&sums, &refs[2..])?;
+                // Outputs that are read, and written back from copies.
+                let step = Program::build("step", 6, 0, |_, x, _| {
+                    vec![x[0] + x[3], x[1] * 2.0 + x[4] + x[0], x[2] - x[5] - x[1]]
+                });
+                let own = |x: &Tensor<Wgpu>| x.copy()?.try_mut().map_err(|_| Error::argument("test", "is shared"));
+                let mut state = [own(&ins[0])?, own(&ins[3])?, own(&ins[5])?];
+                let [a, b, c] = &mut state;
+                update(&step, &[&ins[1], &ins[4], &ins[6]], &[], &mut [a, b, c])?;
+                let mut all = outs;
+                all.push(sum.freeze()?);
+                for state in state {
+                    all.push(state.freeze()?);
+                }
+                found.push(all.iter().map(Tensor::to_f64s).collect::<Result<Vec<_>>>()?);
+            }
+            assert_eq!(found[0], found[1], "{dtype}");
+        }
+        Ok(())
+    }
+
+    /// Products of more operations than a launch may have: few in tests.
+    #[test]
+    fn large_products_are_computed_in_pieces() -> Result<()> {
+        let gpu = apart();
+        for dims in [[1, 130, 70, 50], [7, 3, 70, 50], [3, 130, 40, 1]] {
+            let [batch, m, k, n] = dims;
+            let a = Tensor::arange(&gpu, 0.0, 1.0, batch * k * m, DType::F32)?.reshape([batch, k, m])?;
+            let a = a.rem(7.0)?.transpose(1, 2)?;
+            let b = Tensor::arange(&gpu, 0.0, 1.0, k * n, DType::F32)?.rem(5.0)?.reshape([1, k, n])?;
+            let product = a.matmul(&b.broadcast_to([batch, k, n])?)?.to_vec::<f32>()?;
+            let (a, b) = (a.to_vec::<f32>()?, b.to_vec::<f32>()?);
+            let at = |i: usize| (0..k).map(|t| a[i / n * k + t] * b[t * n + i % n]).sum::<f32>();
+            assert_eq!(product, (0..batch * m * n).map(at).collect::<Vec<_>>(), "{dims:?}");
+        }
+        Ok(())
+    }
+
+    /// Compiled kernels of an earlier device are read from a file, and a damaged file is left out.
+    #[test]
+    fn compiled_kernels_are_kept_in_a_file() -> Result<()> {
+        let folder = std::env::temp_dir().join(format!("weftgrad-wgpu-kernels-{}", std::process::id()));
+        let files = || std::fs::read_dir(&folder).map_or(0, |files| files.count());
+        let run = || {
+            let gpu = with(|limits| limits, Some(folder.clone()));
+            let keeps = gpu.queue.device.wgpu.features().contains(wgpu::Features::PIPELINE_CACHE);
+            let x = Tensor::arange(&gpu, 0.0, 1.0, 4, DType::F32)?;
+            assert_eq!(x.add(&x)?.to_vec::<f32>()?, [0.0, 2.0, 4.0, 6.0]);
+            Ok::<bool, Error>(keeps)
+        };
+        if run()? {
+            assert_eq!(files(), 1);
+            run()?;
+            let path = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes.truncate(bytes.len() - 1);
+            std::fs::write(&path, bytes).unwrap();
+            run()?;
+            assert_eq!(files(), 1);
+        }
+        let _ = std::fs::remove_dir_all(&folder);
+        Ok(())
     }
 }

@@ -225,7 +225,7 @@ impl<'a> ElementwiseKernel<'a> {
         let packed: SmallVec<[bool; 8]> = (self.inputs..self.operands.len()).map(|k| self.packed(k)).collect();
         let source = || text.source(&header(&self.atomic[..count], params.len()), how, &packed, body);
         // The source borrows the operands, and the launch takes the bindings.
-        let launch = Dispatch { op, key, bindings: self.bindings, params: &params, groups };
+        let launch = Dispatch { op, key, bindings: self.bindings, params: &params, groups, work: 0 };
         wgpu.queue.launch(launch, source)
     }
 }

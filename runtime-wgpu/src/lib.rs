@@ -3,8 +3,10 @@
 //! `numcore` prints programs as WGSL, and this crate compiles them once per program, types and layout class. Functions
 //! named `wg_…` are defined in this crate (`prelude`): WGSL's own are wrong in the fifth digit, and WGSL has no 64-bit
 //! integers. Every buffer is an array of 32-bit words. Smaller elements are written in whole words where they are
-//! contiguous, by atomics elsewhere (`access`). Work is recorded and submitted in batches (`queue`). Handles of one
-//! adapter share a device, so their tensors may be used together (`device`).
+//! contiguous, by atomics elsewhere (`access`). Work is recorded and submitted in batches that a slow GPU computes within
+//! a second, since drivers end longer ones (`queue`). Programs of more operands than an adapter binds run on copies in one
+//! buffer (`packing`). Handles of one adapter share a device, so their tensors may be used together (`device`). Compiled
+//! kernels are kept in the user's cache folder, where the interface can do so (`kernel_file`).
 //!
 //! f16 and bf16 are upcast and rounded by integer arithmetic, exactly as on the CPU, on every adapter. `i64` is exact.
 //! `f64` is stored and moved, but arithmetic in it is an error, never a silent change. An index out of range is an
@@ -31,8 +33,10 @@ mod device;
 mod elementwise;
 mod fused;
 mod index;
+mod kernel_file;
 mod matmul;
 mod memory;
+mod packing;
 mod pipelines;
 mod pointwise;
 mod prelude;
@@ -61,7 +65,7 @@ pub struct Wgpu {
 
 impl Wgpu {
     /// A runtime on the adapter at `index` in [`adapters`](Wgpu::adapters), with a queue of its own. Handles of one
-    /// index share one device.
+    /// index share one device. A software adapter is named on standard error.
     ///
     /// # Errors
     ///

@@ -20,6 +20,9 @@ use crate::{
 const SIDE: usize = 8;
 /// The candidates for the rows or columns of the output that one invocation keeps.
 const BLOCKS: [usize; 3] = [8, 4, 2];
+/// The most operations of one launch: a slow GPU computes them within a second, and drivers end work that takes longer
+/// than two.
+const LARGEST: u64 = if cfg!(test) { 100_000 } else { 100_000_000_000 };
 /// The number of terms of the sums that are in workgroup memory at a time.
 const DEPTH: usize = 16;
 
@@ -41,7 +44,7 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
     }
     let (to, a, b) = (OperandView::from(&out.view), OperandView::from(a), OperandView::from(b));
     if k <= STEPS {
-        return product(wgpu, [to, a, b], out.how);
+        return in_pieces(wgpu, [to, a, b], out.how, LARGEST);
     }
     // A long half-precision sum in several launches is accumulated in `f32`, so that it is rounded once.
     let half = to.dtype.is_half();
@@ -58,9 +61,32 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
         } else {
             out.how
         };
-        product(wgpu, [wide, a.seen(part(a, rank - 1)?), b.seen(part(b, rank - 2)?)], how)?;
+        in_pieces(wgpu, [wide, a.seen(part(a, rank - 1)?), b.seen(part(b, rank - 2)?)], how, LARGEST)?;
     }
     if half { convert(wgpu, wide, to, out.how) } else { Ok(()) }
+}
+
+/// Multiplies `places[1]` by `places[2]` into `places[0]`, in launches of at most `most` operations: halves of the rows,
+/// or of a batch axis.
+fn in_pieces(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate, most: u64) -> Result<()> {
+    let dims = places[0].layout.dims();
+    let rows = dims.len() - 2;
+    let axis = (0..=rows).max_by_key(|&axis| dims[axis]).filter(|&axis| dims[axis] > 1);
+    let Some(axis) = axis.filter(|_| operations(&places) > most) else { return product(wgpu, places, how) };
+    let half = dims[axis] / 2;
+    for (start, len) in [(0, half), (half, dims[axis] - half)] {
+        let mut piece = places;
+        for (k, place) in piece.iter_mut().enumerate().filter(|(k, _)| *k < 2 || axis < rows) {
+            *place = places[k].seen(place.layout.slice(axis, start, len, 1)?);
+        }
+        in_pieces(wgpu, piece, how, most)?;
+    }
+    Ok(())
+}
+
+/// The operations of a product, a multiplication and an addition counting two.
+fn operations([to, a, _]: &[OperandView<'_>; 3]) -> u64 {
+    2 * (to.layout.numel() * a.layout.dims()[a.layout.rank() - 1]) as u64
 }
 
 /// Multiplies `places[1]` by `places[2]` into `places[0]`, in one launch.
@@ -108,7 +134,8 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
     details.extend(sites.iter().map(|s| (s.slot as u32) << 8 | s.form as u32));
     let key = PipelineKey { kind: "matmul", program: None, details };
     let header = header(&atomic, params.len());
-    let launch = Dispatch { op: "matmul", key, bindings, params: &params, groups: tiles[0] * tiles[1] * count };
+    let (groups, work) = (tiles[0] * tiles[1] * count, operations(&places));
+    let launch = Dispatch { op: "matmul", key, bindings, params: &params, groups, work };
     wgpu.queue.launch(launch, || Ok(kernel.source(&header)))
 }
 

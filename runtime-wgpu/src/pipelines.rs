@@ -10,10 +10,13 @@ use numcore::{Result, pointwise::Program};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::{device::WgpuDevice, prelude};
+use crate::{device::WgpuDevice, kernel_file::KernelFile, prelude};
 
 /// The most kernels in the cache; beyond it the oldest is dropped.
 const MOST: usize = 4096;
+
+/// The number of compiled kernels after which the file is written.
+const SAVED: usize = 64;
 
 /// The cache key of a kernel. Sizes, strides, offsets and scalars are launch parameters and no part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,16 +36,18 @@ pub(crate) struct Pipelines {
     /// The layouts for wgpu, by the number of storage buffers that a kernel binds.
     layouts: Mutex<Vec<Option<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>>>,
     kept: Mutex<CachedPipeline>,
+    file: Mutex<Option<KernelFile>>,
 }
 
 #[derive(Default)]
 struct CachedPipeline {
+    compiled: usize,
     pipelines: HashMap<PipelineKey, Arc<wgpu::ComputePipeline>>,
     age: VecDeque<PipelineKey>,
 }
 
 impl Pipelines {
-    pub(crate) fn new(device: &wgpu::Device) -> Self {
+    pub(crate) fn new(device: &wgpu::Device, file: Option<KernelFile>) -> Self {
         let ty = wgpu::BindingType::Buffer {
             ty: wgpu::BufferBindingType::Uniform,
             has_dynamic_offset: true,
@@ -51,7 +56,7 @@ impl Pipelines {
         let entries = [entry(0, ty)];
         let params =
             device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
-        Pipelines { params, layouts: Mutex::default(), kept: Mutex::default() }
+        Pipelines { params, layouts: Mutex::default(), kept: Mutex::default(), file: Mutex::new(file) }
     }
 
     /// The kernel of a key, compiled from `source` (bindings, functions and `main`) if it is not cached.
@@ -69,6 +74,10 @@ impl Pipelines {
         let text = source()?;
         let pipeline = Arc::new(self.compile(device, op, &text, bindings)?);
         let mut kept = self.kept.lock();
+        kept.compiled += 1;
+        if kept.compiled.is_multiple_of(SAVED) {
+            self.save();
+        }
         if kept.age.len() >= MOST
             && let Some(oldest) = kept.age.pop_front()
         {
@@ -77,6 +86,10 @@ impl Pipelines {
         kept.age.push_back(key.clone());
         kept.pipelines.insert(key, pipeline.clone());
         Ok(pipeline)
+    }
+
+    fn save(&self) {
+        self.file.lock().iter_mut().for_each(KernelFile::save);
     }
 
     /// The families of the kernels in the cache.
@@ -110,7 +123,7 @@ impl Pipelines {
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()
             },
-            cache: None,
+            cache: self.file.lock().as_ref().map(|file| file.cache.clone()).as_ref(),
         });
         match pollster::block_on(scope.pop()) {
             None => Ok(pipeline),
@@ -141,6 +154,12 @@ impl Pipelines {
             (buffers, layout)
         };
         layouts[n].get_or_insert_with(make).clone()
+    }
+}
+
+impl Drop for Pipelines {
+    fn drop(&mut self) {
+        self.save();
     }
 }
 

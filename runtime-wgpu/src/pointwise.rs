@@ -13,6 +13,7 @@ use crate::{
     access::{Params, StorageForm},
     bindings::OperandView,
     elementwise::ElementwiseKernel,
+    packing::PackedOperands,
 };
 
 /// The most iterations of one loop of a kernel. It is a quarter of the limit of the software driver, which ends a
@@ -58,9 +59,12 @@ pub(crate) fn run(
             ProgramOperand::View(_) => {}
         }
     }
-    let outputs: SmallVec<[(OperandView<'_>, StorageForm); 4]> =
-        outs.iter().map(|o| (OperandView::from(&o.view), form(o.view.dtype()))).collect();
-    let walk = ElementwiseKernel::new(wgpu, op, &inputs, &outputs)?;
+    let outputs = outs.iter().map(|o| (OperandView::from(&o.view), form(o.view.dtype())));
+    let (first_output, operands) = (inputs.len(), inputs.into_iter().chain(outputs));
+    let (places, forms): (SmallVec<[OperandView<'_>; 12]>, SmallVec<[StorageForm; 12]>) = operands.unzip();
+    let packed = PackedOperands::of(wgpu, &places, 0)?;
+    let bound: SmallVec<[_; 12]> = PackedOperands::bound(&packed, &places).into_iter().zip(forms).collect();
+    let walk = ElementwiseKernel::new(wgpu, op, &bound[..first_output], &bound[first_output..])?;
     let launch = LaunchValues::of(program, &typed, scalars)?;
     let program_key = (!moves).then_some(program);
     // The dtypes are in the key, because two 64-bit types share a form, but not its operations.
@@ -80,7 +84,10 @@ pub(crate) fn run(
             return Ok(text + "out0 = in0;\n");
         }
         Ok(text + &launch.text(&mut body.params) + &printed(program, &typed, wgpu)?)
-    })
+    })?;
+    let write_back =
+        |packed: &PackedOperands| (first_output..places.len()).try_for_each(|k| packed.write_back(wgpu, k, places[k]));
+    packed.as_ref().map_or(Ok(()), write_back)
 }
 
 /// Stores elements as another type of the same compute type. It upcasts half-precision elements, rounds to half

@@ -23,6 +23,11 @@ const WINDOW: usize = 8 << 10;
 const ALIGN: usize = 256;
 /// The number of kernels of a batch. More hide the cost of a submission, fewer let the device start earlier.
 const BATCH: usize = 64;
+/// The operations of a batch, after which it is submitted: a slow GPU computes them within a second, and drivers end work
+/// that takes longer than two.
+const WORK: u64 = 10_000_000_000;
+/// The operations of a workgroup of a kernel without products, about.
+const EACH_GROUP: u64 = 256 * 16;
 /// The most bytes of an upload through the arena. A larger upload ends the batch.
 const SMALL: usize = 16 << 10;
 
@@ -39,6 +44,8 @@ struct CommandBatch {
     encoder: Option<wgpu::CommandEncoder>,
     pass: Option<wgpu::ComputePass<'static>>,
     kernels: usize,
+    /// The operations of the kernels, about.
+    work: u64,
     arena: Vec<u8>,
     on_device: wgpu::Buffer,
     params: wgpu::BindGroup,
@@ -63,6 +70,8 @@ pub(crate) struct Dispatch<'a, 'p> {
     pub(crate) bindings: Bindings<'a>,
     pub(crate) params: &'p [u32],
     pub(crate) groups: usize,
+    /// The operations of products in it; other kernels have a few for each byte.
+    pub(crate) work: u64,
 }
 
 impl Queue {
@@ -84,6 +93,7 @@ impl Queue {
             encoder: None,
             pass: None,
             kernels: 0,
+            work: 0,
             arena: Vec::new(),
             on_device,
             params,
@@ -96,7 +106,7 @@ impl Queue {
 
     /// Records a launch. `source` generates the kernel's source if the kernel is not compiled yet.
     pub(crate) fn launch(&self, launch: Dispatch<'_, '_>, source: impl FnOnce() -> Result<String>) -> Result<()> {
-        let Dispatch { op, key, bindings, params, groups } = launch;
+        let Dispatch { op, key, bindings, params, groups, work } = launch;
         let device = &*self.device;
         device.check(op)?;
         if groups == 0 {
@@ -116,11 +126,12 @@ impl Queue {
         let pipeline = device.pipelines.get(device, op, key, bindings.len(), source)?;
         let buffers = bindings.group(device);
         let mut batch = self.batch.lock();
-        if batch.arena.len() + WINDOW > ARENA || batch.kernels >= BATCH {
+        if batch.arena.len() + WINDOW > ARENA || batch.kernels >= BATCH || batch.work >= WORK {
             batch.submit(device);
         }
         let at = batch.put(params.iter().flat_map(|p| p.to_ne_bytes()));
         batch.kernels += 1;
+        batch.work = batch.work.saturating_add(work.max(groups as u64 * EACH_GROUP));
         let group = batch.params.clone();
         let pass = batch.pass(device);
         pass.set_pipeline(&pipeline);
@@ -259,7 +270,7 @@ impl CommandBatch {
             device.queue.write_buffer(&self.on_device, 0, &self.arena);
             self.arena.clear();
         }
-        self.kernels = 0;
+        (self.kernels, self.work) = (0, 0);
         Some(device.queue.submit([encoder.finish()]))
     }
 

@@ -146,7 +146,7 @@ impl SortLines {
         let key = PipelineKey { kind, program: None, details: smallvec![u32::from(wide), bindings.len() as u32] };
         let header = header(&[false; 3][..bindings.len()], params.len());
         let groups = (self.total / 2).max(1).div_ceil(GROUP);
-        let launch = Dispatch { op: "sort", key, bindings, params: &params, groups };
+        let launch = Dispatch { op: "sort", key, bindings, params: &params, groups, work: 0 };
         wgpu.queue.launch(launch, || {
             Ok(if kind == "sort_step" { step_source(&header, wide) } else { block_source(&header, wide) })
         })

@@ -70,7 +70,7 @@ impl RowKernel<'_, '_> {
         details.extend_from_slice(self.details);
         let key = PipelineKey { kind: self.kind, program: None, details };
         let header = header(&atomic, params.len());
-        let launch = Dispatch { op: self.op, key, bindings, params: &params, groups: self.rows };
+        let launch = Dispatch { op: self.op, key, bindings, params: &params, groups: self.rows, work: 0 };
         let operands = self.operands;
         wgpu.queue.launch(launch, || Ok(source(&header, threads, &sites, operands, flag.unwrap_or(0), body)))
     }

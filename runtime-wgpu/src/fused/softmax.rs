@@ -41,7 +41,7 @@ pub(super) fn total(f: &RowFrame<'_>, x: usize) -> String {
     let value = f.load(x);
     format!(
         "var most = wg_bits(0xff800000u);\n{}let largest = all_max(local, most);\n\
-         let top = select(largest, 0f, abs(largest) == wg_bits(0x7f800000u));\n\
+         let top = select(largest, 0f, wg_infinite(largest));\n\
          var part = 0f;\n{}let total = all_sum(local, part);\n",
         f.columns(&[x], &format!("most = wg_max(most, {value});\n")),
         f.columns(&[x], &format!("part += wg_exp({value} - top);\n")),

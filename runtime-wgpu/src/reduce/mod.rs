@@ -16,6 +16,7 @@ use crate::{
     access::{Params, Site, StorageForm, header, offset, unravel},
     bindings::{Bindings, OperandView},
     elementwise::{LoopSizes, LoopStrides, loops},
+    packing::PackedOperands,
     pipelines::PipelineKey,
     pointwise::{self, LaunchValues, STEPS, no_f64, printed, reads},
     queue::Dispatch,
@@ -67,6 +68,8 @@ pub(crate) fn places(
     let launch = LaunchValues::of(map, &typed, scalars)?;
     let used: SmallVec<[usize; 8]> = (0..ins.len()).filter(|&i| reads(map, i)).collect();
     let places: SmallVec<[OperandView<'_>; 8]> = used.iter().map(|&i| ins[i]).collect();
+    let packed = PackedOperands::of(wgpu, &places, 1)?;
+    let places = PackedOperands::bound(&packed, &places);
     let mut details: SmallVec<[u32; 16]> = used.iter().map(|&i| (i as u32) << 8 | types[i] as u32).collect();
     details.extend([op as u32, to.dtype as u32]);
     let fold = FoldOp::of(op, StorageForm::of(to.dtype));
@@ -292,7 +295,7 @@ impl ReducePlan {
         let key = PipelineKey { kind: fold.kind, program: mapped.program.cloned(), details };
         let groups = outputs.div_ceil(GROUP / self.sharing) * self.segments;
         let header = header(&atomic, params.len());
-        let launch = Dispatch { op: mapped.op, key, bindings, params: &params, groups };
+        let launch = Dispatch { op: mapped.op, key, bindings, params: &params, groups, work: 0 };
         wgpu.queue.launch(launch, || self.source(&header, &sites, how, fold, text))
     }
 

@@ -79,7 +79,7 @@ fn relative(text: &AttentionText<'_, '_>) -> String {
         "var sum = 0f;\nvar base = 0f;\nif (time < {queries}) {{\n\
          for (var e = part; e < {value_depth}u; e += {SHARE}u) {{\n{}sum += gs[row * {}u + e] * of{o};\n}}\n{}base = of{lse};\n}}\n\
          ps[row * {SIDE}u + part] = sum;\n\
-         if (part == 0u) {{ bases[row] = select(base, wg_bits(0x7f800000u), base == wg_bits(0xff800000u)); }}\n",
+         if (part == 0u) {{ bases[row] = select(base, wg_bits(0x7f800000u), bitcast<u32>(base) == 0xff800000u); }}\n",
         text.load(o, "time", "e"),
         value_depth + 1,
         text.load(lse, "time", ""),

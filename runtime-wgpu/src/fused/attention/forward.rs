@@ -62,7 +62,7 @@ fn body(text: &AttentionText<'_, '_>) -> String {
          for (var s0 = 0u; s0 < {last}; s0 += {BLOCK}u) {{\nworkgroupBarrier();\n{read_k}{read_v}workgroupBarrier();\n{zero}\
          for (var i = 0u; i < {depth}u; i++) {{\nlet x = qs[row * {width}u + i];\n{dots}}}\n{scores}workgroupBarrier();\n\
          var top = most;\nfor (var j = 0u; j < {BLOCK}u; j++) {{ top = wg_max(top, ss[row * {SIDE}u + j]); }}\n\
-         level = select(top, 0f, abs(top) == wg_bits(0x7f800000u));\nlet fade = wg_exp(most - level);\nmost = top;\n\
+         level = select(top, 0f, wg_infinite(top));\nlet fade = wg_exp(most - level);\nmost = top;\n\
          total *= fade;\n{fade}{probabilities}workgroupBarrier();\n\
          for (var j = 0u; j < {BLOCK}u; j++) {{\nlet p = ps[row * {SIDE}u + j];\ntotal += p;\n{weigh}}}\n}}\n\
          if (time < {queries}) {{\nlet line = pair * {queries} + time;\n{store}\

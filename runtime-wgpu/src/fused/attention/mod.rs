@@ -165,7 +165,10 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         let program = self.programs.as_ref().map(|programs| programs.score.program.clone());
         let key = PipelineKey { kind: kernel.kind, program, details };
         let header = header(&atomic, params.len());
-        let launch = Dispatch { op: kernel.op, key, bindings, params: &params, groups };
+        // Two products a position, and five in the gradient's kernels together.
+        let positions = (self.batch * heads * self.queries * self.keys) as u64;
+        let work = 4 * positions * (self.depth + self.value_depth) as u64;
+        let launch = Dispatch { op: kernel.op, key, bindings, params: &params, groups, work };
         self.wgpu.queue.launch(launch, || {
             let shared = |(name, n): &(&str, usize)| format!("var<workgroup> {name}: array<f32, {n}>;\n");
             let shared = kernel.blocks.iter().map(shared).collect::<String>();
