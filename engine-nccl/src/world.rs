@@ -127,8 +127,10 @@ impl<H: Runtime> World<H> {
         self.over.store(true, Ordering::Release);
         let handles = std::mem::take(&mut *self.handles.lock());
         for handle in handles.iter().filter_map(Weak::upgrade) {
-            // Without a context there is no device any more, and nothing to abort.
-            let _ = self.enter("abort", || handle.abort());
+            // A queue that a fault has ended is not entered any more. The library binds its device by itself.
+            if self.enter("abort", || handle.abort()).is_err() {
+                handle.abort();
+            }
         }
     }
 }

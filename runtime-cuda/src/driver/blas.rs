@@ -34,8 +34,7 @@ fn words(e: CublasError) -> DriverFailure {
     said(e, format!("cuBLASLt: {e}"))
 }
 
-/// Converts a status of the library. Its code does not reveal a fault of the device: the next call of the driver
-/// reports that.
+/// Converts a status of the library. Its code does not reveal a fault of the device: the driver is asked for that.
 fn said(e: CublasError, message: String) -> DriverFailure {
     match e.0 {
         sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => DriverFailure::not_supported(message),

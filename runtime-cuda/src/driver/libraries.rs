@@ -12,7 +12,7 @@ use super::{DriverFailure, Fallible};
 struct CudaLibrary {
     name: &'static str,
     advice: &'static str,
-    opened: OnceLock<Fallible<()>>,
+    opened: OnceLock<Fallible<&'static Library>>,
 }
 
 static DRIVER: CudaLibrary =
@@ -31,21 +31,18 @@ impl CudaLibrary {
         CudaLibrary { name, advice, opened: OnceLock::new() }
     }
 
-    fn open(&self) -> Fallible<()> {
+    fn open(&self) -> Fallible<&'static Library> {
         self.opened.get_or_init(|| self.first_that_opens(&get_lib_name_candidates(self.name))).clone()
     }
 
     /// Opens the first of `names` that loads; these are the bindings' own names. It stays open for good: mapping it
     /// again would take as long as the first time.
-    fn first_that_opens(&self, names: &[String]) -> Fallible<()> {
+    fn first_that_opens(&self, names: &[String]) -> Fallible<&'static Library> {
         let mut refused = Vec::new();
         for name in names {
             // SAFETY: the constructors of NVIDIA's libraries rely on nothing of this program.
             match unsafe { Library::new(name) } {
-                Ok(library) => {
-                    std::mem::forget(library);
-                    return Ok(());
-                }
+                Ok(library) => return Ok(Box::leak(Box::new(library))),
                 Err(error) => refused.extend(found_but_refused(&error)),
             }
         }
@@ -73,12 +70,22 @@ fn found_but_refused(error: &libloading::Error) -> Option<String> {
 /// Opens the libraries that every use of a device needs; the error names the first that is missing.
 pub(super) fn device() -> Fallible<()> {
     DRIVER.open()?;
-    GEMM.open()
+    GEMM.open().map(drop)
+}
+
+/// A function of the driver that the bindings know by a newer name alone.
+///
+/// # Safety
+/// `F` is the function's type in the driver's header.
+pub(super) unsafe fn of_driver<F: Copy>(name: &str) -> Fallible<F> {
+    // SAFETY: the caller's promise.
+    let found = unsafe { DRIVER.open()?.get::<F>(name.as_bytes()) };
+    found.map(|function| *function).map_err(|e| DriverFailure::new(format!("libcuda has no `{name}`: {e}")))
 }
 
 /// Opens NVRTC.
 pub(super) fn compiler() -> Fallible<()> {
-    COMPILER.open()
+    COMPILER.open().map(drop)
 }
 
 #[cfg(test)]
