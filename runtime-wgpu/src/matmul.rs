@@ -2,7 +2,7 @@
 //! registers and reads the operands through workgroup memory. No sum is split, so the bits depend on nothing but the
 //! operands. Half-precision operands are upcast where they are read.
 
-use numcore::{Accumulate, DType, Layout, LoopAxis, Out, Result, View};
+use numcore::{Accumulate, DType, Layout, LoopAxis, Out, Result, Shape, Support, View};
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
@@ -44,7 +44,7 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
     }
     let (to, a, b) = (OperandView::from(&out.view), OperandView::from(a), OperandView::from(b));
     if k <= STEPS {
-        return in_pieces(wgpu, [to, a, b], out.how, LARGEST);
+        return in_pieces(wgpu, &[to, a, b], out.how);
     }
     // A long half-precision sum in several launches is accumulated in `f32`, so that it is rounded once.
     let half = to.dtype.is_half();
@@ -61,52 +61,85 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
         } else {
             out.how
         };
-        in_pieces(wgpu, [wide, a.seen(part(a, rank - 1)?), b.seen(part(b, rank - 2)?)], how, LARGEST)?;
+        in_pieces(wgpu, &[wide, a.seen(part(a, rank - 1)?), b.seen(part(b, rank - 2)?)], how)?;
     }
     if half { convert(wgpu, wide, to, out.how) } else { Ok(()) }
 }
 
-/// Multiplies `places[1]` by `places[2]` into `places[0]`, in launches of at most `most` operations: halves of the rows,
-/// or of a batch axis.
-fn in_pieces(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate, most: u64) -> Result<()> {
+/// Computes `x · w` and adds a bias and a residual, rounded once. Inputs are `x: [.., M, K]`, `w: [K, N]`, then `[N]` and
+/// `[.., M, N]` if given; the output is `[.., M, N]`.
+pub(crate) fn linear(wgpu: &Wgpu, ins: &[OperandView<'_>], to: OperandView<'_>) -> Result<Support> {
+    let (rank, k) = (to.layout.rank(), ins[1].layout.dims()[0]);
+    if k > STEPS {
+        return Ok(Support::Decompose);
+    }
+    let mut places: Places<'_> = [to].into_iter().chain(ins.iter().copied()).collect();
+    if rank > 2 {
+        // Rows of all batches are those of one product where they are evenly spaced.
+        let rows = to.layout.dims()[..rank - 1].iter().product();
+        let flat = |place: &OperandView<'_>| match place.layout.dims() {
+            dims if dims.len() < rank => Some(place.layout),
+            dims => place.layout.reshape(Shape::from([rows, dims[rank - 1]])),
+        };
+        if let Some(layouts) = places.iter().map(flat).collect::<Option<SmallVec<[Layout; 5]>>>() {
+            places = places.iter().zip(layouts).map(|(place, layout)| place.seen(layout)).collect();
+        }
+    }
+    let shape = *places[0].layout.shape();
+    let of_weight = shape.with(shape.rank() - 2, k);
+    for (i, place) in places.iter_mut().enumerate().skip(2) {
+        *place = place.seen(place.layout.broadcast_to(if i == 2 { of_weight } else { shape })?);
+    }
+    in_pieces(wgpu, &places, Accumulate::Overwrite)?;
+    Ok(Support::Done)
+}
+
+/// The output of a product, its left and right operands, and terms of the output's shape that are added.
+type Places<'a> = SmallVec<[OperandView<'a>; 5]>;
+
+/// Multiplies `places[1]` by `places[2]` into `places[0]` and adds the others, in launches of at most [`LARGEST`]
+/// operations: halves of the rows, or of a batch axis.
+fn in_pieces(wgpu: &Wgpu, places: &[OperandView<'_>], how: Accumulate) -> Result<()> {
     let dims = places[0].layout.dims();
     let rows = dims.len() - 2;
     let axis = (0..=rows).max_by_key(|&axis| dims[axis]).filter(|&axis| dims[axis] > 1);
-    let Some(axis) = axis.filter(|_| operations(&places) > most) else { return product(wgpu, places, how) };
+    let Some(axis) = axis.filter(|_| operations(places) > LARGEST) else { return product(wgpu, places, how) };
     let half = dims[axis] / 2;
     for (start, len) in [(0, half), (half, dims[axis] - half)] {
-        let mut piece = places;
-        for (k, place) in piece.iter_mut().enumerate().filter(|(k, _)| *k < 2 || axis < rows) {
-            *place = places[k].seen(place.layout.slice(axis, start, len, 1)?);
+        let mut piece: Places<'_> = places.into();
+        for (_, place) in piece.iter_mut().enumerate().filter(|(k, _)| *k != 2 || axis < rows) {
+            *place = place.seen(place.layout.slice(axis, start, len, 1)?);
         }
-        in_pieces(wgpu, piece, how, most)?;
+        in_pieces(wgpu, &piece, how)?;
     }
     Ok(())
 }
 
 /// The operations of a product, a multiplication and an addition counting two.
-fn operations([to, a, _]: &[OperandView<'_>; 3]) -> u64 {
-    2 * (to.layout.numel() * a.layout.dims()[a.layout.rank() - 1]) as u64
+fn operations(places: &[OperandView<'_>]) -> u64 {
+    let inner = places[1].layout.dims().last().copied().unwrap_or(0);
+    2 * (places[0].layout.numel() * inner) as u64
 }
 
-/// Multiplies `places[1]` by `places[2]` into `places[0]`, in one launch.
-fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result<()> {
+/// Multiplies `places[1]` by `places[2]` into `places[0]` and adds the others, in one launch.
+fn product(wgpu: &Wgpu, places: &[OperandView<'_>], how: Accumulate) -> Result<()> {
     let rank = places[0].layout.rank();
     let (m, n) = (places[0].layout.dims()[rank - 2], places[0].layout.dims()[rank - 1]);
     let k = places[1].layout.dims()[rank - 1];
-    let (bindings, slots) = Bindings::of(&wgpu.queue.device, "matmul", &places)?;
+    let (bindings, slots) = Bindings::of(&wgpu.queue.device, "matmul", places)?;
     let axes = (0..rank - 2).map(|i| {
         let strides = places.iter().map(|p| p.layout.strides()[i]).collect();
         LoopAxis { size: places[0].layout.dims()[i], strides }
     });
-    let (batch, strides) = loops(axes, 3);
+    let (batch, strides) = loops(axes, places.len());
     let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
     atomic[slots[0]] = StorageForm::of(places[0].dtype).per_word() > 1;
-    let sites: [Site; 3] = std::array::from_fn(|i| Site {
-        slot: slots[i],
-        form: StorageForm::of(places[i].dtype),
-        atomic: atomic[slots[i]],
-    });
+    let site = |(&slot, place): (&usize, &OperandView<'_>)| Site {
+        slot,
+        form: StorageForm::of(place.dtype),
+        atomic: atomic[slot],
+    };
+    let sites: SmallVec<[Site; 5]> = slots.iter().zip(places).map(site).collect();
     // A larger block uses a loaded element more often; a small side would leave a large block empty.
     let block = [m, n].map(|d| BLOCKS.into_iter().find(|b| b * SIDE <= d.next_power_of_two()).unwrap_or(1));
     let [tile_m, tile_n] = block.map(|b| b * SIDE);
@@ -122,7 +155,7 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
     }
     let kernel = MatmulKernel {
         batch: batch.len(),
-        sites,
+        sites: &sites,
         block,
         how,
         // Adjacent invocations read adjacent elements.
@@ -134,16 +167,16 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
     details.extend(sites.iter().map(|s| (s.slot as u32) << 8 | s.form as u32));
     let key = PipelineKey { kind: "matmul", program: None, details };
     let header = header(&atomic, params.len());
-    let (groups, work) = (tiles[0] * tiles[1] * count, operations(&places));
+    let (groups, work) = (tiles[0] * tiles[1] * count, operations(places));
     let launch = Dispatch { op: "matmul", key, bindings, params: &params, groups, work };
     wgpu.queue.launch(launch, || Ok(kernel.source(&header)))
 }
 
 /// The properties of a GEMM kernel on which its source depends.
-struct MatmulKernel {
+struct MatmulKernel<'k> {
     batch: usize,
-    /// The sites of the output, the left and the right operand.
-    sites: [Site; 3],
+    /// The sites of the output, the left and the right operand, and what is added.
+    sites: &'k [Site],
     /// The rows and columns of the output that an invocation keeps.
     block: [usize; 2],
     how: Accumulate,
@@ -151,14 +184,15 @@ struct MatmulKernel {
     along: [bool; 2],
 }
 
-impl MatmulKernel {
+impl MatmulKernel<'_> {
     fn source(&self, header: &str) -> String {
         let mut params = Params::new();
         let [m, n, k, tiles_m, tiles_n, count] = std::array::from_fn(|_| params.next());
         let batch = params.many(self.batch);
         let mut starts = String::new();
         let mut steps: Vec<[String; 2]> = Vec::new();
-        for name in ["to", "from_a", "from_b"] {
+        let added = (3..self.sites.len()).map(|i| format!("from_{i}"));
+        for name in ["to", "from_a", "from_b"].map(String::from).into_iter().chain(added) {
             starts += &format!("let {name} = {};\n", offset(&params.next(), "c", &params.many(self.batch)));
             steps.push(std::array::from_fn(|_| params.next()));
         }
@@ -175,14 +209,20 @@ impl MatmulKernel {
         let store = each(left.0, &|i| {
             each(right.0, &|j| {
                 let sum = right.part(&format!("sum{i}_"), j);
-                let value = self.sites[0].form.accumulate(self.how, &self.sites[0].load("at"), &sum);
+                let value = self.sites[0].form.accumulate(self.how, &self.sites[0].load("at"), "value");
+                let place =
+                    |name: &str, [row, column]: &[String; 2]| format!("{name} + row * {row} + column * {column}");
+                let add = |k: usize| {
+                    let from = place(&format!("from_{k}"), &steps[k]);
+                    format!("{{ let at = {from};\nvalue += {}; }}\n", self.sites[k].load("at"))
+                };
+                let added: String = (3..self.sites.len()).map(add).collect();
                 format!(
                     "{{ let row = first_m + {}; let column = first_n + {};\nif (row < {m} && column < {n}) {{\n\
-                     let at = to + row * {} + column * {};\n{}}} }}\n",
+                     var value = {sum};\n{added}let at = {};\n{}}} }}\n",
                     left.place("y", i),
                     right.place("x", j),
-                    steps[0][0],
-                    steps[0][1],
+                    place("to", &steps[0]),
                     self.sites[0].store("at", &value)
                 )
             })

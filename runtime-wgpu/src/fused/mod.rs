@@ -13,7 +13,7 @@ use numcore::{
 use smallvec::SmallVec;
 
 use self::attention::ScorePrograms;
-use crate::{Wgpu, bindings::OperandView};
+use crate::{Wgpu, bindings::OperandView, matmul};
 
 /// The operands of one call.
 struct FusedCall<'c, 'a> {
@@ -33,13 +33,14 @@ impl FusedCall<'_, '_> {
 
 /// Runs `op` if there is a kernel for it at these types and strides; otherwise it is decomposed.
 pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut [Out<'_, Wgpu>]) -> Result<Support> {
-    // Attention takes any strides.
+    // Attention and products take any strides.
     let strided = matches!(
         op,
         FusedOp::Attention(_)
             | FusedOp::AttentionGrad(_)
             | FusedOp::ScoredAttention(_)
             | FusedOp::ScoredAttentionGrad(_)
+            | FusedOp::Linear(_)
     );
     let dense = (strided || ins.iter().all(|v| v.layout().is_contiguous()))
         && outs.iter().all(|o| o.how == Accumulate::Overwrite && o.view.layout().is_contiguous());
@@ -71,6 +72,7 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
                 op.of.scores_at_a_time(queries, keys)
             })
         }
+        FusedOp::Linear(_) => matmul::linear(wgpu, &call.ins, call.outs[0]),
         FusedOp::CrossEntropy(op) => cross_entropy::forward(&call, op),
         FusedOp::CrossEntropyGrad(op) => cross_entropy::backward(&call, &op.0),
         _ => Ok(Support::Decompose),
