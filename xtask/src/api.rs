@@ -18,6 +18,7 @@ const CRATES: &[&str] = &[
     "linalg",
     "models",
     "models_export",
+    "models_import",
     "nn",
     "numcore",
     "optim",

@@ -7,7 +7,7 @@ use numcore::{DType, Shape, Tensor};
 use runtime_cpu::Cpu;
 use serde_json::Value;
 
-/// What fails in a case: the framework's error, or an attribute that the interpreter does not know.
+/// A failure of a case: the framework's error, or a malformed file.
 pub type Failure = Box<dyn std::error::Error>;
 pub type Answer<T> = Result<T, Failure>;
 
@@ -45,6 +45,12 @@ impl Cases {
         let planes = &self.bytes[*offset..offset + count * size];
         let bytes: Vec<u8> = (0..count * size).map(|i| planes[(i % size) * count + i / size]).collect();
         Ok(Tensor::from_bytes(&self.cpu, Shape::new(dims)?, *dtype, &bytes)?)
+    }
+
+    /// The model at these bytes.
+    pub fn model(&self, at: &Value) -> Answer<&[u8]> {
+        let number = |i: usize| at[i].as_u64().map(|n| n as usize).ok_or("a model's place");
+        Ok(&self.bytes[number(0)?..][..number(1)?])
     }
 
     /// The tensors with these numbers.

@@ -1,13 +1,10 @@
-//! The node tests of ONNX's backend suite, through the public operations: an interpreter of ONNX's operators, and the
-//! list of what is not supported, with the reasons.
+//! The node tests of ONNX's backend suite, as modules of `models_import`, and the list of what is not supported, with
+//! the reasons.
 //!
 //! `WEFTGRAD_TEST_ONNX` is a part of the names of the cases to run; `WEFTGRAD_TEST_ONNX_FILE` is another file of cases,
 //! as seen from the workspace's folder.
 
-mod call;
 mod file;
-mod graph;
-mod ops;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,9 +12,12 @@ use std::{
     path::Path,
 };
 
+use autograd::Var;
 use file::{Answer, Cases, unsupported};
-use graph::T;
-use numcore::DType;
+use models_import::OnnxModel;
+use nn::{ModuleExt, Stage};
+use numcore::{DType, Tensor};
+use runtime_cpu::Cpu;
 use serde_json::Value;
 
 /// How many of the suite's cases must be executed, and right.
@@ -67,9 +67,11 @@ fn outcome(cases: &Cases, case: &Value) -> Result<(), String> {
 }
 
 fn run(cases: &Cases, case: &Value) -> Answer<()> {
-    let opset = case["opset"].as_u64().ok_or("no version")?;
-    let ins = cases.tensors(&case["ins"])?;
-    let outs = graph::run(cases, &case["graph"], &ins, &HashMap::new(), opset)?;
+    let model = OnnxModel::from_bytes(cases.model(&case["model"])?, cases.cpu())?;
+    // The suite's cases with batch norms that train say so in their names.
+    model.set_training(name(case).contains("training_mode"));
+    let ins: Vec<_> = cases.tensors(&case["ins"])?.into_iter().map(Var::new).collect();
+    let outs = model.forward_values(&ins)?.iter().map(Var::value).collect::<numcore::Result<Vec<_>>>()?;
     let expected = cases.tensors(&case["outs"])?;
     if outs.len() < expected.len() {
         return Err(format!("{} outputs instead of {}", outs.len(), expected.len()).into());
@@ -82,7 +84,7 @@ fn run(cases: &Cases, case: &Value) -> Answer<()> {
 
 /// NumPy's `assert_allclose`, as the suite uses it; but halves may differ by a unit in the last place, and values near 0 by
 /// the rounding errors of terms near 1.
-fn compare(out: &T, expected: &T, rtol: f64, atol: f64) -> Answer<()> {
+fn compare(out: &Tensor<Cpu>, expected: &Tensor<Cpu>, rtol: f64, atol: f64) -> Answer<()> {
     if (out.dims(), out.dtype()) != (expected.dims(), expected.dtype()) {
         return Err(
             format!("{} {:?} instead of {} {:?}", out.dtype(), out.dims(), expected.dtype(), expected.dims()).into()

@@ -69,7 +69,7 @@ impl Error {
 }
 
 /// The folders of the workspace's own libraries.
-const OWN: [&str; 12] = [
+const OWN: [&str; 13] = [
     "numcore",
     "autograd",
     "nn",
@@ -80,6 +80,7 @@ const OWN: [&str; 12] = [
     "data",
     "models",
     "models-export",
+    "models-import",
     "watch",
     "train",
 ];

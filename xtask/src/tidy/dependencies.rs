@@ -29,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "adaptive", "data", "watch"]),
     ("models", &["numcore", "autograd", "nn", "data"]),
     ("models-export", &["numcore", "nn", "data", "models"]),
+    ("models-import", &["numcore", "autograd", "nn", "data"]),
     // The program reads configurations, draws timelines, and measures the machine it runs on.
     ("planner", &["numcore", "autograd", "nn", "optim", "distributed", "models", "watch", "runtime-*"]),
     // The golden binary needs something to run on.

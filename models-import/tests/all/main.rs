@@ -1,0 +1,4 @@
+//! Models that torch.onnx.export wrote, against onnxruntime and PyTorch.
+
+mod common;
+mod values;
