@@ -6,7 +6,7 @@ use numcore::{Error, Result, Runtime, Within, ops::PointwiseOps};
 use crate::{
     config::ConfigFields,
     files::JsonObject,
-    pretrained::{Pretrained, require_no_adapters},
+    pretrained::{Pretrained, require_unchanged},
 };
 
 /// Copies a model that is cut over ranks or sharded into a whole one, on every rank. All ranks call this together. The
@@ -17,7 +17,7 @@ use crate::{
 /// Fails if a value cannot be gathered, the model has adapters, or it is a pipeline stage.
 #[track_caller]
 pub fn gathered<R: Runtime, M: Pretrained<R>>(model: &M) -> Result<M> {
-    require_no_adapters(model).at_caller()?;
+    require_unchanged(model).at_caller()?;
     let named = model.named_parameters();
     let Some((_, first)) = named.first().filter(|_| model.is_whole()) else {
         return Err(Error::state("gathered", "is of a stage: save a checkpoint, and load it into a whole model"))

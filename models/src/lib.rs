@@ -57,7 +57,7 @@ pub use generate::{
     FinishReason, Generated, GenerationOptions, Prompt, Rollout, RolloutBatch, Sampling, StopTexts, generate, rollouts,
 };
 pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
-pub use pretrained::{Pretrained, require_no_adapters};
+pub use pretrained::{Pretrained, require_unchanged};
 pub use quantize::{QuantizeConfig, Weight4bit, quantize};
 pub use report::PretrainedReport;
 pub use seq2seq::{

@@ -131,11 +131,11 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     ///
     /// # Errors
     /// Fails if a file cannot be written, or a parameter has no name in the family's files. Fails too for a model with
-    /// adapters, which these files cannot hold, for cut experts or weights in four bits, and for a pipeline stage.
+    /// adapters or programs of scores, which these files cannot hold, for cut experts or weights in four bits, and for a pipeline stage.
     #[track_caller]
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
-        require_no_adapters(self).at_caller()?;
+        require_unchanged(self).at_caller()?;
         if !self.is_whole() {
             let why = "is a stage: save a checkpoint of all, and load its parameters into the whole model";
             return Err(Error::state("save_pretrained", why)).at_caller();
@@ -328,22 +328,27 @@ impl GivenStacks {
     }
 }
 
-/// Checks that no layer has an adapter, which a file of the model alone would leave out. Weights in four bits are no
-/// such adapters.
+/// Checks that no layer has an adapter or a program of scores, which a file of the model alone would leave out. Weights
+/// in four bits are no such adapters.
 ///
 /// # Errors
 /// Fails with the name of the first layer that has one.
 #[track_caller]
-pub fn require_no_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
-    let mut adapted = None;
-    walk(model, |name, entry| match entry {
-        ModuleEntry::Adapter(slot) if adapted.is_none() && slot.get().is_some_and(|a| Base4bit::of(&*a).is_none()) => {
-            adapted = Some(name.to_owned());
-        }
-        _ => {}
+pub fn require_unchanged<R: Runtime>(model: &impl Module<R>) -> Result<()> {
+    let mut changed = None;
+    walk(model, |name, entry| {
+        let why = match entry {
+            ModuleEntry::Adapter(slot) if slot.get().is_some_and(|a| Base4bit::of(&*a).is_none()) => {
+                "has an adapter, which the model's files cannot hold: merge the adapters, or save the `Lora`"
+            }
+            ModuleEntry::Context(slot) if slot.scores().is_some() => {
+                "has a program of scores, which the model's files cannot hold: save the parameters as a checkpoint"
+            }
+            _ => return,
+        };
+        changed.get_or_insert_with(|| Error::state(name, why));
     });
-    let why = "has an adapter, which the model's files cannot hold: merge the adapters, or save the `Lora`";
-    adapted.map_or(Ok(()), |name| Err(Error::state(name, why))).at_caller()
+    changed.map_or(Ok(()), Err).at_caller()
 }
 
 /// The writers of a parameter's weights: one, or one for each expert and part.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use file::{GgufTensor, GgufWriter};
 use metadata::metadata;
-use models::{Decoder, DecoderConfig, Family, GGUF_TABLE, require_no_adapters};
+use models::{Decoder, DecoderConfig, Family, GGUF_TABLE, require_unchanged};
 use nn::{ModuleExt, Param};
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
@@ -63,7 +63,7 @@ impl Default for GgufOptions {
 /// Fails if llama.cpp would compute something else, the tokenizer is of an unsupported kind, or a layer has an adapter.
 /// Fails too if a value does not fit the element type, or the file cannot be written.
 pub fn save_gguf<R: Runtime>(model: &Decoder<R>, path: impl AsRef<Path>, options: &GgufOptions) -> Result<()> {
-    require_no_adapters(model)?;
+    require_unchanged(model)?;
     let config = model.config();
     let mut file = GgufWriter::new(metadata(config, options)?);
     if let Some(folder) = &options.tokenizer {

@@ -10,7 +10,7 @@ mod vit;
 
 use std::path::Path;
 
-use models::{Decoder, Vit, require_no_adapters};
+use models::{Decoder, Vit, require_unchanged};
 use numcore::{Result, Runtime};
 
 /// The options of an ONNX file.
@@ -32,7 +32,7 @@ impl Default for OnnxOptions {
 /// # Errors
 /// Fails if a layer has an adapter, the model has mixtures of experts, or a file cannot be written.
 pub fn save_onnx_decoder<R: Runtime>(model: &Decoder<R>, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
-    require_no_adapters(model)?;
+    require_unchanged(model)?;
     decoder::graph(model)?.save(path.as_ref(), options.writes)
 }
 
@@ -42,6 +42,6 @@ pub fn save_onnx_decoder<R: Runtime>(model: &Decoder<R>, path: impl AsRef<Path>,
 /// # Errors
 /// Fails if a layer has an adapter, or a file cannot be written.
 pub fn save_onnx_vit<R: Runtime>(model: &Vit<R>, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
-    require_no_adapters(model)?;
+    require_unchanged(model)?;
     vit::graph(model)?.save(path.as_ref(), options.writes)
 }

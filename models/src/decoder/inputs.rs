@@ -39,6 +39,9 @@ pub(super) struct Placement<R: Runtime> {
     pub last: Option<Var<R>>,
     /// The keys that each query sees, besides causality: `bool`, broadcast to `[B, H, T, S]`.
     pub mask: Option<Var<R>>,
+    /// The positions of queries and of keys, `[B, T]` and `[B, S]` of whole sequences, where a program of scores asks for
+    /// them and they are not the columns; `B` may be 1.
+    pub places: Option<[Var<R>; 2]>,
     /// The document of each token, where the sequence is cut over ranks and each layer makes its own masks.
     pub segments: Option<Var<R>>,
     /// One past the last position; 0 where positions were given, and are not known on the host.
@@ -49,14 +52,14 @@ pub(super) struct Placement<R: Runtime> {
 
 impl<R: Runtime> Placement<R> {
     /// The placement of tokens `[B, T]`. Where `context` cuts sequences over ranks, positions are those of this rank's
-    /// tokens. `asks_last` tells whether the last positions of texts matter.
+    /// tokens. `asks` tells whether the last positions of texts matter, and whether layers have programs of scores.
     pub(super) fn of(
         rt: &R,
         [b, t]: [usize; 2],
         inputs: &DecoderInputs<'_, R>,
         layers: usize,
         context: &ContextSlot<R>,
-        asks_last: bool,
+        [asks_last, has_scores]: [bool; 2],
     ) -> Result<Self> {
         let range = |start: usize| Ok::<_, Error>(Var::new(Tensor::arange(rt, start as i64, 1i64, t, DType::I64)?));
         if let Some(cache) = &inputs.cache {
@@ -69,7 +72,7 @@ impl<R: Runtime> Placement<R> {
                 return Err(Error::unsupported("decoder", why));
             }
             cache.check(b, t, layers)?;
-            return Placement::after(cache, range(cache.len())?, t);
+            return Placement::after(cache, range(cache.len())?, t, has_scores);
         }
         let all_positions = inputs.positions.map_or_else(|| range(0), |given| Ok(given.clone()))?;
         let positions = context.take(&all_positions, all_positions.dims().len().saturating_sub(1))?;
@@ -88,26 +91,37 @@ impl<R: Runtime> Placement<R> {
             segments => (None, segments.cloned()),
         };
         let end = if inputs.positions.is_some() { 0 } else { t };
-        Ok(Placement { positions, last, mask, segments, end, tokens: t })
+        let places = inputs
+            .positions
+            .filter(|_| has_scores)
+            .map(|given| given.reshape([given.spec().shape.numel() / t.max(1), t]));
+        let places = places.transpose()?.map(|places| [places.clone(), places]);
+        Ok(Placement { positions, last, mask, places, segments, end, tokens: t })
     }
 
     /// The placement of tokens that follow those in a cache.
-    fn after(cache: &KvCache<R>, range: Var<R>, tokens: usize) -> Result<Self> {
+    fn after(cache: &KvCache<R>, range: Var<R>, tokens: usize, has_scores: bool) -> Result<Self> {
         let columns = cache.len() + tokens;
         // One past the last position of the row that has the most.
         let end = columns - cache.shifts(columns).min().unwrap_or(0);
-        if end == columns && cache.shifts(columns).all(|shift| shift == 0) {
-            return Ok(Placement { positions: range, last: None, mask: None, segments: None, end, tokens });
-        }
         let (rt, b) = (range.runtime(), cache.padding().len());
+        let keys = || Var::new(Tensor::arange(rt, 0i64, 1i64, columns, DType::I64)?).reshape([1, columns]);
+        if end == columns && cache.shifts(columns).all(|shift| shift == 0) {
+            // Layers with windows have dropped keys.
+            let asks = has_scores && !cache.is_plain();
+            let places = if asks { Some([range.reshape([1, tokens])?, keys()?]) } else { None };
+            return Ok(Placement { positions: range, last: None, mask: None, places, segments: None, end, tokens });
+        }
         let column = |list: Vec<i64>| Ok::<_, Error>(Var::new(Tensor::from_slice(rt, [b, 1], &list)?));
         let shifts = column(cache.shifts(columns).map(|shift| shift as i64).collect())?;
         // Padding has position 0: nothing sees it.
-        let positions = range.reshape([1, tokens])?.sub(&shifts)?.maximum(&zero(rt)?)?;
+        let moved = |columns: &Var<R>| columns.sub(&shifts)?.maximum(&zero(rt)?);
+        let positions = moved(&range.reshape([1, tokens])?)?;
+        let keys = keys()?;
+        let places = if has_scores { Some([positions.clone(), moved(&keys)?]) } else { None };
         let padding = column(cache.padding().iter().map(|&pad| pad as i64).collect())?;
-        let keys = Var::new(Tensor::arange(rt, 0i64, 1i64, columns, DType::I64)?).reshape([1, columns])?;
         let mask = keys.ge(&padding)?.reshape([b, 1, 1, columns])?;
-        Ok(Placement { positions, last: None, mask: Some(mask), segments: None, end, tokens })
+        Ok(Placement { positions, last: None, mask: Some(mask), places, segments: None, end, tokens })
     }
 }
 

@@ -5,7 +5,7 @@ use nn::{
     Activation, Forward, GroupedQueryAttention, GroupedQueryConfig, HeadNorm, Init, LayerNorm, Linear, Module, RmsNorm,
     RotaryTables, ScoreOptions, Visitor,
     moe::{MixtureOfExperts, Routing},
-    parallel::{CutLayer, Cuts, RowCut, SharedInput},
+    parallel::{AttendedTokens, CutLayer, Cuts, RowCut, SharedInput},
 };
 use numcore::{
     Error, Result, Runtime, Within,
@@ -96,10 +96,10 @@ impl<R: Runtime> DecoderLayer<R> {
         let mask = placement.mask.as_ref().map(|mask| last_columns(mask, kept)).transpose()?;
         // Without a norm of the output, the last product adds to `x`.
         let onto = self.post_attention_norm.is_none().then_some(x);
-        let found = match &placement.segments {
-            Some(segments) => self.self_attn.attend_segments([q, k, v], segments, onto),
-            None => self.self_attn.attend([q, k, v], mask.as_ref(), onto),
-        };
+        let keys = placement.places.as_ref().map(|places| last_columns(&places[1], kept)).transpose()?;
+        let positions = placement.places.as_ref().zip(keys.as_ref()).map(|(places, keys)| [&places[0], keys]);
+        let tokens = AttendedTokens { segments: placement.segments.as_ref(), positions, first_head: None };
+        let found = self.self_attn.attend_tokens([q, k, v], mask.as_ref(), tokens, onto);
         let x = added(&self.post_attention_norm, x, found.within("self_attn")?).within("post_attention_norm")?;
         let h = normalized(&self.mlp_norm, &x).within("mlp_norm")?;
         let onto = self.post_mlp_norm.is_none().then_some(&x);

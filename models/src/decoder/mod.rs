@@ -202,8 +202,8 @@ impl<R: Runtime> Decoder<R> {
         let nothing = DecoderInputs::default();
         let passes = self.parts.embedding.is_none() && self.parts.blocks.is_empty();
         let inputs = if passes { &nothing } else { inputs };
-        let asks_last = self.first_context().is_some();
-        Placement::of(x.runtime(), of, inputs, self.parts.blocks.len(), context, asks_last)
+        let asks = [self.first_context().is_some(), self.parts.blocks.iter().any(|block| block.self_attn.has_scores())];
+        Placement::of(x.runtime(), of, inputs, self.parts.blocks.len(), context, asks)
     }
 
     /// The output of this stage's last layer, and the routings of its mixtures.

@@ -29,6 +29,8 @@ impl<R: Runtime> Decoder<R> {
             .optional()
             .column("layers.*.self_attn.sinks")
             .optional()
+            .column("layers.*.self_attn.scores")
+            .optional()
             .partial_gradient("layers.*.self_attn.q_norm")
             .optional()
             .partial_gradient("layers.*.self_attn.k_norm")

@@ -10,7 +10,7 @@ use numcore::{
 use super::Linear;
 use crate::{
     Forward, Init, Initializer, Module, Param,
-    parallel::{ContextSlot, TensorStyle},
+    parallel::{AttendedTokens, ContextSlot, TensorStyle},
 };
 
 /// Options of attention: masks, window, scale and soft cap.
@@ -117,7 +117,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
         let AttentionOptions { causal, window, lower_right, scale, softcap, .. } = options;
         let options = SdpaOptions { mask: mask.as_ref(), causal, window, lower_right, scale, softcap };
         let [q, k, v] = [q, k, v].map(|x| split_heads(&x, self.heads));
-        let found = merge_heads(&self.context.attention([&q?, &k?, &v?], options, None)?)?;
+        let found = merge_heads(&self.context.attention([&q?, &k?, &v?], options, &AttendedTokens::default())?)?;
         self.out_proj.forward(&found).within("out_proj")
     }
 }

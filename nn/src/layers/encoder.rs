@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Forward, Init, Module,
-    parallel::{ContextSlot, CutLayer, Cuts, RowCut, SharedInput},
+    parallel::{AttendedTokens, ContextSlot, CutLayer, Cuts, RowCut, SharedInput},
 };
 
 /// The sizes and options of an [`EncoderBlock`].
@@ -106,7 +106,8 @@ impl<R: Runtime> EncoderBlock<R> {
         let heads = |linear: &Linear<R>, name| split_heads(&linear.forward_entered(x).within(name)?, count);
         let (q, k, v) = (heads(&self.query, "query")?, heads(&self.key, "key")?, heads(&self.value, "value")?);
         let options = SdpaOptions { mask, ..Default::default() };
-        let found = merge_heads(&self.context.attention([&q, &k, &v], options, None)?)?;
+        let tokens = AttendedTokens { first_head: self.query.first_head(count), ..Default::default() };
+        let found = merge_heads(&self.context.attention([&q, &k, &v], options, &tokens)?)?;
         self.plus(&self.output, &found, residual).within("output")
     }
 

@@ -124,6 +124,8 @@ impl<R: Runtime> Gpt<R> {
         TensorPlan::new()
             .column("blocks.*.qkv")
             .row("blocks.*.proj")
+            .column("blocks.*.scores")
+            .optional()
             .column("blocks.*.fc1")
             .row("blocks.*.fc2")
             .vocabulary("wte")

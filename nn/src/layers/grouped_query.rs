@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Forward, Init, Initializer, Module, Param, Visitor,
-    parallel::{ContextSlot, CutLayer, Cuts, Exchange, RowCut, SharedInput, same_segment},
+    parallel::{AttendedTokens, ContextSlot, CutLayer, Cuts, Exchange, RowCut, SharedInput, same_segment},
 };
 
 /// The sizes and options of a [`GroupedQueryAttention`].
@@ -217,38 +217,30 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         mask: Option<&Var<R>>,
         residual: impl Into<Option<&'r Var<R>>>,
     ) -> Result<Var<R>> {
-        self.attend_within(qkv, mask, None, residual.into())
+        self.attend_tokens(qkv, mask, AttendedTokens::default(), residual)
     }
 
-    /// Attends as [`attend`](GroupedQueryAttention::attend) does, but tokens see only their own document. `segments`,
-    /// `[B, T]` (`i64`), gives the document of each token of the sequence; of the whole sequence, where it is cut over
-    /// ranks.
+    /// Attends as [`attend`](GroupedQueryAttention::attend) does, to tokens with documents or positions of their own.
+    /// The layer sets the first head.
     #[track_caller]
-    pub fn attend_segments<'r>(
-        &self,
-        qkv: [Var<R>; 3],
-        segments: &Var<R>,
-        residual: impl Into<Option<&'r Var<R>>>,
-    ) -> Result<Var<R>> {
-        self.attend_within(qkv, None, Some(segments), residual.into())
-    }
-
-    #[track_caller]
-    fn attend_within(
+    pub fn attend_tokens<'r>(
         &self,
         [q, k, v]: [Var<R>; 3],
         mask: Option<&Var<R>>,
-        segments: Option<&Var<R>>,
-        residual: Option<&Var<R>>,
+        tokens: AttendedTokens<'_, R>,
+        residual: impl Into<Option<&'r Var<R>>>,
     ) -> Result<Var<R>> {
         let window = (self.config.window.map(|keys| keys.saturating_sub(1)), None);
         let ScoreOptions { scale, softcap, .. } = self.config.scores;
         let options = SdpaOptions { mask, causal: true, window, lower_right: true, scale, softcap };
         let found = match &self.sinks {
-            None => self.context.attention([&q, &k, &v], options, segments)?,
-            Some(sinks) => self.attend_with_sinks([&q, &k, &v], options, segments, sinks)?,
+            None => {
+                let first_head = self.queries().and_then(|queries| queries.first_head(q.dims()[1]));
+                self.context.attention([&q, &k, &v], options, &AttendedTokens { first_head, ..tokens })?
+            }
+            Some(sinks) => self.attend_with_sinks([&q, &k, &v], options, tokens.segments, sinks)?,
         };
-        self.o_proj.forward_onto(&merge_heads(&found)?, residual).within("o_proj")
+        self.o_proj.forward_onto(&merge_heads(&found)?, residual.into()).within("o_proj")
     }
 
     /// Attention in which a key of zeros comes before all others, every query sees it, and its score is the head's sink.
@@ -259,8 +251,9 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         segments: Option<&Var<R>>,
         sinks: &Param<R>,
     ) -> Result<Var<R>> {
-        if self.context.ranks() > 1 || options.softcap.is_some() {
-            let why = "sinks are computed for whole sequences, and without a soft cap: leave sequences uncut";
+        if self.context.ranks() > 1 || options.softcap.is_some() || self.has_scores() {
+            let why = "sinks are computed for whole sequences, without a soft cap and a program of scores: leave \
+                       sequences uncut";
             return Err(Error::unsupported("attention", why));
         }
         let first = |x: &Var<R>| x.pad(&[(0, 0), (0, 0), (1, 0), (0, 0)], 0.0);
@@ -296,14 +289,24 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         Ok([x.narrow(-1, 0, q)?, x.narrow(-1, q, k)?, x.narrow(-1, q + k, k)?])
     }
 
+    /// Tells whether the layer was given a program of scores ([`set_scores`](crate::parallel::set_scores)).
+    pub fn has_scores(&self) -> bool {
+        self.context.scores().is_some()
+    }
+
+    /// The layer whose outputs begin with queries.
+    fn queries(&self) -> Option<&Linear<R>> {
+        match &self.qkv {
+            QkvProjection::Fused(one) => Some(one),
+            QkvProjection::Separate(three) => Some(&three[0]),
+            QkvProjection::Latent(latent) => latent.q_proj.as_ref().or(latent.q_b_proj.as_ref()),
+        }
+    }
+
     /// Returns an error unless gradients of the head norms are summed over ranks exactly where ranks have different
     /// heads.
     fn check_head_norms(&self) -> Result<()> {
-        let queries = match &self.qkv {
-            QkvProjection::Fused(one) => one,
-            QkvProjection::Separate(three) => &three[0],
-            QkvProjection::Latent(_) => return Ok(()),
-        };
+        let Some(queries) = self.queries() else { return Ok(()) };
         let norms = [("q_norm", &self.q_norm), ("k_norm", &self.k_norm)];
         for (name, weight) in norms.iter().filter_map(|(name, norm)| Some((name, &norm.as_ref()?.weight))) {
             let Some(placed) = weight.placed() else { continue };

@@ -80,6 +80,14 @@ impl<R: Runtime> Linear<R> {
         (count * own).checked_div(all).unwrap_or(count)
     }
 
+    /// This rank's first head, of `here` ones that it has, where heads are cut over ranks.
+    pub(crate) fn first_head(&self, here: usize) -> Option<usize> {
+        let placed = self.weight.placed().filter(|placed| placed.style() == TensorStyle::Column)?;
+        // A fused weight begins with queries.
+        let rows = placed.placement().ranges(0).first()?.clone();
+        (rows.start * here).checked_div(rows.len())
+    }
+
     /// Tells whether outputs stay cut.
     pub(crate) fn is_column(&self) -> bool {
         self.weight.placed().is_some_and(|placed| placed.style() == TensorStyle::Column)

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Forward, Init, Module,
-    parallel::{ContextSlot, CutLayer, Cuts, RowCut},
+    parallel::{AttendedTokens, ContextSlot, CutLayer, Cuts, RowCut},
 };
 
 /// Causal self-attention of `x: [B, T, C]`: no position sees a later one. Queries, keys and values come from one
@@ -56,7 +56,8 @@ impl<R: Runtime> CausalSelfAttention<R> {
         let heads = self.qkv.share_of(self.heads);
         let [q, k, v] = three(parts)?.map(|x| split_heads(&x, heads));
         let options = SdpaOptions { causal: true, ..SdpaOptions::default() };
-        let found = self.context.attention([&q?, &k?, &v?], options, None)?;
+        let tokens = AttendedTokens { first_head: self.qkv.first_head(heads), ..Default::default() };
+        let found = self.context.attention([&q?, &k?, &v?], options, &tokens)?;
         recomputed(&[&found], |x| merge_heads(&x[0]))
     }
 }

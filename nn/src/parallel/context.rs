@@ -18,7 +18,7 @@ use numcore::{
 use parking_lot::RwLock;
 
 use super::{
-    SequencePart, VocabularyLoss,
+    AttendedTokens, AttentionScores, SequencePart, VocabularyLoss,
     largest_scores::LargestScores,
     segments::{masked, segments_and},
 };
@@ -100,7 +100,9 @@ struct SlotState<R: Runtime> {
     role: ContextRole,
     place: RwLock<Option<Arc<ContextPlace<R>>>>,
     /// The largest score of each head so far; none if it is not observed.
-    scores: RwLock<Option<LargestScores<R>>>,
+    largest: RwLock<Option<LargestScores<R>>>,
+    /// The program of scores; none if they are those of the layer.
+    scores: RwLock<Option<Arc<AttentionScores<R>>>>,
 }
 
 /// The group, and the name of the module that holds the slot.
@@ -113,7 +115,8 @@ struct ContextPlace<R: Runtime> {
 
 impl<R: Runtime> ContextSlot<R> {
     fn new(role: ContextRole) -> Self {
-        ContextSlot(Arc::new(SlotState { role, place: RwLock::default(), scores: RwLock::default() }))
+        let (place, largest, scores) = Default::default();
+        ContextSlot(Arc::new(SlotState { role, place, largest, scores }))
     }
 
     /// Creates the slot of a model that is given whole sequences and takes this rank's part of them. It is a promise
@@ -157,26 +160,36 @@ impl<R: Runtime> ContextSlot<R> {
     /// Observes the largest score of each head from now on, in passes that record gradients; see
     /// [`take_largest_scores`](ContextSlot::take_largest_scores). Attention then multiplies queries and keys twice.
     pub fn observe_scores(&self) {
-        self.0.scores.write().get_or_insert_default();
+        self.0.largest.write().get_or_insert_default();
     }
 
     /// Takes the largest score of each head since the last call, `[H]`: the largest scaled product of a query and a
     /// key. It is over all pairs of tokens of a sequence, without masks, soft caps and programs of scores. `None`
     /// without a pass since then.
     pub fn take_largest_scores(&self) -> Option<Tensor<R>> {
-        self.0.scores.write().as_mut().and_then(LargestScores::take)
+        self.0.largest.write().as_mut().and_then(LargestScores::take)
     }
 
     fn observe(&self, q: &Var<R>, k: &Var<R>, scale: Option<f64>) -> Result<()> {
-        if !q.requires_grad() || self.0.scores.read().is_none() {
+        if !q.requires_grad() || self.0.largest.read().is_none() {
             return Ok(());
         }
         if let Some(place) = self.place() {
             let why = "its largest scores are observed, and its sequences are cut over ranks: no rank has all keys";
             return Err(Error::state(place.of.to_string(), why));
         }
-        let mut scores = self.0.scores.write();
-        scores.as_mut().map_or(Ok(()), |scores| scores.add(&q.value()?, &k.value()?, scale))
+        let mut largest = self.0.largest.write();
+        largest.as_mut().map_or(Ok(()), |largest| largest.add(&q.value()?, &k.value()?, scale))
+    }
+
+    /// The program of scores of this layer, if it was given one.
+    pub fn scores(&self) -> Option<Arc<AttentionScores<R>>> {
+        self.0.scores.read().clone()
+    }
+
+    /// Gives this layer a program of scores, or takes it away; see [`set_scores`](super::set_scores).
+    pub fn set_scores(&self, scores: Option<Arc<AttentionScores<R>>>) {
+        *self.0.scores.write() = scores;
     }
 
     fn place(&self) -> Option<Arc<ContextPlace<R>>> {
@@ -261,8 +274,7 @@ impl<R: Runtime> ContextSlot<R> {
     }
 
     /// Attention of queries `[B, H, T, D]` over keys and values `[B, G, T, D]`; where sequences are cut, over those of
-    /// all ranks. `segments`, `[B, T]` (`i64`), gives the document of each token of the whole sequence: a token sees
-    /// only its own document. A mask is of whole sequences too: it broadcasts to `[B, H, S, S]`.
+    /// all ranks. A mask is of whole sequences too: it broadcasts to `[B, H, S, S]`.
     ///
     /// # Errors
     /// An error if the sequence is cut and options are not supported then, or a mask is not of whole sequences. Also if
@@ -272,8 +284,13 @@ impl<R: Runtime> ContextSlot<R> {
         &self,
         [q, k, v]: [&Var<R>; 3],
         options: SdpaOptions<'_, Var<R>>,
-        segments: Option<&Var<R>>,
+        tokens: &AttendedTokens<'_, R>,
     ) -> Result<Var<R>> {
+        if let Some(scores) = self.scores() {
+            let (program, args) = scores.with_options([q, k], options, tokens)?;
+            return self.attend_alone(&program, [q, k, v], &args.iter().collect::<Vec<_>>());
+        }
+        let segments = tokens.segments;
         self.observe(q, k, options.scale)?;
         let Some(place) = self.place() else {
             let Some(segments) = segments else { return q.attention_with(k, v, options) };
@@ -284,7 +301,7 @@ impl<R: Runtime> ContextSlot<R> {
         let is_plain = window == (None, None) || (causal && window.1.is_none());
         if mask.is_some() || !is_plain {
             let (program, args) = masked(&options, segments)?;
-            return self.attend(&program, [q, k, v], &args.iter().collect::<Vec<_>>());
+            return self.attend_alone(&program, [q, k, v], &args.iter().collect::<Vec<_>>());
         }
         let options = ContextAttention { causal, window, scale, softcap, segments, program: None };
         place.group.attention([q, k, v], options, &place.of)
@@ -299,6 +316,14 @@ impl<R: Runtime> ContextSlot<R> {
     /// blocks.
     #[track_caller]
     pub fn attend(&self, program: &AttentionProgram, qkv: [&Var<R>; 3], args: &[&Var<R>]) -> Result<Var<R>> {
+        let Some(scores) = self.scores() else { return self.attend_alone(program, qkv, args) };
+        let (program, args) = scores.after(program, args, &AttendedTokens::default(), false)?;
+        self.attend_alone(&program, qkv, &args.iter().collect::<Vec<_>>())
+    }
+
+    /// Attention by a program alone, whatever the layer's program of scores.
+    #[track_caller]
+    fn attend_alone(&self, program: &AttentionProgram, qkv: [&Var<R>; 3], args: &[&Var<R>]) -> Result<Var<R>> {
         let [q, k, v] = qkv;
         self.observe(q, k, q.spec().shape.dims().last().map(|&width| program.scale_of(width)))?;
         let Some(place) = self.place() else { return program.attend(q, k, v, args) };
@@ -343,6 +368,9 @@ impl<R: Runtime> ContextSlot<R> {
 impl<R: Runtime> Module<R> for ContextSlot<R> {
     fn visit(&self, _: &str, visitor: &mut dyn Visitor<R>) {
         visitor.context(self);
+        if let Some(scores) = self.scores() {
+            scores.visit("scores", visitor);
+        }
     }
 }
 

@@ -89,6 +89,9 @@ pub enum Cuts {
     LowRankDown,
     /// The up projection of a low-rank adapter, `[O, r]`, along its outputs, where the weight it adapts is cut so.
     LowRankUp(RowCut),
+    /// A parameter that all heads of a layer share. Where heads are cut, each rank has all of it, and a part of its
+    /// gradient.
+    Shared,
     /// A tensor of all experts of a mixture, `[E, ..]`.
     Experts {
         /// True if tokens compete for places in these experts, or move their bias, so that tokens of all ranks have to
@@ -111,7 +114,8 @@ impl Cuts {
         let words = |piece: Result<TensorPlacement>| piece.map_err(|error| error.to_string());
         match (self, style) {
             (_, TensorStyle::Replicated) | (Cuts::Bias(_) | Cuts::LowRankUp(_), TensorStyle::Row) => whole(),
-            (Cuts::LowRankDown, TensorStyle::Column | TensorStyle::Vocabulary) => whole(),
+            (Cuts::LowRankDown, TensorStyle::Column | TensorStyle::Vocabulary)
+            | (Cuts::Shared, TensorStyle::Column) => whole(),
             (Cuts::Weight(_) | Cuts::LowRankDown, TensorStyle::Row) => {
                 let inputs = shape.dims().get(1).copied().unwrap_or(0);
                 RowCut::anywhere(inputs).piece(rank, size)?;
@@ -144,7 +148,7 @@ impl Cuts {
             (Cuts::Table, _) => {
                 Err("a table, or a projection to logits, is cut along its vocabulary, or not at all".into())
             }
-            (Cuts::None, _) => Err("its layer does not allow it to be cut".into()),
+            (Cuts::None | Cuts::Shared, _) => Err("its layer does not allow it to be cut".into()),
         }
     }
 

@@ -37,6 +37,7 @@ mod layer;
 mod loss;
 mod placed;
 mod plan;
+mod scores;
 mod segments;
 mod sequence;
 
@@ -50,5 +51,6 @@ pub use loss::VocabularyLoss;
 pub use placed::Placed;
 pub(crate) use placed::{fill_up, local_rows};
 pub use plan::{TensorPlan, TensorStyle};
+pub use scores::{AttendedTokens, AttentionScores, set_scores};
 pub use segments::same_segment;
 pub use sequence::SequencePart;

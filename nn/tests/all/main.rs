@@ -20,5 +20,6 @@ mod moe;
 mod per_example;
 mod reference_layers;
 mod safetensors;
+mod scores;
 mod segments;
 mod summary;

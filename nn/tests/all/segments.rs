@@ -1,7 +1,7 @@
 //! Attention within packed documents, by a place whose sequences are whole.
 
 use autograd::Var;
-use nn::parallel::{ContextSlot, same_segment};
+use nn::parallel::{AttendedTokens, ContextSlot, same_segment};
 use numcore::{
     DType, Result, Tensor,
     fused::{NnOps, SdpaOptions},
@@ -22,7 +22,9 @@ fn segments(rt: &Cpu) -> Var<Cpu> {
 fn attention(rt: &Cpu, mask: Option<&Var<Cpu>>, keys: usize) -> Result<Vec<f64>> {
     let [q, k, v] = [value(rt, T, 1), value(rt, keys, 2), value(rt, keys, 3)];
     let options = SdpaOptions { mask, causal: true, ..SdpaOptions::default() };
-    ContextSlot::attends().attention([&q, &k, &v], options, Some(&segments(rt)))?.value()?.to_vec::<f64>()
+    let (segments, slot) = (segments(rt), ContextSlot::attends());
+    let tokens = AttendedTokens { segments: Some(&segments), ..Default::default() };
+    slot.attention([&q, &k, &v], options, &tokens)?.value()?.to_vec::<f64>()
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::{ops::Range, sync::LazyLock};
 use smallvec::SmallVec;
 
 use super::{
-    Attention, Fused, NnOps, ScoredAttention, SdpaOptions,
+    Attention, Fused, NnOps, ScorePosition, ScoredAttention, SdpaOptions,
     attention_pieces::Piece,
-    score_operands::{along, arg_along, positions, run},
+    score_operands::{along, arg_along, positions, run, varies_along_both},
 };
 use crate::{
     DType, Error, Result, Shape, Within,
@@ -17,27 +17,6 @@ use crate::{
 
 /// Rows of queries, and of keys, whose visibility is decided together.
 const BLOCK: usize = 64;
-
-/// The position of a score: whole numbers (`i64`), counted over all ranks and all keys of a cache.
-#[derive(Clone, Copy)]
-pub struct ScorePosition<'b> {
-    /// The example of the batch.
-    pub batch: Expr<'b>,
-    /// The head of the query.
-    pub head: Expr<'b>,
-    /// The position of the query in its sequence.
-    pub query: Expr<'b>,
-    /// The position of the key in its sequence.
-    pub key: Expr<'b>,
-}
-
-impl<'b> ScorePosition<'b> {
-    const AXES: usize = ScoredAttention::AXES;
-
-    fn of(inputs: &[Expr<'b>]) -> Self {
-        ScorePosition { batch: inputs[0], head: inputs[1], query: inputs[2], key: inputs[3] }
-    }
-}
 
 /// Attention, `softmax(score(q·kᵀ·scale))·v`, whose scores and mask are programs: pointwise expressions of a score, its
 /// position, and arguments. Arguments are tensors that broadcast to `[B, H, T, S]`, and may be learned.
@@ -106,16 +85,56 @@ impl AttentionProgram {
     }
 
     fn with_both(self) -> Self {
-        let both = self.mask.as_ref().map(|mask| {
+        let both = self.mask.is_some().then(|| {
             Program::build("attention_score", ScoredAttention::arg(self.args), 0, |b, ins, _| {
-                // Both programs take these inputs, and give one value.
-                let score = self.score.as_ref().and_then(|score| score.inline(b, ins, &[]).ok()?.pop());
-                let seen = mask.inline(b, &ins[1..], &[]).ok().and_then(|mut outs| outs.pop());
-                let score = score.unwrap_or(ins[0]);
-                vec![seen.map_or(score, |seen| seen.select(score, b.c(f64::NEG_INFINITY)))]
+                let (at, args) = (ScorePosition::of(&ins[1..]), &ins[ScoredAttention::arg(0)..]);
+                let score = self.score_of(ins[0], at, args);
+                vec![self.mask_of(at, args).map_or(score, |seen| seen.select(score, b.c(f64::NEG_INFINITY)))]
             })
         });
         AttentionProgram { both, ..self }
+    }
+
+    /// The score that the program makes of another in a program that is being built.
+    fn score_of<'b>(&self, score: Expr<'b>, at: ScorePosition<'b>, args: &[Expr<'b>]) -> Expr<'b> {
+        let ins: Vec<_> = [score].iter().chain(&at.axes()).chain(args).copied().collect();
+        let found = |program: &Program| program.inline(score.builder(), &ins, &[]).ok()?.pop();
+        self.score.as_ref().and_then(found).unwrap_or(score)
+    }
+
+    /// The truth value of the mask in a program that is being built.
+    fn mask_of<'b>(&self, at: ScorePosition<'b>, args: &[Expr<'b>]) -> Option<Expr<'b>> {
+        let ins: Vec<_> = at.axes().iter().chain(args).copied().collect();
+        self.mask.as_ref()?.inline(at.key.builder(), &ins, &[]).ok()?.pop()
+    }
+
+    /// Applies this program to the scores of `first`. A query sees the keys that both masks show. Arguments are those of
+    /// `first`, then those of this program, then `more` ones. `at` gives the positions that this program sees, from those
+    /// of a score and the last arguments. The scale is that of `first`, unless this program has its own.
+    pub fn after(
+        &self,
+        first: &Self,
+        more: usize,
+        at: impl for<'b> Fn(ScorePosition<'b>, &[Expr<'b>]) -> ScorePosition<'b>,
+    ) -> Self {
+        let (own, end) = (first.args, first.args + self.args);
+        let blocks = self.blocks.clone().or_else(|| first.blocks.clone());
+        let scale = self.scale.or(first.scale);
+        let mut both = AttentionProgram { scale, blocks, first: first.first, ..Self::over(end + more) };
+        if first.score.is_some() || self.score.is_some() {
+            both = both.score(|score, here, args| {
+                let score = first.score_of(score, here, &args[..own]);
+                self.score_of(score, at(here, &args[end..]).shifted(self.first), &args[own..end])
+            });
+        }
+        if first.mask.is_some() || self.mask.is_some() {
+            both = both.mask(|here, args| {
+                let there = at(here, &args[end..]).shifted(self.first);
+                let masks = [first.mask_of(here, &args[..own]), self.mask_of(there, &args[own..end])];
+                masks.into_iter().flatten().reduce(|a, b| a & b).unwrap_or_else(|| here.key.eq(here.key))
+            });
+        }
+        both
     }
 
     /// Checks the types that the programs give.
@@ -362,18 +381,4 @@ impl<'a, T: Apply> ScoredCall<'a, T> {
         let scale = program.scale_of(shape[3]);
         Ok(ScoredCall { q, k, v, args, scale, batch: shape[0], heads: shape[1], queries: shape[2], keys })
     }
-}
-
-/// Tells whether a mask varies along queries and along keys. A mask that does not is a small tensor.
-fn varies_along_both<T: Apply>(mask: &Program, args: &[T]) -> bool {
-    let reads = |i: usize| mask.reads() >> i & 1 == 1;
-    let varies = |axis: usize| {
-        let back = ScorePosition::AXES - axis;
-        let is_long = |arg: &T| {
-            let shape = arg.spec().shape;
-            shape.rank().checked_sub(back).is_some_and(|axis| shape[axis] > 1)
-        };
-        reads(axis) || args.iter().enumerate().any(|(i, arg)| reads(ScorePosition::AXES + i) && is_long(arg))
-    };
-    varies(2) && varies(3)
 }

@@ -23,7 +23,7 @@ mod softmax;
 mod vocabulary;
 
 pub use attention::{Attention, AttentionGrad, SdpaOptions};
-pub use attention_program::{AttentionProgram, ScorePosition};
+pub use attention_program::AttentionProgram;
 pub use block_scaled::{BlockScaledLinear, BlockScaling};
 pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
@@ -35,6 +35,7 @@ pub use options::{Conv1dOptions, ConvOptions, CrossEntropyOptions, Reduction};
 pub use pool::{MaxPool, MaxPoolGrad};
 pub use rope::RopeOptions;
 pub use scatter::ScatterExtreme;
+pub use score_operands::ScorePosition;
 pub use scored_attention::{ScoredAttention, ScoredAttentionGrad};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use vocabulary::NnOps;

@@ -4,11 +4,45 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::ScoredAttention;
 use crate::{
     DType, Result, Shape, Tensor,
     ops::{Apply, Outs, PointwiseOps, ViewOps},
-    pointwise::{Binary, Const, Inst, Program},
+    pointwise::{Binary, Const, Expr, Inst, Program},
 };
+
+/// The position of a score: whole numbers (`i64`), counted over all ranks and all keys of a cache.
+#[derive(Clone, Copy)]
+pub struct ScorePosition<'b> {
+    /// The example of the batch.
+    pub batch: Expr<'b>,
+    /// The head of the query.
+    pub head: Expr<'b>,
+    /// The position of the query in its sequence.
+    pub query: Expr<'b>,
+    /// The position of the key in its sequence.
+    pub key: Expr<'b>,
+}
+
+impl<'b> ScorePosition<'b> {
+    pub(super) const AXES: usize = ScoredAttention::AXES;
+
+    pub(super) fn of(inputs: &[Expr<'b>]) -> Self {
+        ScorePosition { batch: inputs[0], head: inputs[1], query: inputs[2], key: inputs[3] }
+    }
+
+    pub(super) fn shifted(self, by: [usize; 4]) -> Self {
+        let ins: [Expr<'b>; 4] = std::array::from_fn(|axis| match by[axis] {
+            0 => self.axes()[axis],
+            by => self.axes()[axis] + by as i64,
+        });
+        Self::of(&ins)
+    }
+
+    pub(super) fn axes(self) -> [Expr<'b>; 4] {
+        [self.batch, self.head, self.query, self.key]
+    }
+}
 
 /// Part of an axis; the operand itself if the range is all of it.
 #[track_caller]
@@ -77,4 +111,18 @@ pub(super) fn adds_to_score(score: &Program) -> bool {
             _ => return false,
         };
     }
+}
+
+/// Tells whether a mask varies along queries and along keys. A mask that does not is a small tensor.
+pub(super) fn varies_along_both<T: Apply>(mask: &Program, args: &[T]) -> bool {
+    let reads = |i: usize| mask.reads() >> i & 1 == 1;
+    let varies = |axis: usize| {
+        let back = ScorePosition::AXES - axis;
+        let is_long = |arg: &T| {
+            let shape = arg.spec().shape;
+            shape.rank().checked_sub(back).is_some_and(|axis| shape[axis] > 1)
+        };
+        reads(axis) || args.iter().enumerate().any(|(i, arg)| reads(ScorePosition::AXES + i) && is_long(arg))
+    };
+    varies(2) && varies(3)
 }

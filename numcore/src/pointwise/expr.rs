@@ -145,6 +145,11 @@ impl<'b> Expr<'b> {
         Expr { builder, id, brand: PhantomData }
     }
 
+    /// The builder of the program that the expression is of.
+    pub(crate) fn builder(self) -> &'b ProgramBuilder {
+        self.builder
+    }
+
     pub(super) fn id(self) -> Id {
         self.id
     }
