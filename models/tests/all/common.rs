@@ -8,9 +8,10 @@ use std::{
 
 use autograd::{Var, backward};
 use models::{Decoder, Pretrained};
-use nn::{Forward, Init, Module, ModuleExt, loss::cross_entropy};
+use nn::{Forward, Init, Initializer, Module, ModuleExt, loss::cross_entropy, parallel::AttentionScores};
 use numcore::{
-    DType, Tensor,
+    DType, Result, Tensor,
+    fused::AttentionProgram,
     ops::ViewOps,
     safetensors::{self, Reader},
 };
@@ -94,6 +95,21 @@ pub fn decoder(name: &str) -> Decoder<Cpu> {
 }
 
 #[track_caller]
+/// Scores with learned slopes of each head, values of positions and heads, and a learned soft cap of all heads. Every
+/// third key is hidden from other tokens.
+pub fn learned_scores(init: &Init<Cpu>, heads: usize) -> Result<Option<AttentionScores<Cpu>>> {
+    let program = AttentionProgram::over(2)
+        .score(|score, at, args| {
+            let distance = (at.key - at.query).cast_like(score);
+            let score = score + args[0].cast_like(score) * distance + (at.key % 7 + at.head).cast_like(score) * 0.1;
+            (score / args[1].cast_like(score)).tanh() * args[1].cast_like(score)
+        })
+        .mask(|at, _| (at.key % 3).ne(1) | at.key.eq(at.query));
+    let slopes = init.param([heads, 1, 1], Initializer::Uniform { low: 0.01, high: 0.1 })?;
+    let cap = init.param([1], Initializer::Constant(4.0))?;
+    Ok(Some(AttentionScores::by(program).learned("slopes", slopes).learned("cap", cap)))
+}
+
 pub fn close(what: &str, got: &Tensor<Cpu>, due: &Tensor<Cpu>, tolerance: f64) {
     assert_eq!(got.shape(), due.shape(), "{what}");
     let (got, due) = (got.to_f64s().unwrap(), due.to_f64s().unwrap());

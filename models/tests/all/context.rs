@@ -9,7 +9,10 @@ use distributed::{
     train::{Loss, TrainStep},
 };
 use models::{Bert, BertInputs, Decoder, DecoderInputs, Lora, LoraConfig, LoraTargets, Pretrained};
-use nn::{Forward, Init, ModuleExt, parallel::VocabularyLoss};
+use nn::{
+    Forward, Init, ModuleExt,
+    parallel::{VocabularyLoss, set_scores},
+};
 use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -84,6 +87,32 @@ fn every_family_gives_the_logits_of_one_rank() {
                         close(&format!("{name} {exchange:?} {ranks} {packs}"), &here, &due, 1e-11);
                     }
                 }
+            }
+        }
+    }
+}
+
+/// Positions of a program are those of texts, which begin anew in packed rows, and heads those of all ranks.
+#[test]
+fn programs_of_scores_see_positions_of_whole_sequences() {
+    for packs in [false, true] {
+        let logits = |ranks: usize, exchange: ContextExchange| {
+            run(ranks, |comm| {
+                let (_, model) = cut(&comm, "llama", exchange)?;
+                let init = Init::new(comm.runtime(), 1).dtype(DType::F64);
+                set_scores(&model, |_| learned_scores(&init, model.config().heads))?;
+                let given = packed(comm.runtime())?;
+                let logits = model.forward_with(&given[0], inputs(&given, packs))?.value()?;
+                Ok((logits.dims().to_vec(), logits.to_vec::<f64>()?, model.parts.context.part(TOKENS)?))
+            })
+        };
+        let (dims, one, _) = logits(1, ContextExchange::AllGather).remove(0);
+        let whole = Tensor::from_slice(&cpu(), dims, &one).unwrap();
+        for exchange in [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses] {
+            for (dims, here, part) in logits(2, exchange) {
+                let here = Tensor::from_slice(&cpu(), dims, &here).unwrap();
+                let due = part.take(&whole, 1).unwrap().contiguous().unwrap();
+                close(&format!("{exchange:?} {packs}"), &here, &due, 1e-11);
             }
         }
     }

@@ -5,18 +5,15 @@ use models::{
     Decoder, DecoderConfig, DecoderInputs, Family, FinishReason, GenerationOptions, Prompt, Rollout, RolloutBatch,
     RopeConfig, RopeScaling, Sampling, rollouts,
 };
-use nn::{
-    Activation, Init, Initializer, Param,
-    parallel::{AttentionScores, set_scores},
-};
+use nn::{Activation, Init, Initializer, parallel::set_scores};
 use numcore::{
-    DType, Result, Tensor,
-    fused::{AttentionProgram, CrossEntropyOptions, NnOps, Reduction},
+    DType, Tensor,
+    fused::{CrossEntropyOptions, NnOps, Reduction},
     ops::{PointwiseOps, ViewOps, cat},
 };
 use runtime_cpu::{Cpu, Simd};
 
-use crate::common::V;
+use crate::common::{V, learned_scores};
 
 const VOCAB: usize = 131;
 
@@ -51,23 +48,9 @@ fn model(simd: Simd, dtype: DType, kind: usize) -> Decoder<Cpu> {
     let init = Init::new(&cpu, 7).dtype(dtype).weights(wide).biases(wide);
     let model = Decoder::new(&init, given).unwrap();
     if kind >= 5 {
-        set_scores(&model, |_| Ok(Some(scores(&init)?))).unwrap();
+        set_scores(&model, |_| learned_scores(&init, 4)).unwrap();
     }
     model
-}
-
-/// Scores that depend on distance, position, head and a soft cap, and a mask that hides every third position.
-fn scores(init: &Init<Cpu>) -> Result<AttentionScores<Cpu>> {
-    let program = AttentionProgram::over(2)
-        .score(|score, at, args| {
-            let distance = (at.key - at.query).cast_like(score);
-            let score = score + args[0] * distance + (at.key % 7 + at.head).cast_like(score) * 0.1;
-            (score / args[1]).tanh() * args[1]
-        })
-        .mask(|at, _| (at.key % 3).ne(1) | at.key.eq(at.query));
-    let slopes = Param::new(Tensor::uniform(init.runtime(), [4, 1, 1], DType::F32, 0.01, 0.1, 1)?)?;
-    let cap = Param::new(Tensor::full(init.runtime(), [1], DType::F32, 4.0)?)?;
-    Ok(AttentionScores::by(program).learned("slopes", slopes).learned("cap", cap))
 }
 
 fn tokens(model: &Decoder<Cpu>, rows: usize, tokens: &[i64]) -> V {
@@ -260,4 +243,13 @@ fn misuse_of_rollouts_is_told() {
     let bare = Rollout { prompt: vec![1].into(), completion, reward: 0.0 };
     let error = RolloutBatch::new(&model, &[bare]).unwrap_err().to_string();
     assert!(error.contains("0 log-probabilities"), "{error}");
+}
+
+/// A layer with a window drops old keys from the cache; those that stay keep their positions, without padding too.
+#[test]
+fn keys_that_stay_in_a_cache_keep_their_positions() {
+    let (model, mut random) = (model(Simd::best().min(Simd::Avx512Bf16), DType::F32, 6), Random(5));
+    let text: Vec<_> = (0..240).map(|_| random.below(VOCAB) as i64).collect();
+    let pieces: Vec<_> = [100].into_iter().chain([1; 100]).chain([40]).collect();
+    assert_eq!(cached(&model, &[text.clone()], 0, &pieces), batched(&model, &[text], 0));
 }

@@ -1,7 +1,7 @@
 //! Saving over what is there: the folder is then what was saved last, or unchanged.
 
 use models::{Decoder, Pretrained, SaveOptions};
-use nn::ModuleExt;
+use nn::{ModuleEntry, ModuleExt, parallel::set_scores, walk};
 use numcore::{DType, ops::PointwiseOps};
 
 use crate::common::*;
@@ -84,4 +84,18 @@ fn a_failed_save_leaves_the_folder_as_it_was() {
     std::fs::remove_dir(&blocked).unwrap();
     assert_eq!(listing(&scratch), ["model.safetensors"]);
     assert_eq!((first(&scratch), std::fs::read(scratch.0.join("config.json")).unwrap()), before);
+}
+
+#[test]
+fn a_program_of_scores_is_in_no_file() {
+    let (scratch, model) = (Scratch::new(), decoder("llama"));
+    set_scores(&model, |_| learned_scores(&init(), model.config().heads)).unwrap();
+    let error = model.save_pretrained(&scratch.0).unwrap_err().to_string();
+    assert!(error.contains("layers.0.self_attn") && error.contains("program of scores"), "{error}");
+    walk(&model, |_, entry| match entry {
+        ModuleEntry::Context(slot) => slot.set_scores(None),
+        _ => {}
+    });
+    model.save_pretrained(&scratch.0).unwrap();
+    assert_eq!(first(&scratch), decoder("llama").parameters()[0].value().unwrap().to_bytes().unwrap());
 }

@@ -14,7 +14,10 @@ use distributed::{
     zero::ZeroStage,
 };
 use models::{Decoder, DecoderInputs, Lora, LoraConfig, LoraTargets, Pretrained};
-use nn::{Init, ModuleExt, Stage, parallel::VocabularyLoss};
+use nn::{
+    Init, ModuleExt, Stage,
+    parallel::{VocabularyLoss, set_scores},
+};
 use numcore::{
     Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -109,22 +112,38 @@ struct Case {
     axes: &'static [(Axis, usize)],
     zero: Option<ZeroStage>,
     lora: bool,
+    scores: bool,
+    kind: ScheduleKind,
 }
 
 impl Case {
     const fn of(name: &'static str, axes: &'static [(Axis, usize)], zero: Option<ZeroStage>) -> Self {
-        Case { name, axes, zero, lora: false }
+        Case { name, axes, zero, lora: false, scores: false, kind: ScheduleKind::OneFOneB }
     }
 
-    fn checked(&self, stages: usize) -> Result<Checked> {
-        let shape = PipeShape { ranks: stages, stages_per_rank: 1, micro_batches: 2 };
-        ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())
+    /// The stages of a rank.
+    fn stages_per_rank(&self) -> usize {
+        if matches!(self.kind, ScheduleKind::Zbv | ScheduleKind::InterleavedZeroBubble) { 2 } else { 1 }
+    }
+
+    fn micro_batches(&self) -> usize {
+        if matches!(self.kind, ScheduleKind::ZbH2 | ScheduleKind::Zbv) { 4 } else { 2 }
+    }
+
+    fn checked(&self, ranks: usize) -> Result<Checked> {
+        let (stages_per_rank, micro_batches) = (self.stages_per_rank(), self.micro_batches());
+        let shape = PipeShape { ranks, stages_per_rank, micro_batches };
+        self.kind.generate(shape)?.lower(Lowering::default())?.check(Limits::default())
     }
 
     /// Read lazily.
     fn model(&self, rt: &Cpu) -> Result<Decoder<Cpu>> {
         let init = Init::new(rt, 3).lazily();
-        Decoder::from_pretrained(reference(self.name), &init)
+        let model = Decoder::from_pretrained(reference(self.name), &init)?;
+        if self.scores {
+            set_scores(&model, |_| learned_scores(&init, model.config().heads))?;
+        }
+        Ok(model)
     }
 
     fn adapted(&self, model: &Decoder<Cpu>) -> Result<Option<Lora<Cpu>>> {
@@ -167,7 +186,7 @@ impl Case {
         let all = model.num_parameters().total;
         let buffers = model.named_buffers().into_iter().map(|(_, b)| b.spec().shape.numel() * b.spec().dtype.size());
         let buffers: usize = buffers.sum();
-        let (stages, loss) = model.split_with_loss(pipe.size(), summed())?;
+        let (stages, loss) = model.split_with_loss(pipe.size() * self.stages_per_rank(), summed())?;
         assert_eq!(rt.memory().total.live, buffers, "no parameter was read yet");
         let own = stages[pipe.rank()].num_parameters().total;
         assert!(own < all);
@@ -182,7 +201,7 @@ impl Case {
         let mut step = builder.zero(self.zero.unwrap_or(ZeroStage::None)).build()?;
         let mut seen = Vec::new();
         for _ in 0..3 {
-            let metrics = step.step(|_| MicroBatches::split(&inputs[..1], &inputs[1..], 2))?;
+            let metrics = step.step(|_| MicroBatches::split(&inputs[..1], &inputs[1..], self.micro_batches()))?;
             seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
         }
         step.save(folder, &BTreeMap::new())?;
@@ -250,4 +269,19 @@ fn every_family_trains_in_stages() {
 fn adapters_train_in_stages() {
     Case { lora: true, ..Case::of("llama", TWO, None) }.check();
     Case { lora: true, ..Case::of("qwen3", SHARDS, Some(ZeroStage::Parameters)) }.check();
+}
+
+/// Learned arguments of scores are parameters of their stages. Their gradients come with those of inputs or later, where
+/// a schedule splits them.
+#[test]
+fn programs_of_scores_train_in_stages() {
+    let case = |name, axes, zero, kind| Case { scores: true, kind, ..Case::of(name, axes, zero) }.check();
+    for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1, ScheduleKind::ZbH2, ScheduleKind::Zbv] {
+        case("llama", TWO, None, kind);
+        case("llama", TENSOR, None, kind);
+    }
+    case("gpt2", TENSOR, None, ScheduleKind::InterleavedZeroBubble);
+    case("llama", CONTEXT, None, ScheduleKind::ZbH1);
+    case("llama", ALL, Some(ZeroStage::Gradients), ScheduleKind::ZbH1);
+    case("deepseek_v3", TENSOR, None, ScheduleKind::ZbH1);
 }

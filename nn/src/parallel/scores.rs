@@ -43,8 +43,8 @@ impl<R: Runtime> Default for AttendedTokens<'_, R> {
 }
 
 /// Gives layers of attention their programs of scores. `of` is asked for each layer by its name, and gives `None` if
-/// the layer stays as it is. Returns the number of programs. Optimizers and trainers that exist already do not see the new
-/// parameters.
+/// the layer stays as it is. Returns the number of programs. Optimizers and trainers that exist already do not see the
+/// new parameters.
 ///
 /// ```
 /// # use nn::{Gpt, GptConfig, Init, Initializer, ModuleExt, parallel::{AttentionScores, set_scores}};

@@ -9,6 +9,9 @@ const COMPARED: &[&str] = &[
 ];
 
 #[rustfmt::skip]
+const SCORES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "same::", "stages::programs"];
+
+#[rustfmt::skip]
 pub(super) const FAMILIES: &[Mutant] = &[
     Mutant { file: "models/src/config/rope_scaling.rs", from: "yarn_scale(factor, all_dim).powi(2)", to: "yarn_scale(factor, all_dim)", test: COMPARED },
     Mutant { file: "models/src/generate/mod.rs", from: "if self.model.outgrows(&cache, 1).is_some() {", to: "if false {", test: COMPARED },
@@ -18,4 +21,8 @@ pub(super) const FAMILIES: &[Mutant] = &[
     Mutant { file: "models/src/seq2seq/stack.rs", from: "mask: memory.mask.as_ref(), bias: None", to: "mask: None, bias: None", test: COMPARED },
     Mutant { file: "models/src/seq2seq/text_decoder.rs", from: "narrow(0, before, t)", to: "narrow(0, 0, t)", test: COMPARED },
     Mutant { file: "models/src/clip/mod.rs", from: "tokens.eq(end as f64)?.to_dtype(DType::F32)?", to: "tokens.to_dtype(DType::F32)?", test: COMPARED },
+    Mutant { file: "nn/src/layers/linear.rs", from: "(rows.start * here).checked_div(rows.len())", to: "Some(rows.start * 0 * here)", test: SCORES },
+    Mutant { file: "nn/src/parallel/cuts.rs", from: "(Cuts::Shared, TensorStyle::Column) => whole(),", to: "(Cuts::Shared, TensorStyle::Column) => Ok((TensorPlacement::whole(shape), 1)),", test: SCORES },
+    Mutant { file: "models/src/decoder/inputs.rs", from: "if has_scores { Some([positions.clone(), moved(&keys)?]) } else { None }", to: "None", test: SCORES },
+    Mutant { file: "models/src/decoder/inputs.rs", from: "let asks = has_scores && !cache.is_plain();", to: "let asks = false;", test: SCORES },
 ];
