@@ -28,6 +28,7 @@ mod optim;
 mod placement;
 mod run;
 mod train;
+mod transforms;
 
 pub use attrs::Attrs;
 pub use case::{Case, HostValue, load};

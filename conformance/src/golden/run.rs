@@ -13,7 +13,7 @@ use crate::caught::caught;
 use super::{
     Case, HostValue, Mismatch, Placement,
     call::{Call, OpFn},
-    compare, compare_at_scale, compare_values,
+    compare, compare_at_scale, compare_values, transforms,
 };
 
 /// The options of a run.
@@ -63,6 +63,7 @@ pub fn run_case<R: Runtime>(rt: &R, case: &Case, options: Options) -> Outcome {
         "lr" => super::lr::run(case),
         "optim" => super::optim::run(rt, case),
         "train" => super::train::run(rt, case),
+        "func_models" => transforms::of_model(rt, case),
         _ => run_op(rt, case, options),
     };
     let outcome = caught(|| run().and_then(|o| case.attrs.all_read().map(|()| o)));
@@ -82,6 +83,9 @@ fn run_op<R: Runtime>(rt: &R, case: &Case, options: Options) -> Result<Outcome> 
         mismatches.extend(run.gradients(&inputs, &call.stand_ins(), &gradients)?);
     }
     mismatches.extend(run.tangent(op)?);
+    if options.dtype.is_none() && case.under("tin").next().is_some() {
+        mismatches.extend(transforms::of_op(rt, case, op)?);
+    }
     if case.under("v").next().is_some() {
         let inputs = run.inputs()?;
         mismatches.extend(run.second(&op(&Call::new(case, &values_of(&inputs)))?, &inputs)?);
