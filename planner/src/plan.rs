@@ -232,14 +232,15 @@ impl TrainingPlan {
         })
     }
 
-    /// Sets the options of a training step that the plan decides: ZeRO or buckets, main gradients, and the number of
-    /// micro-batches of a model in one stage. That of a pipeline is part of its input.
+    /// Sets the options of a training step that the plan decides: ZeRO or buckets, main gradients, experts over ranks, and
+    /// the number of micro-batches of a model in one stage. That of a pipeline is part of its input.
     pub fn configure<'m, R: Runtime>(&self, builder: TrainStepBuilder<'m, R>) -> Result<TrainStepBuilder<'m, R>> {
         let (stage, main_gradients) = (self.zero_stage()?, self.main_gradients);
         let builder = match stage {
             ZeroStage::None => builder.buckets(BucketOptions { main_gradients, ..BucketOptions::default() }),
             _ => builder.zero(ZeroOptions { stage, main_gradients, ..ZeroOptions::default() }),
         };
+        let builder = if self.expert > 1 { builder.experts() } else { builder };
         Ok(if self.stages() == 1 { builder.accumulation(self.micro_batches) } else { builder })
     }
 

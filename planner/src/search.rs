@@ -30,6 +30,9 @@ pub struct PlanSearch {
     pub keep: usize,
 }
 
+/// The most stages on a rank that are tried: more than models have layers.
+const MOST_STAGES: usize = 1 << 10;
+
 /// A plan with its costs.
 #[derive(Clone, Debug)]
 pub struct FoundPlan {
@@ -208,7 +211,7 @@ impl PlanSearch {
             schedules.push((base.schedule.clone(), 1));
         } else {
             for kind in ScheduleKind::ALL {
-                for v in 1..=self.most_stages_per_rank {
+                for v in 1..=self.most_stages_per_rank.min(MOST_STAGES) {
                     let plan = TrainingPlan { stages_per_rank: v, ..base.clone() };
                     if kind.check(plan.shape()).is_ok() {
                         schedules.push((kind.to_string(), v));

@@ -84,8 +84,10 @@ impl SimulatedStep {
     /// The bytes by which a pass changes the activations that its rank holds: at its start for a forward pass, and
     /// otherwise at its end.
     fn change(&self, pass: &Compute) -> i64 {
-        let saved = self.costs.stage(pass.stage).map_or(0, |costs| costs.activations) as i64;
-        let deferred = self.deferred.get(pass.stage).map_or(0, |bytes| *bytes as i64);
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let saved = self.costs.stage(pass.stage).map_or(0, |costs| costs.activations);
+        let deferred = self.deferred.get(pass.stage).map_or(0, |bytes| *bytes);
+        let (saved, deferred) = (signed(saved), signed(deferred));
         match pass.pass {
             Pass::F => saved,
             Pass::B => -saved,
@@ -99,7 +101,7 @@ impl SimulatedStep {
         let passes = self.schedule.rows()[rank].iter().flat_map(Action::computes);
         let (mut live, mut peak) = (0, 0);
         for pass in passes {
-            live += self.change(&pass);
+            live = i64::saturating_add(live, self.change(&pass));
             peak = peak.max(live);
         }
         peak as u64

@@ -27,7 +27,8 @@ pub struct MemoryEstimate {
 impl MemoryEstimate {
     /// All bytes.
     pub fn total(&self) -> u64 {
-        self.parameters + self.gradients + self.optimizer + self.activations + self.transient
+        let parts = [self.parameters, self.gradients, self.optimizer, self.activations, self.transient];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Op calls of a forward pass, with the values of their outputs.
 
-use std::{collections::HashMap, ops::Range};
+use std::collections::HashMap;
 
 use autograd::{ObservedCall, ObservedOp};
 use nn::{Module, modules_of_calls};
@@ -104,31 +104,56 @@ impl CallOutput {
     }
 }
 
-/// Pairs of equal calls of a pass and of another through a part of the same model, in order: a longest common
-/// subsequence between their common ends.
-pub(super) fn aligned(whole: &[CallRecord], b: &[CallRecord]) -> Vec<(usize, usize)> {
-    let part = part_like(whole, b);
-    let (a, start) = (&whole[part.clone()], part.start);
-    let first = a.iter().zip(b).take_while(|(a, b)| a.is_like(b)).count();
-    let (rest_a, rest_b) = (&a[first..], &b[first..]);
-    let last = rest_a.iter().rev().zip(rest_b.iter().rev()).take_while(|(a, b)| a.is_like(b)).count();
-    let between = subsequence(&rest_a[..rest_a.len() - last], &rest_b[..rest_b.len() - last]);
-    let ends = (0..last).rev().map(|k| (a.len() - 1 - k, b.len() - 1 - k));
-    let between = between.into_iter().map(|(i, j)| (first + i, first + j));
-    (0..first).map(|k| (k, k)).chain(between).chain(ends).map(|(i, j)| (start + i, j)).collect()
+/// Pairs of equal calls of a pass through a model and of another through a part of it, in order. Calls that read the
+/// same parameters, as often in both, are pairs. So are equal calls between these.
+pub(super) fn aligned(whole: &[CallRecord], part: &[CallRecord]) -> Vec<(usize, usize)> {
+    let like = |calls: &[CallRecord], call: &CallRecord| -> Vec<usize> {
+        (0..calls.len()).filter(|k| calls[*k].is_like(call)).collect()
+    };
+    let mut anchors: Vec<(usize, usize)> = Vec::new();
+    for (j, call) in part.iter().enumerate().filter(|(_, call)| !call.parameters.is_empty()) {
+        let (in_whole, in_part) = (like(whole, call), like(part, call));
+        let number = in_part.iter().position(|k| *k == j).unwrap_or(0);
+        let follows = |i: usize| anchors.last().is_none_or(|(before, _)| *before < i);
+        if in_whole.len() == in_part.len() && follows(in_whole[number]) {
+            anchors.push((in_whole[number], j));
+        }
+    }
+    let mut pairs = Vec::new();
+    let mut start = (0, 0);
+    for &(i, j) in &anchors {
+        pairs.extend(between(whole, part, [(start.0, i), (start.1, j)]));
+        pairs.push((i, j));
+        start = (i + 1, j + 1);
+    }
+    let ends = [(start.0, whole.len()), (start.1, part.len())];
+    pairs.extend(between(whole, part, ends));
+    pairs
 }
 
-/// The calls of a whole model's pass that a pass through a part of it can equal: parameters tell where it is.
-fn part_like(whole: &[CallRecord], part: &[CallRecord]) -> Range<usize> {
-    let reads = |call: &CallRecord| !call.parameters.is_empty();
-    let (Some(first), Some(last)) = (part.iter().position(reads), part.iter().rposition(reads)) else {
-        return if whole.iter().any(reads) { 0..0 } else { 0..whole.len() };
+/// Pairs of equal calls between two pairs, given by ranges of both.
+fn between(
+    whole: &[CallRecord],
+    part: &[CallRecord],
+    [(a, a_end), (b, b_end)]: [(usize, usize); 2],
+) -> Vec<(usize, usize)> {
+    let (calls, others) = (&whole[a..a_end], &part[b..b_end]);
+    let is_like = |(i, j): &(usize, usize)| calls[*i].is_like(&others[*j]);
+    let reads = |calls: &[CallRecord]| calls.iter().any(|call| !call.parameters.is_empty());
+    let (is_first, is_last) = (a == 0, a_end == whole.len());
+    // Where a part may end, or reads other parameters, calls equal those next to a pair alone.
+    let is_open = reads(others) || ((is_first || is_last) && reads(calls));
+    let count = calls.len().min(others.len());
+    let first = if is_open && is_first { 0 } else { (0..count).map(|k| (k, k)).take_while(is_like).count() };
+    let rest = if is_open && is_last { 0 } else { count - first };
+    let last = (1..=rest).map(|k| (calls.len() - k, others.len() - k)).take_while(is_like).count();
+    let middle = match is_open {
+        true => Vec::new(),
+        false => subsequence(&calls[first..calls.len() - last], &others[first..others.len() - last]),
     };
-    let start = whole.iter().position(|call| call.is_like(&part[first]));
-    let end = whole.iter().rposition(|call| call.is_like(&part[last]));
-    let start = start.map_or(0, |start| start.saturating_sub(first));
-    let end = end.map_or(whole.len(), |end| (end + part.len() - last).min(whole.len()));
-    start..end.max(start)
+    let middle = middle.into_iter().map(|(i, j)| (first + i, first + j));
+    let ends = (1..=last).rev().map(|k| (calls.len() - k, others.len() - k));
+    (0..first).map(|k| (k, k)).chain(middle).chain(ends).map(|(i, j)| (a + i, b + j)).collect()
 }
 
 /// A longest common subsequence.

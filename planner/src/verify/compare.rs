@@ -38,6 +38,11 @@ impl AllowedDistances {
             _ => allowed(5e-2, 3e-1, 5e-2, 1e-1, 1e-2, 8e-3),
         }
     }
+
+    /// Of an output in a step: weights have the distances of the updates before it.
+    pub(super) fn output_at(&self, step: usize) -> f64 {
+        if step == 0 { self.output } else { self.output.max(self.update) }
+    }
 }
 
 /// The records of one rank and of the ranks of a plan, and the distances that are allowed between them.

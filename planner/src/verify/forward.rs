@@ -30,52 +30,55 @@ impl Comparison<'_> {
     /// The first op call of a forward pass whose outputs the plan's ranks do not have.
     pub(super) fn first_call(&self, step: usize) -> Option<Difference> {
         let Comparison { reference, records, .. } = *self;
-        reference.calls.iter().enumerate().find_map(|(micro, shares)| {
-            let first = shares.first()?;
-            let next = |i: usize| first[i..].iter().find(|call| !call.parameters.is_empty());
-            let mut calls: Vec<Matched<'_>> = (0..first.len())
-                .map(|i| Matched {
-                    reference: vec![&first[i]],
-                    ranks: BTreeMap::new(),
-                    next: next(i).map_or("", |call| &call.module),
-                })
-                .collect();
-            for share in &shares[1..] {
-                for (i, j) in aligned(first, share) {
-                    calls[i].reference.push(&share[j]);
+        let (first, others) = reference.passes.split_first()?;
+        let next = |i: usize| first[i..].iter().find(|call| !call.parameters.is_empty());
+        let mut calls: Vec<Matched<'_>> = (0..first.len())
+            .map(|i| Matched {
+                reference: vec![&first[i]],
+                ranks: BTreeMap::new(),
+                next: next(i).map_or("", |call| &call.module),
+            })
+            .collect();
+        for pass in others {
+            for (i, j) in aligned(first, pass) {
+                calls[i].reference.push(&pass[j]);
+            }
+        }
+        for record in records {
+            for pass in &record.passes {
+                for (i, j) in aligned(first, pass) {
+                    calls[i].ranks.entry(record.rank).or_default().push(&pass[j]);
                 }
             }
-            for record in records {
-                for pass in record.calls.get(micro).into_iter().flatten() {
-                    for (i, j) in aligned(first, pass) {
-                        calls[i].ranks.entry(record.rank).or_default().push(&pass[j]);
-                    }
-                }
-            }
-            // A call of some shares alone has rows that the others lack.
-            calls.retain(|call| call.reference.len() == shares.len());
-            calls.iter().find_map(|call| call.difference(self, step))
-        })
+        }
+        // A call of some passes alone has rows that the others lack.
+        calls.retain(|call| call.reference.len() == reference.passes.len());
+        calls.iter().find_map(|call| call.difference(self, step))
     }
 }
 
 /// Joins the calls of experts that are shared out among ranks: one rank has a call for each of them, in an order of its
-/// own, with rows of many ranks. The call before them takes the rows of the first expert, and is removed.
+/// own, with rows of many ranks. Calls that take the rows of an expert are removed, as each rank has others.
 pub(super) fn join_experts(reference: &mut RankRecord, records: &mut [RankRecord]) {
     let of = |record: &RankRecord| -> Vec<String> {
         let names = record.parameters.iter().filter(|(_, parameter)| parameter.is_expert);
         names.filter_map(|(name, _)| Some(name.rsplit_once('.')?.0.to_string())).collect()
     };
     let modules: BTreeSet<String> = records.iter().flat_map(of).collect();
-    for calls in records.iter_mut().chain([reference]).flat_map(|record| record.calls.iter_mut().flatten()) {
+    for calls in records.iter_mut().chain([reference]).flat_map(|record| &mut record.passes) {
+        let is_expert: Vec<bool> = calls.iter().map(|call| modules.contains(&call.module)).collect();
+        let begins = |k: &usize| is_expert.get(k + 1) == Some(&true) && !is_expert[*k];
+        let takes_rows = |k: &usize| begins(k) && calls[*k].parameters.is_empty();
+        let rows: Vec<usize> = (0..calls.len()).filter(takes_rows).collect();
+        let of_rows: BTreeSet<&'static str> = rows.iter().map(|k| calls[*k].op).collect();
         let mut joined: Vec<(CallRecord, Vec<CallRecord>)> = Vec::with_capacity(calls.len());
-        for call in calls.drain(..) {
-            let is_of = |(other, _): &&mut (CallRecord, _)| other.module == call.module;
-            let is_expert = modules.contains(&call.module);
-            if is_expert && joined.last().is_some_and(|(last, _)| last.module != call.module) {
-                joined.pop();
+        for (k, call) in calls.drain(..).enumerate() {
+            let takes_rows = is_expert[k] && call.parameters.is_empty() && of_rows.contains(call.op);
+            if takes_rows || rows.contains(&k) {
+                continue;
             }
-            let mut before = joined.iter_mut().rev().take_while(is_of).filter(|_| is_expert);
+            let is_of = |(other, _): &&mut (CallRecord, _)| other.module == call.module;
+            let mut before = joined.iter_mut().rev().take_while(is_of).filter(|_| is_expert[k]);
             match before.find(|(other, _)| other.is_like(&call)) {
                 Some((_, others)) => others.push(call),
                 None => joined.push((call, Vec::new())),
@@ -95,11 +98,11 @@ impl Matched<'_> {
         let call = self.reference.first()?;
         let (ranks, cause) = (0..call.outputs.len()).find_map(|k| {
             let outputs: Vec<&CallOutput> = self.reference.iter().map(|call| &call.outputs[k]).collect();
-            let rows = RowSearch::of(&outputs, allowed.output)?;
+            let rows = RowSearch::of(&outputs, allowed.output_at(step))?;
             let own = self.outputs(k, &rows, CallOutput::joined);
             let (missing, twice) = unlike(plan, &rows, &own);
             // Sums over the examples of a pass depend on how examples are cut into passes, but not sums over all passes.
-            if !missing.is_empty() && self.is_equal_in_sum(of, k, &outputs) {
+            if !missing.is_empty() && self.is_equal_in_sum(of, step, k, &outputs) {
                 return None;
             }
             if !missing.is_empty() {
@@ -130,9 +133,9 @@ impl Matched<'_> {
     }
 
     /// Tells whether the ranks' sums of an output over all passes are those of one rank.
-    fn is_equal_in_sum(&self, of: &Comparison<'_>, k: usize, outputs: &[&CallOutput]) -> bool {
+    fn is_equal_in_sum(&self, of: &Comparison<'_>, step: usize, k: usize, outputs: &[&CallOutput]) -> bool {
         let Some(sum) = CallOutput::summed(outputs) else { return false };
-        let Some(rows) = RowSearch::of(&[&sum], of.allowed.output) else { return false };
+        let Some(rows) = RowSearch::of(&[&sum], of.allowed.output_at(step)) else { return false };
         let own = self.outputs(k, &rows, CallOutput::summed);
         own.len() == self.ranks.len() && unlike(of.plan, &rows, &own).0.is_empty()
     }

@@ -175,14 +175,15 @@ impl Verify {
         }
         drop((reference, records));
         let at = found.step;
+        // Forward passes with one loss have one result.
         let forward = match found.stage {
-            StepPart::InitialWeights => None,
-            _ => {
+            StepPart::Loss => {
                 let (mut reference, mut records) = (one(taken, at + 1, Some(at))?, many(at + 1, Some(at))?);
                 forward::join_experts(&mut reference, &mut records);
                 let comparison = Comparison { plan: &self.plan, reference: &reference, records: &records, allowed };
                 comparison.first_call(at as usize)
             }
+            _ => None,
         };
         if forward.is_some() {
             found.cause = Cause::Follows;

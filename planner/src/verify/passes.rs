@@ -1,4 +1,4 @@
-//! The forward passes of a step, observed: their op calls, by micro-batch and pass.
+//! The forward passes of a step, observed: their op calls.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,45 +23,39 @@ pub(super) struct ObservedForwards<'a, R: Runtime, M> {
     pub is_alone: bool,
 }
 
-/// The place of a pass: the share of the examples, the micro-batch of a pipeline, and its stage.
-type PassPlace = (usize, usize, usize);
-
 impl<R: Runtime, M: Module<R>> ObservedForwards<'_, R, M> {
-    /// The op calls for `own` micro-batches, each taken for `count` shares, by micro-batch and pass.
-    pub(super) fn calls(
+    /// The op calls of `count` inputs, by pass.
+    pub(super) fn passes(
         self,
-        (own, count): (usize, usize),
+        count: usize,
         mut input: impl FnMut(usize) -> Result<StepInput<R>>,
-    ) -> Result<Vec<Vec<Vec<CallRecord>>>> {
+    ) -> Result<Vec<Vec<CallRecord>>> {
         let all = modules(self.model, self.step);
-        let (copies, named) =
-            (copies(&all, &self.step.properties().copies), all.iter().flat_map(|m| m.named_parameters()));
+        let copies = copies(&all, &self.step.properties().copies);
         let name_of = |name: String| copies.get(&name).cloned().unwrap_or(name);
+        let named = all.iter().flat_map(|module| module.named_parameters());
         let names: HashMap<usize, String> = named.map(|(name, p)| (p.leaf().id(), name_of(name))).collect();
         let forwards = self.forwards()?;
-        let mut calls = Vec::with_capacity(own);
-        for micro_batch in 0..own {
-            let mut passes: BTreeMap<PassPlace, Vec<ObservedCall<R>>> = BTreeMap::new();
-            for share in 0..count {
-                let (result, mut seen) = observe_outputs(|| observed_pass(|| input(micro_batch * count + share)));
-                let mut places = vec![(0, 0)];
-                if let StepInput::Run(batch) = result? {
-                    let (result, run) = observe_outputs(|| self.step.evaluate_stages(batch));
-                    result?;
-                    (seen, places) = (run, forwards.clone());
-                }
-                for call in seen {
-                    let place = call.0.pass.and_then(|pass| places.get(pass as usize));
-                    if let Some(&(micro, stage)) = place {
-                        let stage = if self.is_alone { 0 } else { stage };
-                        passes.entry((share, micro, stage)).or_default().push(call);
-                    }
+        // Passes by input, micro-batch of a pipeline, and stage.
+        let mut passes: BTreeMap<(usize, usize, usize), Vec<ObservedCall<R>>> = BTreeMap::new();
+        for k in 0..count {
+            let (result, mut seen) = observe_outputs(|| observed_pass(|| input(k)));
+            let mut places = vec![(0, 0)];
+            if let StepInput::Run(batch) = result? {
+                let (result, run) = observe_outputs(|| self.step.evaluate_stages(batch));
+                result?;
+                (seen, places) = (run, forwards.clone());
+            }
+            for call in seen {
+                let place = call.0.pass.and_then(|pass| places.get(pass as usize));
+                if let Some(&(micro, stage)) = place {
+                    let stage = if self.is_alone { 0 } else { stage };
+                    passes.entry((k, micro, stage)).or_default().push(call);
                 }
             }
-            let all = JoinedModules(modules(self.model, self.step));
-            calls.push(passes.into_values().map(|seen| CallRecord::all(&all, &names, seen)).collect::<Result<_>>()?);
         }
-        Ok(calls)
+        let all = JoinedModules(modules(self.model, self.step));
+        passes.into_values().map(|seen| CallRecord::all(&all, &names, seen)).collect()
     }
 
     /// The micro-batches and stages of the forward passes in an evaluation of a pipeline, in order.

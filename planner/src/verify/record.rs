@@ -15,7 +15,11 @@ use distributed::{
     train::{Step, StepInput, TrainStep},
 };
 use nn::{Module, ModuleExt, parallel::TensorStyle};
-use numcore::{DType, Error, Result, Runtime, Tensor, ops::ViewOps, placement::TensorPlacement};
+use numcore::{
+    DType, Error, Result, Runtime, Tensor,
+    ops::{ViewOps, cat},
+    placement::TensorPlacement,
+};
 
 use super::{Examples, call::CallRecord, observed::ObservedGradients, passes::ObservedForwards};
 
@@ -46,9 +50,9 @@ pub(super) struct RankRecord {
     pub steps: Vec<StepRecord>,
     /// The full names of buffers.
     pub buffers: Vec<String>,
-    /// The op calls of the observed step, by micro-batch, then by pass: of each share, and of each micro-batch of a
-    /// pipeline. One rank has passes through the whole model, others through a stage.
-    pub calls: Vec<Vec<Vec<CallRecord>>>,
+    /// The op calls of the observed step, by pass: of each micro-batch and share, and in a pipeline of each stage of the
+    /// rank. One rank has passes through the whole model.
+    pub passes: Vec<Vec<CallRecord>>,
 }
 
 /// Values by name.
@@ -129,7 +133,7 @@ impl Trial {
                 .flat_map(|module| module.named_buffers())
                 .map(|(name, _)| name)
                 .collect(),
-            calls: Vec::new(),
+            passes: Vec::new(),
         };
         // Each share continues its own stream of random values.
         let mut states: Vec<_> = (0..count).map(|_| random_state()).collect();
@@ -137,6 +141,7 @@ impl Trial {
             states.iter_mut().zip(0..).for_each(|(state, stream)| state.stream = stream);
         }
         let (mut present, mut mixes) = (None, false);
+        let of_run = step.pipeline().map_or(1, |pipeline| pipeline.schedule().micro_batches());
         for number in 0..self.steps {
             let tensors = batch(&rt, number)?;
             let mut take = |k: usize| {
@@ -145,7 +150,7 @@ impl Trial {
                 set_random_state(states[taken]);
                 let share = if self.shares == 0 { share } else { BatchShare { index: taken, of: count } };
                 let micro_batch = k / count;
-                let own_rows = |tensor: &Tensor<R>| rows(tensor, micro_batch, own, share);
+                let own_rows = |tensor: &Tensor<R>| rows(tensor, (micro_batch, own), of_run, share);
                 let tensors = tensors.iter().map(own_rows).collect::<Result<_>>()?;
                 let examples = Examples { mesh: &mesh, step: number, micro_batch, share, tensors };
                 let before = self.mixed(&counts);
@@ -156,7 +161,7 @@ impl Trial {
             };
             if self.observed == Some(number) {
                 let forwards = ObservedForwards { model: &model, step: &mut step, is_alone: self.plan.world() == 1 };
-                record.calls = forwards.calls((own, count), |k| Ok(take(k)?.into()))?;
+                record.passes = forwards.passes(own * count, |k| Ok(take(k)?.into()))?;
                 break;
             }
             let (metrics, seen) = observe_ops(|| step.step(take));
@@ -208,16 +213,26 @@ impl Trial {
     }
 }
 
-/// The rows of a share in a micro-batch: its part of the micro-batch's part.
-fn rows<R: Runtime>(all: &Tensor<R>, micro: usize, micros: usize, share: BatchShare) -> Result<Tensor<R>> {
+/// The rows of a share in run `run` of `runs`: its part of each of the run's micro-batches.
+fn rows<R: Runtime>(
+    all: &Tensor<R>,
+    (run, runs): (usize, usize),
+    of_run: usize,
+    share: BatchShare,
+) -> Result<Tensor<R>> {
     let count = all.shape().dims().first().copied().unwrap_or(0);
-    let parts = micros * share.of;
+    let parts = runs * of_run * share.of;
     if count == 0 || !count.is_multiple_of(parts) {
-        let allowed = format!("a multiple of {micros} micro-batches of {} shares", share.of);
+        let allowed = format!("a multiple of {} micro-batches of {} shares", runs * of_run, share.of);
         return Err(Error::range("Verify", "number of rows of the batch", count, allowed));
     }
     let len = count / parts;
-    all.narrow(0, (micro * share.of + share.index) * len, len)?.contiguous()
+    let part = |micro: usize| all.narrow(0, ((run * of_run + micro) * share.of + share.index) * len, len);
+    let parts: Vec<Tensor<R>> = (0..of_run).map(part).collect::<Result<_>>()?;
+    match &parts[..] {
+        [one] => one.contiguous(),
+        _ => cat(&parts.iter().collect::<Vec<_>>(), 0),
+    }
 }
 
 /// The model, and the modules that the step holds.

@@ -4,6 +4,7 @@ use nn::{
     Activation,
     moe::{ClampedSwiGlu, MixtureOfExperts, MoeConfig},
 };
+use numcore::ops::Apply;
 
 use crate::{common::*, faults::is};
 
@@ -168,5 +169,55 @@ fn op_calls_of_losses_in_stages_are_named() {
             let ranks = (0..plan.world()).filter(|rank| plan.coordinate(Pipe, *rank) == stage);
             assert_eq!(report.differences[0].ranks, ranks.collect::<Vec<_>>(), "{report}");
         }
+    }
+}
+
+/// Layers that look at all examples of a micro-batch: those of the other shares are in it, as on one rank.
+#[test]
+fn statistics_of_all_shares_in_stages_are_those_of_one_rank() {
+    for axes in [&[(Axis::Pipe, 2), (Axis::Data, 2)][..], &[(Axis::Pipe, 2), (Axis::Shard, 2)]] {
+        let make = |mesh: &Mesh<Cpu>| {
+            let pipe = mesh.axis(Axis::Pipe);
+            let checked = schedule(ScheduleKind::OneFOneB, pipe.size(), 1)?;
+            let norm = distributed::SyncBatchNorm::over(BatchNorm::new(&init(mesh), 4)?, mesh.batch());
+            let linear = || Linear::new(&init(mesh), 4, 4);
+            let layers = Sequential::new().push(linear()?).push(norm).push(Tanh).push(linear()?);
+            let cuts: &[usize] = if pipe.size() == 1 { &[] } else { &[2] };
+            let loss = |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
+                Loss::sum(y[0].sub(&t[0])?.square()?.sum_all()?, t[0].dims()[0] as f64)
+            };
+            let stages = distributed::pipeline::split(layers.into_layers(), cuts)?;
+            let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss);
+            Ok((Vec::<Linear<Cpu>>::new(), TrainStep::builder(mesh, model).optimizer(adamw()).build()?))
+        };
+        let input = |_: &Vec<Linear<Cpu>>, examples: &Examples<'_, Cpu>| {
+            MicroBatches::split(&examples.tensors, &examples.tensors, 4)
+        };
+        Verify::new(plan(axes)).run(runtime, make, numbers(32, 4), input).unwrap().assert_equal();
+    }
+}
+
+/// A difference of the gradient alone: no value of a forward pass is another, and calls of a cut head have no equal.
+#[test]
+fn a_difference_of_a_gradient_is_not_searched_in_the_forward_pass() {
+    for axes in [&[(Axis::Tensor, 2)][..], &[(Axis::Data, 2), (Axis::Tensor, 2)]] {
+        let make = |mesh: &Mesh<Cpu>| {
+            let model = gpt_on(mesh, gpt(), &Gpt::<Cpu>::tensor_plan())?;
+            let step = TrainStep::builder(mesh, &model).optimizer(adamw()).build()?;
+            Ok((model, step))
+        };
+        let loss = |model: &Gpt<Cpu>, examples: &Examples<'_, Cpu>| {
+            let [tokens, targets] = [0, 1].map(|k| Var::new(examples.tensors[k].clone()));
+            let mut sum = model.next_token_loss(&tokens, &targets, &summed())?;
+            if examples.mesh.world().size() > 1 {
+                let named = nn::ModuleExt::named_parameters(model);
+                let (_, weight) = named.into_iter().find(|(name, _)| name == "lnf.weight").expect("a last norm");
+                sum = sum.add(&weight.var().sub(&weight.var().detach())?.sum_all()?)?;
+            }
+            Loss::sum(sum, (examples.rows() * CONTEXT) as f64)
+        };
+        let report = Verify::new(plan(axes)).run(runtime, make, texts(16), loss).unwrap();
+        let found = &report.differences[0];
+        assert_eq!((found.stage, found.module.as_str()), (StepPart::Gradient, "lnf"), "{report}");
     }
 }

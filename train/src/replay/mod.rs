@@ -228,7 +228,10 @@ impl StepReplay {
         let route::Leg { ranks, until, steps } = leg;
         let (of, results) = (Folder::new(&self.folder), Mutex::new(BTreeMap::new()));
         let leg = Arc::new(ReplayedLeg { ranks, until, of, from, steps, end, then, results });
-        let outcome = run(&leg);
+        let outcome = {
+            let _replayed = ReplayedFolder::of(&self.folder);
+            run(&leg)
+        };
         let results = std::mem::take(&mut *leg.results.lock());
         if results.len() < ranks {
             let why = "the program ended before its trainer had taken the steps of the log: is it that of the run?";
@@ -252,6 +255,28 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The folders of runs that this process replays.
+static REPLAYED: Mutex<Vec<Folder>> = Mutex::new(Vec::new());
+
+/// A folder that is replayed.
+struct ReplayedFolder(Folder);
+
+impl ReplayedFolder {
+    fn of(path: &Path) -> Self {
+        REPLAYED.lock().push(Folder::new(path));
+        ReplayedFolder(Folder::new(path))
+    }
+}
+
+impl Drop for ReplayedFolder {
+    fn drop(&mut self) {
+        let mut replayed = REPLAYED.lock();
+        if let Some(place) = replayed.iter().position(|folder| folder.path() == self.0.path()) {
+            replayed.swap_remove(place);
+        }
     }
 }
 
@@ -297,6 +322,11 @@ impl ReplayedLeg {
             return Err(Error::usage("StepReplay", why));
         }
         Ok(leg)
+    }
+
+    /// The folders of runs whose steps this process takes again, on whatever threads.
+    pub(crate) fn folders() -> Vec<Folder> {
+        REPLAYED.lock().clone()
     }
 
     /// Tells whether this thread replays a leg.

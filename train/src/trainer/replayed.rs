@@ -179,6 +179,19 @@ where
 }
 
 impl ReplayedLeg {
+    /// An error if the trainer saves into the folder of a run whose steps other threads take again: it would change it.
+    pub(super) fn check_elsewhere(folders: &[Folder]) -> Result<()> {
+        let replayed = Self::folders();
+        let is_replayed = |folder: &&Folder| replayed.iter().any(|of| is_same(of, folder));
+        let Some(folder) = folders.iter().find(is_replayed) else { return Ok(()) };
+        let why = format!(
+            "steps of the run in {} are taken again, and its trainer runs on a thread that the program has started: run it on the thread \
+             of its rank",
+            folder.path().display()
+        );
+        Err(Error::usage("StepReplay", why))
+    }
+
     /// An error if the trainer is that of another run.
     pub(super) fn check(&self, folders: &[Folder]) -> Result<()> {
         // A copy of a run's folder has another path, at which the program knows of none.

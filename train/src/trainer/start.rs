@@ -63,6 +63,9 @@ where
             trainer.sinks.clear();
         }
         let replay = all_ok(comm, "StepReplay", ReplayedLeg::current())?;
+        if replay.is_none() {
+            all_ok(comm, "Trainer", ReplayedLeg::check_elsewhere(&saved_in(&trainer.callbacks)))?;
+        }
         if let Some(leg) = &replay {
             all_ok(comm, "StepReplay", leg.check(&saved_in(&trainer.callbacks)))?;
             trainer.length = leg.until;

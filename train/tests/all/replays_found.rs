@@ -193,6 +193,21 @@ fn the_program_asks_a_command_for_a_replay() {
 }
 
 #[test]
+fn a_trainer_on_a_thread_of_its_own_leaves_the_run_as_it_is() {
+    let scratch = Scratch::new("replays-thread");
+    let run = Trained::new(&scratch, BUILDS[0].1);
+    run.run(2).unwrap();
+    let before = run.files();
+    let again = StepReplay::of(&run.folder, 8)
+        .run(cpu, |comm| std::thread::scope(|scope| scope.spawn(|| run.train(&comm, None)).join().unwrap()));
+    let said = again.unwrap_err().to_string();
+    assert!(said.contains("runs on a thread that the program has started"), "{said}");
+    assert_eq!(run.files(), before);
+    // Afterwards it trains on.
+    Trained { until: 15, ..run.clone() }.run(2).unwrap();
+}
+
+#[test]
 fn a_replay_leaves_recordings_as_they_are() {
     let scratch = Scratch::new("replays-profile");
     let train = |comm: Comm<Cpu>| {
