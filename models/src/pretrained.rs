@@ -7,7 +7,7 @@ use std::{
 };
 
 use autograd::Residency;
-use nn::{Buffer, Init, Module, ModuleEntry, ModuleExt, Param, walk};
+use nn::{Buffer, Init, Module, ModuleEntry, ModuleExt, Param, parallel::attention_slots, walk};
 use numcore::{
     Error, Result, Runtime, Within,
     ops::{PointwiseOps, Spec},
@@ -335,20 +335,23 @@ impl GivenStacks {
 /// Fails with the name of the first layer that has one.
 #[track_caller]
 pub fn require_unchanged<R: Runtime>(model: &impl Module<R>) -> Result<()> {
-    let mut changed = None;
-    walk(model, |name, entry| {
-        let why = match entry {
-            ModuleEntry::Adapter(slot) if slot.get().is_some_and(|a| Base4bit::of(&*a).is_none()) => {
-                "has an adapter, which the model's files cannot hold: merge the adapters, or save the `Lora`"
-            }
-            ModuleEntry::Context(slot) if slot.scores().is_some() => {
-                "has a program of scores, which the model's files cannot hold: save the parameters as a checkpoint"
-            }
-            _ => return,
-        };
-        changed.get_or_insert_with(|| Error::state(name, why));
+    require_no_adapters(model).at_caller()?;
+    let scored = attention_slots(model).into_iter().find(|(_, slot)| slot.scores().is_some());
+    let why = "has a program of scores, which the model's files cannot hold: save the parameters as a checkpoint";
+    scored.map_or(Ok(()), |(name, _)| Err(Error::state(name, why))).at_caller()
+}
+
+/// Checks that no layer has an adapter, but for weights in four bits.
+pub(crate) fn require_no_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
+    let mut adapted = None;
+    walk(model, |name, entry| match entry {
+        ModuleEntry::Adapter(slot) if adapted.is_none() && slot.get().is_some_and(|a| Base4bit::of(&*a).is_none()) => {
+            adapted = Some(name.to_owned());
+        }
+        _ => {}
     });
-    changed.map_or(Ok(()), Err).at_caller()
+    let why = "has an adapter, which the model's files cannot hold: merge the adapters, or save the `Lora`";
+    adapted.map_or(Ok(()), |name| Err(Error::state(name, why)))
 }
 
 /// The writers of a parameter's weights: one, or one for each expert and part.

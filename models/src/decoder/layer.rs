@@ -88,11 +88,12 @@ impl<R: Runtime> DecoderLayer<R> {
         let h = normalized(&self.input_norm, x).within("input_norm")?;
         let tables = self.rotary.and_then(|at| tables.get(at));
         let [q, mut k, mut v] = self.self_attn.project(&h, tables).within("self_attn")?;
+        // Mask and positions have columns of tokens that the cache has dropped.
+        let mut kept = usize::MAX;
         if let Some(cache) = cache {
             [k, v] = cache.extend(&k, &v)?;
+            kept = k.dims()[2];
         }
-        // The mask has columns of tokens that the cache has dropped.
-        let kept = k.dims()[2];
         let mask = placement.mask.as_ref().map(|mask| last_columns(mask, kept)).transpose()?;
         // Without a norm of the output, the last product adds to `x`.
         let onto = self.post_attention_norm.is_none().then_some(x);

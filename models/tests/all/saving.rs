@@ -1,7 +1,10 @@
 //! Saving over what is there: the folder is then what was saved last, or unchanged.
 
 use models::{Decoder, Pretrained, SaveOptions};
-use nn::{ModuleEntry, ModuleExt, parallel::set_scores, walk};
+use nn::{
+    ModuleExt,
+    parallel::{attention_slots, set_scores},
+};
 use numcore::{DType, ops::PointwiseOps};
 
 use crate::common::*;
@@ -92,10 +95,7 @@ fn a_program_of_scores_is_in_no_file() {
     set_scores(&model, |_| learned_scores(&init(), model.config().heads)).unwrap();
     let error = model.save_pretrained(&scratch.0).unwrap_err().to_string();
     assert!(error.contains("layers.0.self_attn") && error.contains("program of scores"), "{error}");
-    walk(&model, |_, entry| match entry {
-        ModuleEntry::Context(slot) => slot.set_scores(None),
-        _ => {}
-    });
+    attention_slots(&model).iter().for_each(|(_, slot)| slot.set_scores(None));
     model.save_pretrained(&scratch.0).unwrap();
     assert_eq!(first(&scratch), decoder("llama").parameters()[0].value().unwrap().to_bytes().unwrap());
 }

@@ -12,7 +12,11 @@ use models::{
     Decoder, DecoderInputs, GenerationOptions, Lora, LoraConfig, LoraTargets, Pretrained, Prompt, Sampling,
     SaveOptions, gathered, generate,
 };
-use nn::{Forward, Init, ModuleExt, loss::cross_entropy_with, parallel::TensorPlan};
+use nn::{
+    Forward, Init, ModuleExt,
+    loss::cross_entropy_with,
+    parallel::{TensorPlan, set_scores},
+};
 use numcore::{
     Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -209,6 +213,33 @@ fn a_cut_model_is_saved_as_the_whole_while_it_trains() {
         for folder in [saved, copied] {
             same_tensors(&weight_files(&folder.0), &weight_files(&due.0));
         }
+    }
+}
+
+/// A whole copy has the programs of scores of a model whose heads are cut and whose parameters are sharded.
+#[test]
+fn a_copy_has_the_programs_of_its_model() {
+    let scored = |model: &Decoder<Cpu>| {
+        let init = Init::new(model.parts.start()?.tokens.weight.leaf().runtime(), 5);
+        set_scores(model, |_| learned_scores(&init, model.config().heads))
+    };
+    let one = decoder("llama");
+    scored(&one).unwrap();
+    let prompts = [3, 5].map(|n| Prompt { tokens: (1..n).collect(), stream: u64::from(n) });
+    let options = GenerationOptions { sampling: Some(Sampling::default()), ..Default::default() };
+    let texts = generate(&one, &prompts, &options, None).unwrap();
+    assert_ne!(texts, generate(&decoder("llama"), &prompts, &options, None).unwrap());
+    let run = |comm: Comm<Cpu>| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Shard, 2), (Axis::Tensor, 2)])?)?;
+        let model = Decoder::from_pretrained(reference("llama"), &Init::new(comm.runtime(), 0).lazily())?;
+        scored(&model)?;
+        mesh.parallelize(&model, &Decoder::<Cpu>::tensor_plan())?;
+        let builder = TrainStep::builder(&mesh, &model).optimizer(SgdConfig { lr: 0.1, ..Default::default() });
+        let _step = builder.zero(ZeroStage::Parameters).build()?;
+        generate(&gathered(&model)?, &prompts, &options, None)
+    };
+    for got in Ranks::new(4).run(|_| Ok(cpu()), run).unwrap() {
+        assert_eq!(got, texts);
     }
 }
 

@@ -78,6 +78,11 @@ pub fn context_ranks<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<(Stri
     context_slots(model).into_iter().map(|(name, slot)| (name, slot.ranks())).collect()
 }
 
+/// The slots of a model's layers of attention, with the names of the layers.
+pub fn attention_slots<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<(String, ContextSlot<R>)> {
+    context_slots(model).into_iter().filter(|(_, slot)| slot.is_attention()).collect()
+}
+
 /// All slots of a model, with the names of their modules.
 fn context_slots<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<(String, ContextSlot<R>)> {
     let mut slots = Vec::new();

@@ -43,7 +43,7 @@ mod sequence;
 
 pub(crate) use apply::PieceOf;
 pub use context::{ContextAttention, ContextGroup, ContextSlot};
-pub use cut_sequences::{ContextRoles, context_ranks, cut_sequences, cut_sequences_of_part};
+pub use cut_sequences::{ContextRoles, attention_slots, context_ranks, cut_sequences, cut_sequences_of_part};
 pub use cuts::{Cuts, RowCut};
 pub use group::{Exchange, ExpertGroups, TensorGroup};
 pub use layer::{CutLayer, SharedInput};

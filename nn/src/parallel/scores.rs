@@ -9,8 +9,8 @@ use numcore::{
     ops::ViewOps,
 };
 
-use super::{Cuts, RowCut, TensorStyle, segments::masked};
-use crate::{Module, ModuleEntry, Param, Visitor, walk};
+use super::{Cuts, RowCut, TensorStyle, attention_slots, segments::masked};
+use crate::{Module, Param, Visitor};
 
 /// A program of scores for a layer of attention, with learned arguments: parameters of the layer's own, under `scores`.
 /// The program gets the layer's scores, after its scale and its soft cap, and hides keys besides those that the layer
@@ -69,13 +69,8 @@ pub fn set_scores<R: Runtime>(
     model: &(impl Module<R> + ?Sized),
     mut of: impl FnMut(&str) -> Result<Option<AttentionScores<R>>>,
 ) -> Result<usize> {
-    let mut slots = Vec::new();
-    walk(model, |name, entry| match entry {
-        ModuleEntry::Context(slot) if slot.is_attention() => slots.push((name.to_string(), slot.clone())),
-        _ => {}
-    });
     let mut found = Vec::new();
-    for (name, slot) in slots {
+    for (name, slot) in attention_slots(model) {
         found.extend(of(&name).within(&name).at_caller()?.map(|scores| (slot, scores)));
     }
     if found.is_empty() {
@@ -102,6 +97,19 @@ impl<R: Runtime> AttentionScores<R> {
         };
         self.args.push((name.into(), parameter.with_cuts(cuts)));
         self
+    }
+
+    /// The program with whole arguments of its own, gathered from all ranks that have parts of them
+    /// ([`Param::gathered`]).
+    ///
+    /// # Errors
+    /// Errors of [`Param::gathered`].
+    pub fn gathered(&self) -> Result<Self> {
+        let mut whole = Self::by(self.program.clone());
+        for (name, parameter) in &self.args {
+            whole = whole.learned(name, Param::new(parameter.gathered()?)?);
+        }
+        Ok(whole)
     }
 
     /// The program of attention with these options and this one, with all arguments.

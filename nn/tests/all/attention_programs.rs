@@ -246,19 +246,20 @@ fn derivatives_are_those_of_a_dense_mask() {
 
 #[test]
 fn weight_gradients_can_be_deferred() {
-    let (x, w) = (drawn(&[2, 6, 4], 1), drawn(&[4, 12], 2));
+    let (x, w, cap) = (drawn(&[2, 6, 4], 1), drawn(&[4, 12], 2), drawn(&[2, 1, 1], 3));
     let loss = || -> Result<V> {
         let heads = |x: &V| x.reshape([2, 6, 2, 2])?.transpose(1, 2);
         let [q, k, v] = x.matmul(&w)?.chunk(-1, 3)?.try_into().unwrap();
-        let program = AttentionProgram::over(0).score(|s, _, _| s.tanh()).mask(|at, _| at.key.le(at.query));
-        program.attend(&heads(&q)?, &heads(&k)?, &heads(&v)?, &[])?.square()?.sum_all()
+        let program =
+            AttentionProgram::over(1).score(|s, _, args| (s * args[0]).tanh()).mask(|at, _| at.key.le(at.query));
+        program.attend(&heads(&q)?, &heads(&k)?, &heads(&v)?, &[&cap])?.square()?.sum_all()
     };
     let plain = loss().unwrap().backward().unwrap();
     let mut split = Gradients::new();
     let deferred = Backward::of(&loss().unwrap()).unwrap().inputs_only(&[&x], &mut split).unwrap();
     assert!(split.of(&x).is_some() && split.of(&w).is_none() && !deferred.is_empty());
     deferred.run(&mut split).unwrap();
-    for leaf in [&x, &w] {
+    for leaf in [&x, &w, &cap] {
         assert_eq!(split.of(leaf).unwrap().to_f64s().unwrap(), plain.of(leaf).unwrap().to_f64s().unwrap());
     }
 }

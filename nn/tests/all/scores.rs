@@ -72,7 +72,7 @@ fn slopes_are_a_mask_with_gradients() {
     let names = |layer: &MultiHeadAttention<Cpu>| layer.named_parameters().into_iter().map(|p| p.0).collect::<Vec<_>>();
     let before = names(&layer);
     let count = set_scores(&layer, |name| {
-        assert_eq!(name, "");
+        assert_eq!(name, "the model");
         Ok(Some(AttentionScores::by(alibi()).learned("slopes", slopes.clone())))
     });
     assert_eq!(count.unwrap(), 1);
