@@ -98,6 +98,7 @@ mod tensor_overlap;
 mod tensor_pieces;
 mod tensor_pipelines;
 mod tensor_plans;
+mod tensor_scores;
 mod training;
 mod two_trainers;
 mod unequal_sums;

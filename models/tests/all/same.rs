@@ -251,5 +251,6 @@ fn keys_that_stay_in_a_cache_keep_their_positions() {
     let (model, mut random) = (model(Simd::best().min(Simd::Avx512Bf16), DType::F32, 6), Random(5));
     let text: Vec<_> = (0..240).map(|_| random.below(VOCAB) as i64).collect();
     let pieces: Vec<_> = [100].into_iter().chain([1; 100]).chain([40]).collect();
-    assert_eq!(cached(&model, &[text.clone()], 0, &pieces), batched(&model, &[text], 0));
+    let texts = [text];
+    assert_eq!(cached(&model, &texts, 0, &pieces), batched(&model, &texts, 0));
 }
