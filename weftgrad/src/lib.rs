@@ -62,8 +62,8 @@
 //! (datasets and loaders), `distributed` (many ranks), `adaptive` (slow links, uneven and changing ranks), `watch`
 //! (sinks, metrics, reports), `train` (the training loop) and `planner` (what does a plan
 //! cost, and is it still the model of one rank?).
-//! Likewise `models` adds pretrained models, `export` writes them as GGUF and ONNX files, and `linalg` solves and
-//! factorizes.
+//! Likewise `models` adds pretrained models, `export` writes them as GGUF and ONNX files, `import` reads ONNX files
+//! of other programs, and `linalg` solves and factorizes.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -95,6 +95,8 @@ pub use linalg;
 pub use models;
 #[cfg(feature = "export")]
 pub use models_export as export;
+#[cfg(feature = "import")]
+pub use models_import as import;
 pub use nn;
 pub use numcore::{
     self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryCategory,
@@ -217,7 +219,7 @@ pub mod prelude {
 }
 
 /// The chapters of the book in `docs/book/src`. Their code is compiled, and run unless it needs more than a test has.
-#[cfg(all(doctest, feature = "cpu", feature = "export", feature = "linalg", feature = "train"))]
+#[cfg(all(doctest, feature = "cpu", feature = "export", feature = "import", feature = "linalg", feature = "train"))]
 pub mod book {
     macro_rules! chapter {
         ($name:ident, $file:literal) => {

@@ -25,6 +25,7 @@ const FEATURES: &[&str] = &[
     "linalg",
     "planner",
     "export",
+    "import",
     "arrow",
     "audio",
     "image",

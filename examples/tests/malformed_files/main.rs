@@ -29,6 +29,7 @@ use weftgrad::{
         pipeline::{Action, Limits, Lowering, PipeShape, Schedule, ScheduleKind},
         train::TrainStep,
     },
+    import::OnnxModel,
     models::{ConfigFields, Decoder, DecoderConfig, JsonObject, Pretrained},
     nn::Init,
     prelude::*,
@@ -158,6 +159,8 @@ fn models(folder: &Path) -> Vec<Reader> {
     let (types, gguf) = (copied("gguf/types.gguf", "types.gguf"), copied("gguf/llama-f16.gguf", "llama.gguf"));
     copied("gpt2/config.json", "gpt2/config.json");
     let pickled = copied("pickle/gpt2.bin", "gpt2/pytorch_model.bin");
+    let onnx = folder.join("cnn.onnx");
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models-import/references/cnn.onnx"), &onnx).unwrap();
     let load = |path: &Path| Decoder::from_pretrained(path, &Init::new(&Cpu::with_threads(1), 0));
     vec![
         reader("tensors of GGUF", &types, |path| {
@@ -168,6 +171,7 @@ fn models(folder: &Path) -> Vec<Reader> {
             })
         }),
         reader("a model in GGUF", &gguf, load),
+        reader("a model in ONNX", &onnx, |path| OnnxModel::load(path, &Cpu::with_threads(1))),
         reader("a pickled model", &pickled, move |path| load(&parent(path))),
         reader("config.json", &config, move |path| DecoderConfig::read(&ConfigFields::open(&parent(path))?)),
         reader("an index file", &index, JsonObject::open),

@@ -42,6 +42,7 @@ pub(super) struct ResolvedModel<R: Runtime> {
 /// Builds the model of a file, whose weights may lie in `folder`.
 pub(super) fn build<R: Runtime>(file: &ModelProto<'_>, folder: Option<&Path>, device: &R) -> Result<ResolvedModel<R>> {
     let opset = check::<R>(file)?;
+    check_tensors(&file.graph, folder)?;
     let mut roles = BTreeMap::new();
     find_roles(&file.graph, &mut roles);
     let mut builder = Resolver { device, folder, roles, held: Vec::new(), places: 0 };
@@ -85,6 +86,17 @@ fn check_graph<R: Runtime>(graph: &GraphProto<'_>, opsets: &BTreeMap<&str, i64>,
             }
         }
     }
+}
+
+/// Checks types, sizes and places of all tensors.
+fn check_tensors(graph: &GraphProto<'_>, folder: Option<&Path>) -> Result<()> {
+    graph.initializers.iter().try_for_each(|tensor| tensor.check(folder))?;
+    let mut attributes = graph.nodes.iter().flat_map(|node| node.attributes.values());
+    attributes.try_for_each(|attribute| match attribute {
+        AttributeProto::Graph(inner) => check_tensors(inner, folder),
+        AttributeProto::Tensor(tensor) => tensor.check(folder),
+        _ => Ok(()),
+    })
 }
 
 /// The reason why a node is not computed.
@@ -267,7 +279,6 @@ impl<'a, R: Runtime> Resolver<'a, R> {
 
     /// A tensor of the file as a constant.
     fn value(&self, tensor: &TensorProto<'_>) -> Result<NodeValue<R>> {
-        tensor.check(self.folder)?;
         NodeValue::constant(tensor.load(self.device, self.folder)?)
     }
 
@@ -278,7 +289,6 @@ impl<'a, R: Runtime> Resolver<'a, R> {
         if !has_axes || !(role.weight || role.running) {
             return Ok(HeldTensor::Constant(self.value(tensor)?));
         }
-        tensor.check(self.folder)?;
         let value = tensor.load(self.device, self.folder)?;
         Ok(if role.running { HeldTensor::Running(Buffer::new(value)) } else { HeldTensor::Weight(Param::new(value)?) })
     }

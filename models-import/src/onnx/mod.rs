@@ -53,16 +53,27 @@ impl<R: Runtime> OnnxModel<R> {
     /// Fails if the file is malformed, or has an operator, attribute, element type or version that is not supported;
     /// all such nodes are named. They are found before memory is taken for weights.
     ///
-    /// ```no_run
+    /// ```
+    /// use autograd::Var;
     /// use models_import::OnnxModel;
-    /// use nn::ModuleExt;
-    /// use numcore::{DType, Tensor, ops::Apply};
+    /// use nn::{Forward, loss::cross_entropy};
+    /// use numcore::{DType, Tensor};
+    /// use optim::{AdamW, AdamWConfig, Optimizer};
     /// # fn main() -> numcore::Result<()> {
+    /// # let file = concat!(env!("CARGO_MANIFEST_DIR"), "/references/mlp.onnx");
     /// let cpu = runtime_cpu::Cpu::new();
-    /// let model = OnnxModel::load("resnet.onnx", &cpu)?;
-    /// model.eval();
-    /// let image = autograd::Var::constant(Tensor::zeros(&cpu, [1, 3, 224, 224], DType::F32)?);
-    /// let logits = &model.forward_named(&[("input", &image)])?[0].1;
+    /// let model = OnnxModel::load(file, &cpu)?;
+    /// let mut optimizer = AdamW::new(&model, AdamWConfig { lr: 0.1, ..Default::default() })?;
+    /// let x = Var::new(Tensor::normal(&cpu, [8, 6], DType::F32, 0.0, 1.0, 7)?);
+    /// let labels = Var::new(Tensor::zeros(&cpu, [8], DType::I64)?);
+    /// let mut losses = Vec::new();
+    /// for _ in 0..20 {
+    ///     let loss = cross_entropy(&model.forward(&x)?, &labels)?;
+    ///     optimizer.backward(&loss)?;
+    ///     optimizer.step()?;
+    ///     losses.push(loss.item()?);
+    /// }
+    /// assert!(losses[19] < 0.1 * losses[0], "{losses:?}");
     /// # Ok(())
     /// # }
     /// ```

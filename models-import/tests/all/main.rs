@@ -1,4 +1,7 @@
 //! Models that torch.onnx.export wrote, against onnxruntime and PyTorch.
 
 mod common;
+mod exported;
+mod malformed;
+mod training;
 mod values;

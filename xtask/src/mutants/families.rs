@@ -8,6 +8,8 @@ const COMPARED: &[&str] = &[
     "decoders::logits",
 ];
 
+const IMPORTED: &[&str] = &["test", "-p", "weftgrad-models-import", "--test", "all"];
+
 #[rustfmt::skip]
 const SCORES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "same::", "stages::programs"];
 
@@ -25,4 +27,9 @@ pub(super) const FAMILIES: &[Mutant] = &[
     Mutant { file: "nn/src/parallel/cuts.rs", from: "(Cuts::Shared, TensorStyle::Column) => whole(),", to: "(Cuts::Shared, TensorStyle::Column) => Ok((TensorPlacement::whole(shape), 1)),", test: SCORES },
     Mutant { file: "models/src/decoder/inputs.rs", from: "if has_scores { Some([positions.clone(), moved(&keys)?]) } else { None }", to: "None", test: SCORES },
     Mutant { file: "models/src/decoder/inputs.rs", from: "let asks = has_scores && !cache.is_plain();", to: "let asks = false;", test: SCORES },
+    Mutant { file: "models-import/src/onnx/ops/norms.rs", from: "variance.mul((count - 1) as f64 / count as f64)?", to: "variance", test: IMPORTED },
+    Mutant { file: "models-import/src/onnx/ops/norms.rs", from: "if c.is_training() && ratio != 0.0 {", to: "if ratio != 0.0 {", test: IMPORTED },
+    Mutant { file: "models-import/src/onnx/ops/recurrent.rs", from: "let t = if backward { steps - 1 - i } else { i };", to: "let t = i;", test: IMPORTED },
+    Mutant { file: "models-import/src/onnx/build.rs", from: "role.running |= running;", to: "role.weight |= running;", test: IMPORTED },
+    Mutant { file: "models-import/src/onnx/tensor.rs", from: "Component::Normal(_) | Component::CurDir", to: "Component::Normal(_) | Component::ParentDir", test: IMPORTED },
 ];
