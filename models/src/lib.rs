@@ -28,6 +28,8 @@ mod encoder;
 mod files;
 mod gathered;
 mod generate;
+#[cfg(feature = "hub")]
+mod hub;
 mod lora;
 mod pretrained;
 mod quantize;
@@ -56,6 +58,8 @@ pub use gathered::gathered;
 pub use generate::{
     FinishReason, Generated, GenerationOptions, Prompt, Rollout, RolloutBatch, Sampling, StopTexts, generate, rollouts,
 };
+#[cfg(feature = "hub")]
+pub use hub::{Hub, HubOptions};
 pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
 pub use pretrained::{Pretrained, require_unchanged};
 pub use quantize::{QuantizeConfig, Weight4bit, quantize};

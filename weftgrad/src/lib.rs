@@ -63,7 +63,7 @@
 //! (sinks, metrics, reports), `train` (the training loop) and `planner` (what does a plan
 //! cost, and is it still the model of one rank?).
 //! Likewise `models` adds pretrained models, `export` writes them as GGUF and ONNX files, `import` reads ONNX files
-//! of other programs, and `linalg` solves and factorizes.
+//! of other programs, and `linalg` solves and factorizes. Not in `full` is `hub`, a client of the Hugging Face Hub.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 

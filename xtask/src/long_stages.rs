@@ -42,8 +42,8 @@ pub(crate) const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["clippy", "-p", DATA, "--all-features", "--all-targets", "--", "-D", "warnings"]),
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--lib", "--tests"]),
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
-    Step::Cargo(&["clippy", "-p", MODELS, "--features", "text", "--all-targets", "--", "-D", "warnings"]),
-    Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
+    Step::Cargo(&["clippy", "-p", MODELS, "--features", "hub,text", "--all-targets", "--", "-D", "warnings"]),
+    Step::Cargo(&["test", "-p", MODELS, "--features", "hub,text", "--lib", "--tests"]),
     Step::Cargo(&["clippy", "-p", WATCH, "--features", "terminal", "--all-targets", "--", "-D", "warnings"]),
     Step::Cargo(&["test", "-p", WATCH, "--features", "terminal", "--lib", "--test", "program"]),
     Step::Cargo(&["clippy", "-p", TRAIN, "--features", "program", "--all-targets", "--", "-D", "warnings"]),
@@ -106,7 +106,7 @@ pub(crate) const TORCH_STAGE: &[Step] = &[
 
 /// Models with real weights, beside transformers: the same numbers, and how long each takes.
 pub(crate) const REAL_STAGE: &[Step] = &[
-    Step::Cargo(&["build", "--release", "-p", MODELS, "--features", "text", "--example", "real_models"]),
+    Step::Cargo(&["build", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_models"]),
     Step::Python(tools::REAL, &["conformance/against/real_models.py", "target/real-models"]),
     Step::Cargo(&[
         "run",

@@ -1,0 +1,267 @@
+//! Repositories of the Hugging Face Hub as folders, in the cache that Hugging Face's own tools share.
+
+use std::{
+    env, fs, io,
+    path::{Component, Path, PathBuf},
+};
+
+use hf_hub::{
+    Cache, Repo, RepoType,
+    api::sync::{ApiBuilder, ApiRepo},
+};
+use numcore::{Error, Result};
+
+/// Options of a [`Hub`]. The defaults are those of the environment, under the names that `huggingface_hub` reads.
+#[derive(Clone, Debug)]
+pub struct HubOptions {
+    /// The address of the service: `HF_ENDPOINT`, or `https://huggingface.co`.
+    pub endpoint: String,
+    /// The folder of the cache: `HF_HUB_CACHE`, or `hub` in `HF_HOME`, which is `~/.cache/huggingface` unless set.
+    pub cache: PathBuf,
+    /// The token of an account, for repositories that need one: `HF_TOKEN`, or the file `token` in `HF_HOME`.
+    pub token: Option<String>,
+    /// True to read the cache alone: `HF_HUB_OFFLINE` is 1, `ON`, `YES` or `TRUE`.
+    pub offline: bool,
+    /// True to show the progress of downloads on the terminal.
+    pub progress: bool,
+}
+
+impl Default for HubOptions {
+    fn default() -> Self {
+        let variable = |name: &str| env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let cache = || Some(PathBuf::from(variable("XDG_CACHE_HOME")?).join("huggingface"));
+        let user = || env::home_dir().unwrap_or_default().join(".cache/huggingface");
+        let home = variable("HF_HOME").map(PathBuf::from).or_else(cache).unwrap_or_else(user);
+        let saved = || fs::read_to_string(home.join("token")).ok();
+        let yes = |value: String| matches!(value.to_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE");
+        HubOptions {
+            endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into()),
+            cache: variable("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
+            token: variable("HF_TOKEN").or_else(saved).map(|token| token.trim().to_owned()),
+            offline: variable("HF_HUB_OFFLINE").is_some_and(yes),
+            progress: false,
+        }
+    }
+}
+
+/// A client of the Hugging Face Hub. It gives local folders, which every reader takes as any other folder.
+///
+/// The cache is laid out as `huggingface_hub` does it, so files that are there are not downloaded again. Of many ranks
+/// on one cache, one calls it; the others wait at a barrier, and then read the same folder
+/// [offline](HubOptions::offline).
+///
+/// ```no_run
+/// use models::{Decoder, Hub, HubOptions, Pretrained};
+/// # fn main() -> numcore::Result<()> {
+/// let folder = Hub::new(HubOptions::default()).folder("Qwen/Qwen2.5-0.5B", "main")?;
+/// let model = Decoder::from_pretrained(folder, &nn::Init::new(&runtime_cpu::Cpu::new(), 0))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Hub {
+    options: HubOptions,
+}
+
+impl Hub {
+    /// A client with these options; nothing is sent yet.
+    pub fn new(options: HubOptions) -> Self {
+        Hub { options }
+    }
+
+    /// The folder with the files of a model that [`from_pretrained`](crate::Pretrained::from_pretrained) and tokenizers
+    /// read: configurations, vocabularies, templates, and weights in safetensors, or else as pickles. The revision is a
+    /// branch, a tag or a commit. All files are of one commit, and those that are missing in the cache are downloaded.
+    ///
+    /// # Errors
+    /// Fails if the repository, its revision or a file cannot be had; offline, if the cache does not hold the snapshot.
+    pub fn folder(&self, repository: &str, revision: &str) -> Result<PathBuf> {
+        let asked = Asked { repository, revision };
+        asked.check()?;
+        if self.options.offline {
+            return self.cached(&asked);
+        }
+        let at = self.api(&asked, revision)?;
+        let info = at.info().map_err(|error| asked.failed("the list of files", &error))?;
+        let all: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
+        let wanted = wanted(&all);
+        if wanted.is_empty() {
+            return Err(asked.refused("has no file that a model is read from; `Hub::file` gets a file by name"));
+        }
+        self.download(&asked, &info.sha, &wanted)
+    }
+
+    /// The path of one file, by its name in the repository: a GGUF or ONNX file.
+    ///
+    /// # Errors
+    /// Fails as [`folder`](Hub::folder) does.
+    pub fn file(&self, repository: &str, revision: &str, file: &str) -> Result<PathBuf> {
+        let asked = Asked { repository, revision };
+        asked.check()?;
+        if !is_within(file) {
+            return Err(asked.refused(&format!("cannot hold `{file}`, which lies outside of it")));
+        }
+        if self.options.offline {
+            let path = self.cached(&asked)?.join(file);
+            let missing =
+                || asked.refused(&format!("is in the cache without `{file}`: download it without HF_HUB_OFFLINE"));
+            return if path.exists() { Ok(path) } else { Err(missing()) };
+        }
+        let info = self.api(&asked, revision)?.info().map_err(|error| asked.failed("the list of files", &error))?;
+        if !info.siblings.iter().any(|sibling| sibling.rfilename == file) {
+            return Err(asked.refused(&format!("has no file `{file}`")));
+        }
+        Ok(self.download(&asked, &info.sha, &[file])?.join(file))
+    }
+
+    fn repo(asked: &Asked<'_>, revision: &str) -> Repo {
+        Repo::with_revision(asked.repository.to_owned(), RepoType::Model, revision.to_owned())
+    }
+
+    fn api(&self, asked: &Asked<'_>, revision: &str) -> Result<ApiRepo> {
+        let HubOptions { endpoint, cache, token, progress, .. } = &self.options;
+        let builder = ApiBuilder::from_cache(Cache::new(cache.clone())).with_endpoint(endpoint.clone());
+        let built = builder.with_token(token.clone()).with_progress(*progress).build();
+        Ok(built.map_err(|error| asked.failed("a client", &error))?.repo(Self::repo(asked, revision)))
+    }
+
+    /// Downloads files of a commit that are not in the cache, and notes the commit as that of the revision.
+    fn download(&self, asked: &Asked<'_>, commit: &str, files: &[&str]) -> Result<PathBuf> {
+        if !is_commit(commit) {
+            return Err(asked.refused(&format!("is said to be of the commit `{commit}`: is HF_ENDPOINT right?")));
+        }
+        let at = self.api(asked, commit)?;
+        for file in files.iter().filter(|file| is_within(file)) {
+            let path = at.get(file).map_err(|error| asked.failed(&format!("`{file}`"), &error))?;
+            if !path.starts_with(self.snapshot(asked, commit)) {
+                return Err(asked.refused(&format!("changed while `{file}` was downloaded: try again")));
+            }
+        }
+        // Last, so that a snapshot that a name stands for has all of its files.
+        let cache = Cache::new(self.options.cache.clone()).repo(Self::repo(asked, asked.revision));
+        cache.create_ref(commit).map_err(|error| Error::io(&self.options.cache, error))?;
+        Ok(self.snapshot(asked, commit))
+    }
+
+    fn snapshot(&self, asked: &Asked<'_>, commit: &str) -> PathBuf {
+        Cache::new(self.options.cache.clone()).repo(Self::repo(asked, asked.revision)).pointer_path(commit)
+    }
+
+    /// The folder of a snapshot in the cache.
+    fn cached(&self, asked: &Asked<'_>) -> Result<PathBuf> {
+        let note =
+            self.options.cache.join(Self::repo(asked, asked.revision).folder_name()).join("refs").join(asked.revision);
+        let commit = match fs::read_to_string(&note) {
+            Ok(commit) => commit.trim().to_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => asked.revision.to_owned(),
+            Err(error) => return Err(Error::io(note, error)),
+        };
+        let folder = self.snapshot(asked, &commit);
+        if is_commit(&commit) && folder.is_dir() {
+            return Ok(folder);
+        }
+        let cache = self.options.cache.display();
+        Err(asked.refused(&format!("is not in the cache {cache}: download it once without HF_HUB_OFFLINE")))
+    }
+}
+
+/// A repository and a revision, for errors.
+struct Asked<'a> {
+    repository: &'a str,
+    revision: &'a str,
+}
+
+impl Asked<'_> {
+    /// Checks that the names are ones that the Hub has, and parts of paths.
+    fn check(&self) -> Result<()> {
+        let good =
+            |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
+        let parts = self.repository.split('/').count();
+        if !(1..=2).contains(&parts) || !self.repository.split('/').all(good) || !is_within(self.repository) {
+            let why = format!("`{}` is no repository: name it as `Qwen/Qwen2.5-0.5B`", self.repository);
+            return Err(Error::argument("Hub", why));
+        }
+        if !is_within(self.revision) || !self.revision.split('/').all(good) {
+            let why = format!("`{}` is no revision: name a branch, a tag or a commit, as `main`", self.revision);
+            return Err(Error::argument("Hub", why));
+        }
+        Ok(())
+    }
+
+    fn refused(&self, why: &str) -> Error {
+        Error::state(format!("{} at {}", self.repository, self.revision), why)
+    }
+
+    fn failed(&self, what: &str, error: &dyn std::error::Error) -> Error {
+        let mut why = error.to_string();
+        let mut source = error.source();
+        while let Some(inner) = source {
+            why = format!("{why}: {inner}");
+            source = inner.source();
+        }
+        let advice = "check the name, the network and HF_TOKEN; with HF_HUB_OFFLINE=1 the cache alone is read";
+        self.refused(&format!("does not give {what}: {why}; {advice}"))
+    }
+}
+
+/// Tells whether a name is a path inside the folder that it is joined to.
+fn is_within(name: &str) -> bool {
+    !name.is_empty() && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn is_commit(name: &str) -> bool {
+    name.len() >= 7 && name.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+/// The files that a model is read from: texts, and weights in the first of the formats that the repository has.
+fn wanted<'a>(all: &[&'a str]) -> Vec<&'a str> {
+    const OTHERS: [&str; 6] = ["onnx/", "openvino/", "original/", "coreml/", "metal/", "runs/"];
+    let own = |file: &&str| is_within(file) && !OTHERS.iter().any(|other| file.starts_with(other));
+    let files: Vec<&str> = all.iter().copied().filter(own).collect();
+    let of = |starts: &[&str], endings: &[&str]| -> Vec<&'a str> {
+        let name = |file: &'a str| file.rsplit('/').next().unwrap_or(file);
+        let fits = |name: &str| starts.iter().any(|s| name.starts_with(s)) && endings.iter().any(|e| name.ends_with(e));
+        files.iter().copied().filter(|file| fits(name(file))).collect()
+    };
+    let tensors = of(&["model", "adapter_model"], &[".safetensors"]);
+    let pickles = of(&["pytorch_model", "adapter_model"], &[".bin"]);
+    let texts = of(&[""], &[".json", ".jinja", ".txt", ".model"]);
+    [texts, if tensors.is_empty() { pickles } else { tensors }].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_those_of_a_model() {
+        let all = [
+            ".gitattributes",
+            "README.md",
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "consolidated.safetensors",
+            "pytorch_model.bin",
+            "onnx/config.json",
+            "1_Pooling/config.json",
+            "additional_chat_templates/tool_use.jinja",
+            "../../outside.json",
+            "merges.txt",
+            "model.gguf",
+        ];
+        let due = [
+            "config.json",
+            "model.safetensors.index.json",
+            "1_Pooling/config.json",
+            "additional_chat_templates/tool_use.jinja",
+            "merges.txt",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+        ];
+        assert_eq!(wanted(&all), due);
+        let old = ["config.json", "pytorch_model-00001-of-00001.bin", "training_args.bin", "flax_model.msgpack"];
+        assert_eq!(wanted(&old), ["config.json", "pytorch_model-00001-of-00001.bin"]);
+    }
+}
