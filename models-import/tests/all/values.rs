@@ -2,8 +2,8 @@
 
 use autograd::{Gradients, manual_seed};
 use models_import::OnnxModel;
-use nn::ModuleExt;
-use numcore::ops::{PointwiseOps, ReduceOps};
+use nn::{CountedRows, ModuleExt, set_counted_rows};
+use numcore::ops::{PointwiseOps, ReduceOps, ViewOps, cat};
 use runtime_cpu::Cpu;
 
 use crate::common::*;
@@ -54,6 +54,20 @@ fn batch_norms_train_and_keep_statistics() {
     let buffers = model.named_buffers();
     assert_eq!(buffers.len(), 4);
     for (name, buffer) in buffers {
+        close(&name, &buffer.value(), values.get(&format!("train.{name}")), 2e-6);
+    }
+}
+
+#[test]
+fn rows_that_do_not_count_are_no_part_of_statistics() {
+    let (model, values) = (model("cnn"), Values::of("cnn"));
+    let (_, image) = values.inputs().remove(0);
+    let padded = cat(&[&image, &image.mul(100.0).unwrap().narrow(0, 0, 2).unwrap()], 0).unwrap();
+    let before = set_counted_rows(Some(CountedRows { count: 3, rows: 5 }));
+    let y = output(&model, &[("image", padded)]);
+    set_counted_rows(before);
+    close("y", &y.narrow(0, 0, 3).unwrap().value().unwrap(), values.get("train.y"), 2e-5);
+    for (name, buffer) in model.named_buffers() {
         close(&name, &buffer.value(), values.get(&format!("train.{name}")), 2e-6);
     }
 }

@@ -27,7 +27,7 @@ pub(super) const FAMILIES: &[Mutant] = &[
     Mutant { file: "nn/src/parallel/cuts.rs", from: "(Cuts::Shared, TensorStyle::Column) => whole(),", to: "(Cuts::Shared, TensorStyle::Column) => Ok((TensorPlacement::whole(shape), 1)),", test: SCORES },
     Mutant { file: "models/src/decoder/inputs.rs", from: "if has_scores { Some([positions.clone(), moved(&keys)?]) } else { None }", to: "None", test: SCORES },
     Mutant { file: "models/src/decoder/inputs.rs", from: "let asks = has_scores && !cache.is_plain();", to: "let asks = false;", test: SCORES },
-    Mutant { file: "models-import/src/onnx/ops/norms.rs", from: "variance.mul((count - 1) as f64 / count as f64)?", to: "variance", test: IMPORTED },
+    Mutant { file: "models-import/src/onnx/ops/norms.rs", from: "new_variance.mul((count - 1) as f64 / count as f64)?", to: "new_variance", test: IMPORTED },
     Mutant { file: "models-import/src/onnx/ops/norms.rs", from: "if c.is_training() && ratio != 0.0 {", to: "if ratio != 0.0 {", test: IMPORTED },
     Mutant { file: "models-import/src/onnx/ops/recurrent.rs", from: "let t = if backward { steps - 1 - i } else { i };", to: "let t = i;", test: IMPORTED },
     Mutant { file: "models-import/src/onnx/build.rs", from: "role.running |= running;", to: "role.weight |= running;", test: IMPORTED },

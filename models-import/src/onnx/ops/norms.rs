@@ -1,10 +1,11 @@
 //! Normalizations, dropout.
 
 use autograd::{Var, next_seed, no_grad};
+use nn::counted_rows;
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::NnOps,
-    ops::{Apply, PadMode, PadOps, PointwiseOps, ReduceOps, ViewOps},
+    ops::{Apply, PadMode, PadOps, PointwiseOps, ReduceOps, ViewOps, cat},
 };
 
 use super::{
@@ -61,34 +62,40 @@ fn layer<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
 }
 
 /// Batch norm by the running statistics in evaluation, and by the batch's in training, which move the running ones.
+/// Rows that do not [count](nn::counted_rows) are no part of the batch's statistics, and have the running ones.
 fn batch<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
     let (x, eps) = (c.x(0)?, c.float("epsilon", 1e-5));
     if c.int("spatial", 1) != 1 {
         return Err(bad("statistics of each position are not supported: `spatial` must be 1"));
     }
-    if !c.is_training() {
-        let (mean, variance) = (c.x(3)?, c.x(4)?);
-        let y = x.batch_norm(mean, variance, Some(c.x(1)?), Some(c.x(2)?), eps)?;
-        return Ok(vec![y, mean.clone(), variance.clone()]);
-    }
+    let (mean, variance, weight, bias) = (c.x(3)?, c.x(4)?, Some(c.x(1)?), Some(c.x(2)?));
+    let rows = x.dims().first().copied().unwrap_or(0);
+    let counted = if c.is_training() { counted_rows(rows) } else { 0 };
+    let by_running = |x: &Var<R>| x.batch_norm(mean, variance, weight, bias, eps);
     let shape = x.spec().shape;
-    let count = shape.numel() / shape.dims().get(1).copied().unwrap_or(1).max(1);
+    let count = shape.dims().iter().skip(2).product::<usize>() * counted;
+    if counted == 0 || (count < 2 && counted < rows) {
+        return Ok(vec![by_running(x)?, mean.clone(), variance.clone()]);
+    }
     if count < 2 {
         let why = "one value per channel has no variance to train with; give it a larger batch, or call `eval`";
         return Err(bad(why));
     }
-    let (y, mean, variance) = x.batch_norm_train(Some(c.x(1)?), Some(c.x(2)?), eps)?;
-    let kept = c.float("momentum", 0.9);
+    let (mut y, new_mean, new_variance) = x.narrow(0, 0, counted)?.batch_norm_train(weight, bias, eps)?;
+    if counted < rows {
+        y = cat(&[&y, &by_running(&x.narrow(0, counted, rows - counted)?)?], 0)?;
+    }
     // The format's running variance is that of the batch itself, which divides by the count.
-    let variance = variance.mul((count - 1) as f64 / count as f64)?;
-    let moved = |i: usize, new: &Var<R>| -> Result<Var<R>> {
-        let moved = no_grad(|| c.x(i)?.mul(kept)?.add(&new.mul(1.0 - kept)?.to_dtype(c.x(i)?.dtype())?))?;
+    let new_variance = new_variance.mul((count - 1) as f64 / count as f64)?;
+    let kept = c.float("momentum", 0.9);
+    let moved = |i: usize, old: &Var<R>, new: &Var<R>| -> Result<Var<R>> {
+        let moved = no_grad(|| old.mul(kept)?.add(&new.mul(1.0 - kept)?.to_dtype(old.dtype())?))?;
         if let Some(buffer) = c.buffer(i) {
             buffer.set(moved.value()?)?;
         }
         Ok(moved)
     };
-    Ok(vec![y, moved(3, &mean)?, moved(4, &variance)?])
+    Ok(vec![y, moved(3, mean, &new_mean)?, moved(4, variance, &new_variance)?])
 }
 
 /// Normalization over neighbouring channels.
