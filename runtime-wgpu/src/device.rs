@@ -273,7 +273,11 @@ mod tests {
                 let mut state = [own(&ins[0])?, own(&ins[3])?, own(&ins[5])?];
                 let [a, b, c] = &mut state;
                 update(&step, &[&ins[1], &ins[4], &ins[6]], &[], &mut [a, b, c])?;
+                let [x, w] = [numbers(0.0, &[2, 3, 4])?, numbers(0.0, &[5, 4])?];
+                let [bias, residual] = [numbers(1.0, &[5])?, numbers(3.0, &[2, 3, 5])?];
                 let mut all = outs;
+                all.push(x.linear_onto(&w, Some(&bias), &residual)?);
+                all.push(x.linear(&w, Some(&bias))?);
                 all.push(sum.freeze()?);
                 for state in state {
                     all.push(state.freeze()?);

@@ -3,8 +3,8 @@
 //! `numcore` prints programs as WGSL, and this crate compiles them once per program, types and layout class. Functions
 //! named `wg_…` are defined in this crate (`prelude`): WGSL's own are wrong in the fifth digit, and WGSL has no 64-bit
 //! integers. Every buffer is an array of 32-bit words. Smaller elements are written in whole words where they are
-//! contiguous, by atomics elsewhere (`access`). Work is recorded and submitted in batches that a slow GPU computes within
-//! a second, since drivers end longer ones (`queue`). Programs of more operands than an adapter binds run on copies in one
+//! contiguous, by atomics elsewhere (`access`). Work is recorded and submitted in batches of about ten billion
+//! operations, since drivers end long ones (`queue`). Programs of more operands than an adapter binds run on copies in one
 //! buffer (`packing`). Handles of one adapter share a device, so their tensors may be used together (`device`). Compiled
 //! kernels are kept in the user's cache folder, where the interface can do so (`kernel_file`).
 //!

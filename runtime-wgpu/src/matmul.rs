@@ -70,10 +70,11 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
 /// `[.., M, N]` if given; the output is `[.., M, N]`.
 pub(crate) fn linear(wgpu: &Wgpu, ins: &[OperandView<'_>], to: OperandView<'_>) -> Result<Support> {
     let (rank, k) = (to.layout.rank(), ins[1].layout.dims()[0]);
-    if k > STEPS {
+    let all: Places<'_> = [to].into_iter().chain(ins.iter().copied()).collect();
+    if k > STEPS || !Bindings::binds(&wgpu.queue.device, &all) {
         return Ok(Support::Decompose);
     }
-    let mut places: Places<'_> = [to].into_iter().chain(ins.iter().copied()).collect();
+    let mut places = all;
     if rank > 2 {
         // Rows of all batches are those of one product where they are evenly spaced.
         let rows = to.layout.dims()[..rank - 1].iter().product();

@@ -201,7 +201,8 @@ impl Queue {
     fn read(&self, op: &'static str, from: Option<(&wgpu::Buffer, usize)>, to: &mut [u8]) -> Result<()> {
         self.device.check(op)?;
         let mut batch = self.batch.lock();
-        let tickets = batch.next_ticket;
+        // Those drawn since are of launches whose flags the next read sees.
+        let tickets = std::mem::take(&mut batch.tickets);
         // Space for the flag's word, then for whole words around the requested range.
         let (start, words) = from.map_or((0, 0), |(_, at)| (at & !3, (at + to.len()).next_multiple_of(4) - (at & !3)));
         let staging = batch.staging(&self.device, 4 + words);
@@ -237,7 +238,7 @@ impl Queue {
             u32::from_ne_bytes([mapped[0], mapped[1], mapped[2], mapped[3]])
         };
         staging.unmap();
-        self.batch.lock().finish_batch(flag, tickets, staging)
+        self.batch.lock().finish_batch(flag, &tickets, staging)
     }
 }
 
@@ -285,18 +286,19 @@ impl CommandBatch {
         device.wgpu.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
     }
 
-    /// Settles the tickets before `until`, after the flag was read, and keeps the staging buffer. An error names the op
-    /// that found an index out of range.
-    fn finish_batch(&mut self, flag: u32, until: u32, staging: wgpu::Buffer) -> Result<()> {
+    /// Keeps the staging buffer of a read. The error names the op that found an index out of range, by the flag and the
+    /// tickets that the read has seen.
+    fn finish_batch(&mut self, flag: u32, tickets: &[(u32, IndexCheck)], staging: wgpu::Buffer) -> Result<()> {
         // A large buffer is not kept: it takes as much memory as the data that was read.
         if self.staging.len() < 4 && staging.size() <= 16 << 20 {
             self.staging.push(staging);
         }
-        let wrong = self.tickets.iter().find(|(number, _)| flag != 0 && *number == !flag).map(|(_, t)| *t);
-        self.tickets.retain(|(number, _)| number.wrapping_sub(until) < u32::MAX / 2);
-        match wrong {
-            None => Ok(()),
-            Some(IndexCheck { op, size }) => Err(Error::late_index(op, Some(size))),
+        if flag == 0 {
+            return Ok(());
         }
+        let known = tickets.iter().find(|(number, _)| *number == !flag).map(|(_, check)| *check);
+        // A ticket that another thread's read has taken before its launch has no name.
+        let (op, size) = known.map_or(("gather", None), |IndexCheck { op, size }| (op, Some(size)));
+        Err(Error::late_index(op, size))
     }
 }

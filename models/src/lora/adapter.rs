@@ -61,7 +61,7 @@ impl<R: Runtime> LoraAdapter<R> {
             b: LowRank { weight: b },
             magnitude: None,
             dropout: Dropout::new(config.dropout)?,
-            context: ContextSlot::attends(),
+            context: ContextSlot::locates(),
             scale: config.scale_of(theirs),
             base,
         };

@@ -99,3 +99,22 @@ fn a_program_of_scores_is_in_no_file() {
     model.save_pretrained(&scratch.0).unwrap();
     assert_eq!(first(&scratch), decoder("llama").parameters()[0].value().unwrap().to_bytes().unwrap());
 }
+
+/// Adapters know the place of a token, and attend to nothing: they get no program.
+#[test]
+fn adapters_have_no_programs_of_scores() {
+    let model = decoder("llama");
+    let before = attention_slots(&model).len();
+    let lora = models::Lora::new(
+        &model,
+        &init(),
+        models::LoraConfig { target_modules: models::LoraTargets::AllLinear, ..Default::default() },
+    )
+    .unwrap();
+    assert_eq!(attention_slots(&model).len(), before);
+    set_scores(&model, |_| learned_scores(&init(), model.config().heads)).unwrap();
+    let learned = nn::ModuleExt::named_parameters(&model).into_iter().filter(|(name, _)| name.contains("scores."));
+    // A slope and a cap for each layer.
+    assert_eq!(learned.count(), 2 * before);
+    drop(lora);
+}

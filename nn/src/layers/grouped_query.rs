@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Forward, Init, Initializer, Module, Param, Visitor,
-    parallel::{AttendedTokens, ContextSlot, CutLayer, Cuts, Exchange, RowCut, SharedInput, same_segment},
+    parallel::{AttendedTokens, ContextSlot, CutLayer, Cuts, Exchange, RowCut, SharedInput, first_query, same_segment},
 };
 
 /// The sizes and options of a [`GroupedQueryAttention`].
@@ -278,7 +278,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
             })
             .scale(options.scale.unwrap_or(1.0 / (self.config.head_dim as f64).sqrt()))
             // Queries are at the last positions of the keys.
-            .shifted(0, 0, k.dims()[2] - q.dims()[2], 0);
+            .shifted(0, 0, first_query(q, &k)?, 0);
         self.context.attend(&program, [q, &k, &v], &args)
     }
 

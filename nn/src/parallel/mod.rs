@@ -51,6 +51,7 @@ pub use loss::VocabularyLoss;
 pub use placed::Placed;
 pub(crate) use placed::{fill_up, local_rows};
 pub use plan::{TensorPlan, TensorStyle};
+pub(crate) use scores::first_query;
 pub use scores::{AttendedTokens, AttentionScores, set_scores};
 pub use segments::same_segment;
 pub use sequence::SequencePart;

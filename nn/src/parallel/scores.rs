@@ -6,15 +6,15 @@ use autograd::Var;
 use numcore::{
     DType, Error, Result, Runtime, Within,
     fused::{AttentionProgram, ScorePosition, SdpaOptions},
-    ops::ViewOps,
+    ops::{Apply, ViewOps},
 };
 
 use super::{Cuts, RowCut, TensorStyle, attention_slots, segments::masked};
 use crate::{Module, Param, Visitor};
 
 /// A program of scores for a layer of attention, with learned arguments: parameters of the layer's own, under `scores`.
-/// The program gets the layer's scores, after its scale and its soft cap, and hides keys besides those that the layer
-/// hides. [`set_scores`] gives the layers of a model their programs.
+/// The program gets the layer's scores after its soft cap and its scale, which a scale of the program replaces. It
+/// hides keys besides those that the layer hides. [`set_scores`] gives the layers of a model their programs.
 ///
 /// Positions are those of tokens in their texts: after a cache of keys, beside padding, and in packed documents. Where
 /// heads or sequences are cut over ranks, heads and positions are those of all ranks.
@@ -81,6 +81,16 @@ pub fn set_scores<R: Runtime>(
     Ok(found.into_iter().map(|(slot, scores)| slot.set_scores(Some(Arc::new(scores)))).count())
 }
 
+/// The position of the first query among the keys, if queries are the last tokens.
+pub(crate) fn first_query<R: Runtime>(q: &Var<R>, k: &Var<R>) -> Result<usize> {
+    let (queries, keys) = (q.dims()[2], k.dims()[2]);
+    keys.checked_sub(queries).ok_or_else(|| {
+        let why =
+            format!("{queries} queries are the last of {keys} keys: a program of scores needs a key for each query");
+        Error::shape("AttentionScores", &[q.spec().shape, k.spec().shape], why)
+    })
+}
+
 impl<R: Runtime> AttentionScores<R> {
     /// Scores by a program whose arguments are added by [`learned`](AttentionScores::learned), in their order.
     pub fn by(program: AttentionProgram) -> Self {
@@ -121,7 +131,7 @@ impl<R: Runtime> AttentionScores<R> {
     ) -> Result<(AttentionProgram, Vec<Var<R>>)> {
         // An added mask may hide keys: it is added last.
         let added = options.mask.filter(|mask| mask.dtype() != DType::Bool);
-        let first = if options.lower_right { k.dims()[2].saturating_sub(q.dims()[2]) } else { 0 };
+        let first = if options.lower_right { first_query(q, k)? } else { 0 };
         let options = SdpaOptions { mask: options.mask.filter(|_| added.is_none()), ..options };
         let (own, args) = masked(&options, tokens.segments)?;
         let own = own.shifted(0, 0, first, 0);

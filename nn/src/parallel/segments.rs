@@ -44,7 +44,8 @@ pub(super) fn masked<R: Runtime>(
     options: &SdpaOptions<'_, Var<R>>,
     segments: Option<&Var<R>>,
 ) -> Result<(AttentionProgram, Vec<Var<R>>)> {
-    let &SdpaOptions { mask, causal, window: (before, after), scale, softcap, .. } = options;
+    let &SdpaOptions { mask, causal, window, scale, softcap, .. } = options;
+    let [before, after] = [window.0, window.1].map(|keys| keys.and_then(|keys| i64::try_from(keys).ok()));
     let is_seen = mask.is_some_and(|mask| mask.dtype() == DType::Bool);
     let (is_added, has_segments) = (mask.is_some() && !is_seen, segments.is_some());
     let mut args: Vec<Var<R>> = mask.into_iter().cloned().collect();
@@ -64,8 +65,8 @@ pub(super) fn masked<R: Runtime>(
                 is_seen.then(|| args[0]),
                 has_segments.then(|| args[args.len() - 2].eq(args[args.len() - 1])),
                 causal.then(|| at.key.le(at.query)),
-                before.map(|before| (at.query - at.key).le(before as i64)),
-                after.map(|after| (at.key - at.query).le(after as i64)),
+                before.map(|before| (at.query - at.key).le(before)),
+                after.map(|after| (at.key - at.query).le(after)),
             ];
             all.into_iter().flatten().reduce(|a, b| a & b).unwrap_or_else(|| at.key.eq(at.key))
         });

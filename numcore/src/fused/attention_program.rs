@@ -118,7 +118,13 @@ impl AttentionProgram {
         at: impl for<'b> Fn(ScorePosition<'b>, &[Expr<'b>]) -> ScorePosition<'b>,
     ) -> Self {
         let (own, end) = (first.args, first.args + self.args);
-        let blocks = self.blocks.clone().or_else(|| first.blocks.clone());
+        let both = |a: &Range<usize>, b: &Range<usize>| a.start.max(b.start)..a.end.min(b.end);
+        let blocks = match (&self.blocks, &first.blocks) {
+            (Some((rows, own)), Some((same, others))) if rows == same => {
+                Some((*rows, own.iter().zip(others).map(|(a, b)| both(a, b)).collect()))
+            }
+            (own, first) => own.clone().or_else(|| first.clone()),
+        };
         let scale = self.scale.or(first.scale);
         let mut both = AttentionProgram { scale, blocks, first: first.first, ..Self::over(end + more) };
         if first.score.is_some() || self.score.is_some() {

@@ -17,7 +17,7 @@ use super::{
     Recording, Stream,
     blas::Blas,
     capture_gate::{CaptureGate, Freed, relaxed},
-    libraries,
+    libraries, queries,
 };
 use crate::{args::Args, codegen::KernelSource};
 
@@ -26,9 +26,6 @@ const PLAIN_SHARED: u32 = 48 << 10;
 
 /// The oldest major compute capability: kernels of halves use its instructions.
 const OLDEST_CAPABILITY: i32 = 8;
-
-/// The type of `cuEventElapsedTime`.
-type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
 
 /// One GPU through the CUDA driver API.
 pub(crate) struct CudaDriver {
@@ -45,7 +42,7 @@ unsafe impl Send for CudaDriver {}
 // SAFETY: as above; the driver synchronizes access to shared state.
 unsafe impl Sync for CudaDriver {}
 
-fn words(e: DriverError) -> DriverFailure {
+pub(super) fn words(e: DriverError) -> DriverFailure {
     DriverFailure::of_code(e.0 as u32, e.to_string())
 }
 
@@ -107,16 +104,6 @@ impl CudaDriver {
                 }
             }
         }
-    }
-}
-
-impl CudaDriver {
-    /// The device's fault behind a failure of a library, whose status does not reveal one.
-    fn fault(&self, stream: Stream, failure: &DriverFailure) -> Option<DriverFailure> {
-        // SAFETY: a stream of this driver.
-        let state = relaxed(|| unsafe { sys::cuStreamQuery(stream.raw()) }.result());
-        let fault = state.err().map(|error| DriverFailure::of_code(error.0 as u32, failure.to_string()));
-        fault.filter(DriverFailure::is_sticky)
     }
 }
 
@@ -248,12 +235,8 @@ impl Driver for CudaDriver {
 
     fn elapsed(&self, from: Mark, to: Mark) -> Fallible<Duration> {
         self.bind()?;
-        // The bindings for CUDA 13 call this function's second version, which drivers have from CUDA 12.8 on.
-        // SAFETY: the type is the header's.
-        let elapsed: ElapsedTime = unsafe { libraries::of_driver("cuEventElapsedTime") }?;
-        let mut milliseconds = 0.0;
-        // SAFETY: handles of this driver; the pointer is valid.
-        unsafe { elapsed(&mut milliseconds, from.raw(), to.raw()) }.result().map_err(words)?;
+        // SAFETY: handles of this driver.
+        let milliseconds = unsafe { queries::elapsed(from.raw(), to.raw()) }?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
 
@@ -364,7 +347,8 @@ impl Driver for CudaDriver {
         self.bind()?;
         // SAFETY: the caller's promise.
         let queued = unsafe { self.blas.gemm(stream, gemm, at, workspace, candidate) };
-        queued.map_err(|failure| self.fault(stream, &failure).unwrap_or(failure))
+        // SAFETY: a stream of this driver.
+        queued.map_err(|failure| unsafe { queries::fault(stream.raw(), &failure) }.unwrap_or(failure))
     }
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()> {

@@ -12,6 +12,7 @@ mod failure;
 mod libraries;
 #[cfg(feature = "emulate")]
 mod parallel;
+mod queries;
 
 use std::{fmt, time::Duration};
 

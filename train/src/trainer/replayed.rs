@@ -53,6 +53,11 @@ where
         if (line.step, line.at) != (step, at) {
             return Err(leg.parted(step, format!("it is at {at}, and the run took step {} at {}", line.step, line.at)));
         }
+        if line.counts.is_some() != self.engine.step.properties().in_turn.is_some() {
+            let why =
+                "ranks take numbers of batches by measured speed in one of both alone: the log has none, or this step";
+            return Err(leg.parted(step, why));
+        }
         *taken += 1;
         if line.shares != shares {
             let given = line.shares.clone();
