@@ -13,6 +13,10 @@ macro_rules! embedded {
     };
 }
 embedded!(
+    "func.json",
+    "func.safetensors",
+    "func_models.json",
+    "func_models.safetensors",
     "loss.json",
     "loss.safetensors",
     "lr.json",

@@ -8,5 +8,5 @@ const ON_WEBGPU: &[&str] = &["test", "-p", "weftgrad-runtime-wgpu", "--lib", "at
 pub(super) const OF_KERNELS: &[Mutant] = &[
     Mutant { file: "runtime-wgpu/src/fused/attention/backward.rs", from: "p{j} * (d{j} - dot)", to: "p{j} * d{j}", test: ON_WEBGPU },
     Mutant { file: "runtime-wgpu/src/fused/attention/backward.rs", from: "at_a_time(this.queries, this.keys)", to: "this.queries * this.keys", test: ON_WEBGPU },
-    Mutant { file: "runtime-wgpu/src/fused/attention/backward.rs", from: "select(base, wg_bits(0x7f800000u), base == wg_bits(0xff800000u))", to: "base", test: ON_WEBGPU },
+    Mutant { file: "runtime-wgpu/src/fused/attention/backward.rs", from: "select(base, wg_bits(0x7f800000u), bitcast<u32>(base) == 0xff800000u)", to: "base", test: ON_WEBGPU },
 ];
