@@ -45,7 +45,8 @@ pub(super) fn build<R: Runtime>(file: &ModelProto<'_>, folder: Option<&Path>, de
     check_tensors(&file.graph, folder)?;
     let mut roles = BTreeMap::new();
     find_roles(&file.graph, &mut roles);
-    let mut builder = Resolver { device, folder, roles, held: Vec::new(), places: 0 };
+    let (tensors, free) = (BTreeMap::new(), BTreeSet::new());
+    let mut builder = Resolver { device, folder, roles, tensors, free, held: Vec::new(), places: 0 };
     let mut graph = builder.graph(&file.graph, &BTreeMap::new())?;
     mark_last(&mut graph, &builder.held.iter().map(|(place, ..)| *place).collect());
     Ok(ResolvedModel { graph, opset, places: builder.places, held: builder.held })
@@ -129,7 +130,12 @@ fn special<R: Runtime>(node: &NodeProto<'_>) -> Option<(control::SpecialRule<R>,
 }
 
 fn is_constant(node: &NodeProto<'_>) -> bool {
-    node.op == "Constant" && matches!(node.domain, "" | "ai.onnx")
+    is_own(node, "Constant")
+}
+
+/// Tells whether a node is of this operator of the format's own domain.
+fn is_own(node: &NodeProto<'_>, op: &str) -> bool {
+    node.op == op && matches!(node.domain, "" | "ai.onnx")
 }
 
 /// The operator and the name of a node, for errors; without a name, its first output.
@@ -150,9 +156,10 @@ fn find_roles<'a>(graph: &GraphProto<'a>, roles: &mut BTreeMap<&'a str, Initiali
     for node in &graph.nodes {
         for (i, name) in node.ins.iter().enumerate() {
             let role = roles.entry(name).or_insert(InitializerRole { weight: false, running: false });
-            let running = node.op == "BatchNormalization" && i >= 3;
+            let running = is_own(node, "BatchNormalization") && i >= 3;
             role.running |= running;
-            role.weight |= !running && !is_option(node.op, i);
+            // An initializer that an `Identity` names anew is a tensor of its own there, with the uses of that name.
+            role.weight |= !running && !is_own(node, "Identity") && !is_option(node.op, i);
         }
         for attribute in node.attributes.values() {
             if let AttributeProto::Graph(inner) = attribute {
@@ -177,6 +184,10 @@ struct Resolver<'a, R: Runtime> {
     device: &'a R,
     folder: Option<&'a Path>,
     roles: BTreeMap<&'a str, InitializerRole>,
+    /// The tensors of the file, by the places that hold them.
+    tensors: BTreeMap<usize, &'a TensorProto<'a>>,
+    /// The places of statistics that no batch norm has yet.
+    free: BTreeSet<usize>,
     held: Vec<(usize, String, HeldTensor<R>)>,
     places: usize,
 }
@@ -189,9 +200,7 @@ impl<'a, R: Runtime> Resolver<'a, R> {
     fn graph(&mut self, graph: &'a GraphProto<'a>, around: &NamedPlaces<'a>) -> Result<ResolvedGraph<R>> {
         let mut names = around.clone();
         for tensor in &graph.initializers {
-            let place = self.place(&mut names, tensor.name);
-            let held = self.hold(tensor)?;
-            self.held.push((place, tensor.name.to_owned(), held));
+            self.hold(&mut names, tensor.name, tensor)?;
         }
         // Before version 4 of the format, initializers are inputs too.
         let is_given = |name: &str| !graph.initializers.iter().any(|tensor| tensor.name == name);
@@ -204,6 +213,8 @@ impl<'a, R: Runtime> Resolver<'a, R> {
                 let name = node.outs.first().ok_or_else(|| unresolved(node, "it has no output"))?;
                 let place = self.place(&mut names, name);
                 self.held.push((place, (*name).to_owned(), HeldTensor::Constant(value)));
+            } else if let Some((tensor, name)) = self.renamed(node, &names) {
+                self.hold(&mut names, name, tensor)?;
             } else {
                 nodes.push(self.node(node, &mut names)?);
             }
@@ -229,7 +240,10 @@ impl<'a, R: Runtime> Resolver<'a, R> {
                 names.get(name).copied().map(Some).ok_or_else(missing)
             }
         };
-        let ins = node.ins.iter().map(read).collect::<Result<_>>()?;
+        let mut ins = node.ins.iter().map(read).collect::<Result<Vec<_>>>()?;
+        if is_own(node, "BatchNormalization") {
+            self.own_statistics(node, &mut ins)?;
+        }
         let (mut attributes, mut graphs) = (NodeAttributes::new(), Vec::new());
         for (&name, attribute) in &node.attributes {
             let value = match attribute {
@@ -282,15 +296,46 @@ impl<'a, R: Runtime> Resolver<'a, R> {
         NodeValue::constant(tensor.load(self.device, self.folder)?)
     }
 
-    /// An initializer, by its use. A floating-point tensor with axes is a weight unless all its uses are options.
-    fn hold(&self, tensor: &TensorProto<'_>) -> Result<HeldTensor<R>> {
-        let role = self.roles.get(tensor.name).copied().unwrap_or(InitializerRole { weight: false, running: false });
+    /// The tensor that an `Identity` names anew, and its new name.
+    fn renamed(&self, node: &NodeProto<'a>, names: &NamedPlaces<'a>) -> Option<(&'a TensorProto<'a>, &'a str)> {
+        let ([from], [to]) = (&node.ins[..], &node.outs[..]) else { return None };
+        let tensor = self.tensors.get(names.get(from)?)?;
+        is_own(node, "Identity").then_some((*tensor, *to))
+    }
+
+    /// Holds a tensor by the uses of its name.
+    ///
+    /// A floating-point tensor with axes is a weight unless all its uses are options. It is a buffer if all are as
+    /// statistics.
+    fn hold(&mut self, names: &mut NamedPlaces<'a>, name: &'a str, tensor: &'a TensorProto<'a>) -> Result<()> {
+        let role = self.roles.get(name).copied().unwrap_or(InitializerRole { weight: false, running: false });
         let has_axes = tensor.dtype()?.is_float() && tensor.shape()?.rank() > 0;
-        if !has_axes || !(role.weight || role.running) {
-            return Ok(HeldTensor::Constant(self.value(tensor)?));
+        let place = self.place(names, name);
+        let held = if !has_axes || !(role.weight || role.running) {
+            HeldTensor::Constant(self.value(tensor)?)
+        } else if role.weight {
+            HeldTensor::Weight(Param::new(tensor.load(self.device, self.folder)?)?)
+        } else {
+            self.free.insert(place);
+            HeldTensor::Running(Buffer::new(tensor.load(self.device, self.folder)?))
+        };
+        self.tensors.insert(place, tensor);
+        self.held.push((place, name.to_owned(), held));
+        Ok(())
+    }
+
+    /// Gives a batch norm buffers of its own for the tensors of the file that another node reads too.
+    fn own_statistics(&mut self, node: &NodeProto<'a>, ins: &mut [Option<usize>]) -> Result<()> {
+        for (place, name) in ins.iter_mut().skip(3).zip(["running_mean", "running_var"]) {
+            let Some(shared) = place.filter(|shared| !self.free.remove(shared)) else { continue };
+            let Some(tensor) = self.tensors.get(&shared) else { continue };
+            let buffer = Buffer::new(tensor.load(self.device, self.folder)?);
+            let name = format!("{}.{name}", node.outs.first().copied().unwrap_or_default());
+            self.held.push((self.places, name, HeldTensor::Running(buffer)));
+            *place = Some(self.places);
+            self.places += 1;
         }
-        let value = tensor.load(self.device, self.folder)?;
-        Ok(if role.running { HeldTensor::Running(Buffer::new(value)) } else { HeldTensor::Weight(Param::new(value)?) })
+        Ok(())
     }
 }
 

@@ -73,7 +73,9 @@ pub(super) fn run<R: Runtime>(c: &NodeCall<'_, R>, op: &str) -> Option<Vec<HostA
         }
         "Range" => range(x, at(1)?, at(2)?),
         "ConstantOfShape" => {
-            let value = c.filled().unwrap_or(HostArray { dtype: DType::F32, dims: vec![], values: vec![0.0] });
+            let zero = HostArray { dtype: DType::F32, dims: vec![], values: vec![0.0] };
+            // A value that is not on the host is left to the device.
+            let value = if c.has("value") { c.filled()? } else { zero };
             let to: Vec<usize> = x.ints().iter().map(|&d| usize::try_from(d).ok()).collect::<Option<_>>()?;
             Some(vec![value.sized(vec![])?.expanded(&to)?])
         }
@@ -149,9 +151,12 @@ fn gather(x: &HostArray, index: &HostArray, axis: i64) -> Option<Vec<HostArray>>
 
 /// A part of a list.
 fn slice<R: Runtime>(c: &NodeCall<'_, R>, x: &HostArray) -> Option<Vec<HostArray>> {
-    let one = |name: &str, i: usize| c.list(name, i).ok()?.filter(|list| list.len() == 1).map(|list| list[0]);
-    let (start, end) = (one("starts", 1)?, one("ends", 2)?);
-    let (axis, step) = (one("axes", 3).unwrap_or(0), c.list("steps", 4).ok()?.map_or(1, |steps| steps[0]));
+    let one = |name: &str, i: usize, default: Option<i64>| match c.list(name, i).ok()? {
+        Some(list) => <[i64; 1]>::try_from(list).ok().map(|[only]| only),
+        None => default,
+    };
+    let (start, end) = (one("starts", 1, None)?, one("ends", 2, None)?);
+    let (axis, step) = (one("axes", 3, Some(0))?, one("steps", 4, Some(1))?);
     if x.dims.len() != 1 || !matches!(axis, 0 | -1) || step < 1 {
         return None;
     }

@@ -2,6 +2,7 @@
 
 mod common;
 mod exported;
+mod graphs;
 mod malformed;
 mod training;
 mod values;

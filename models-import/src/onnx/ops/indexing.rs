@@ -152,7 +152,9 @@ fn tensor_scatter<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
 
 fn suppression<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
     let (boxes, scores) = (c.x(0)?.value()?, c.x(1)?.value()?);
-    let most = size(c.number(2)?.unwrap_or(0.0) as i64)?;
+    let count = boxes.dims().get(1).copied().unwrap_or(0);
+    // Exporters write the largest integer for all boxes.
+    let most = size((c.number(2)?.unwrap_or(0.0) as i64).min(count as i64))?;
     let (overlap, lowest) = (c.number(3)?.unwrap_or(0.0), c.number(4)?.unwrap_or(f64::NEG_INFINITY));
     let [batches, classes, _] = array("the scores' shape", scores.dims())?;
     let mut found = Vec::new();

@@ -5,7 +5,7 @@ use nn::counted_rows;
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::NnOps,
-    ops::{Apply, PadMode, PadOps, PointwiseOps, ReduceOps, ViewOps, cat},
+    ops::{Apply, PadMode, PadOps, PointwiseOps, ReduceOps, RepeatOps, ViewOps, cat},
 };
 
 use super::{
@@ -27,7 +27,12 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OperatorRow<R>> {
             one(x.group_norm(channels, c.opt(1)?, c.opt(2)?, c.float("epsilon", 1e-5)))
         }),
         "GroupNormalization" => row(&["epsilon", "num_groups", "stash_type"], |c| {
-            one(c.x(0)?.group_norm(c.size("num_groups", 1)?, c.opt(1)?, c.opt(2)?, c.float("epsilon", 1e-5)))
+            let (x, groups) = (c.x(0)?, c.size("num_groups", 1)?);
+            // Before version 21 scales and biases are those of groups.
+            let each = x.dims().get(1).copied().unwrap_or(0) / groups.max(1);
+            let of_channels = |w: &Var<R>| if c.opset() < 21 { w.repeat_interleave(each, 0) } else { Ok(w.clone()) };
+            let (weight, bias) = (c.opt(1)?.map(of_channels).transpose()?, c.opt(2)?.map(of_channels).transpose()?);
+            one(x.group_norm(groups, weight.as_ref(), bias.as_ref(), c.float("epsilon", 1e-5)))
         }),
         "LRN" => row(&["alpha", "beta", "bias", "size"], across),
         "Dropout" => row(&["ratio", "seed"], dropout),
@@ -63,6 +68,8 @@ fn layer<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
 
 /// Batch norm by the running statistics in evaluation, and by the batch's in training, which move the running ones.
 /// Rows that do not [count](nn::counted_rows) are no part of the batch's statistics, and have the running ones.
+///
+/// Outputs are `y`, the running statistics, and, before version 14, the statistics that `y` was computed by.
 fn batch<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
     let (x, eps) = (c.x(0)?, c.float("epsilon", 1e-5));
     if c.int("spatial", 1) != 1 {
@@ -75,7 +82,7 @@ fn batch<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
     let shape = x.spec().shape;
     let count = shape.dims().iter().skip(2).product::<usize>() * counted;
     if counted == 0 || (count < 2 && counted < rows) {
-        return Ok(vec![by_running(x)?, mean.clone(), variance.clone()]);
+        return Ok(vec![by_running(x)?, mean.clone(), variance.clone(), mean.clone(), variance.clone()]);
     }
     if count < 2 {
         let why = "one value per channel has no variance to train with; give it a larger batch, or call `eval`";
@@ -95,7 +102,8 @@ fn batch<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
         }
         Ok(moved)
     };
-    Ok(vec![y, moved(3, mean, &new_mean)?, moved(4, variance, &new_variance)?])
+    let (moved_mean, moved_variance) = (moved(3, mean, &new_mean)?, moved(4, variance, &new_variance)?);
+    Ok(vec![y, moved_mean, moved_variance, new_mean, new_variance])
 }
 
 /// Normalization over neighbouring channels.

@@ -64,11 +64,29 @@ fn largest<R: Runtime, const N: usize>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
     let (values, places) = padded.max_pool_with_indices(&options)?;
     let dims = x.dims();
     let (rows, inner) = (dims[0] * dims[1], dims[2..].iter().product::<usize>());
+    let places = if pads { unpadded(&places, &padded.dims()[2..], &before[2..], &dims[2..])? } else { places };
     let places = if c.flag("storage_order") { by_columns(&places, &dims[2..])? } else { places };
     let start = Tensor::arange(c.device(), 0i64, inner as i64, rows, DType::I64)?;
     let mut along = vec![1; N + 2];
     along[..2].copy_from_slice(&dims[..2]);
     Ok(vec![values, places.add(&Var::new(start.reshape(along)?))?])
+}
+
+/// Positions in a padded value as positions in the value itself.
+fn unpadded<R: Runtime>(
+    places: &Var<R>,
+    padded: &[usize],
+    before: &[(isize, isize)],
+    dims: &[usize],
+) -> Result<Var<R>> {
+    let (mut rest, mut stride, mut own) = (places.clone(), 1, places.mul(0.0)?);
+    for axis in (0..dims.len()).rev() {
+        let along = rest.rem(padded[axis] as f64)?.sub(before[axis].0 as f64)?;
+        own = own.add(&along.mul(stride as f64)?)?;
+        rest = rest.div(padded[axis] as f64)?;
+        stride *= dims[axis];
+    }
+    Ok(own)
 }
 
 /// OperatorRow-major positions of two axes as column-major ones.

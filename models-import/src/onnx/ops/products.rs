@@ -41,14 +41,14 @@ pub(super) fn by_axes<R: Runtime>(
     }
 }
 
-/// Integers have no product of matrices: they are multiplied and summed.
+/// Integers have no product of matrices: they are multiplied and summed, and stay of their type.
 pub(super) fn product<R: Runtime>(a: &Var<R>, b: &Var<R>) -> Result<Var<R>> {
     if a.dtype().is_float() {
         return a.matmul(b);
     }
     let row = if a.dims().len() == 1 { a.unsqueeze(0)? } else { a.clone() };
     let column = if b.dims().len() == 1 { b.unsqueeze(1)? } else { b.clone() };
-    let y = row.unsqueeze(-1)?.mul(&column.unsqueeze(-3)?)?.sum(&[-2])?;
+    let y = row.unsqueeze(-1)?.mul(&column.unsqueeze(-3)?)?.sum(&[-2])?.to_dtype(a.dtype())?;
     let y = if a.dims().len() == 1 { y.squeeze(-2)? } else { y };
     if b.dims().len() == 1 { y.squeeze(-1) } else { Ok(y) }
 }

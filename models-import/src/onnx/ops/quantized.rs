@@ -15,25 +15,29 @@ use super::{
     row,
 };
 
+/// The axis of a matrix's rows.
+const ROWS: i64 = -2;
+
 pub(super) fn find<R: Runtime>(op: &str) -> Option<OperatorRow<R>> {
     const LINEAR: &[&str] = &["axis", "block_size", "saturate", "output_dtype", "precision"];
     const CONV: &[&str] = &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"];
     match op {
-        "QuantizeLinear" => row(LINEAR, |c| one(quantized(c, c.x(0)?, c.x(1)?, c.opt(2)?))),
-        "DequantizeLinear" => row(LINEAR, |c| one(real(c, c.x(0)?, c.x(1)?, c.opt(2)?))),
+        "QuantizeLinear" => row(LINEAR, |c| one(quantized(c, c.int("axis", 1), c.x(0)?, c.x(1)?, c.opt(2)?))),
+        "DequantizeLinear" => row(LINEAR, |c| one(real(c, c.int("axis", 1), c.x(0)?, c.x(1)?, c.opt(2)?))),
         "DynamicQuantizeLinear" => row(&[], dynamic),
         "MatMulInteger" => row(&[], |c| {
-            one(product(&shifted(c.x(0)?, c.opt(2)?)?, &shifted(c.x(1)?, c.opt(3)?)?)?.to_dtype(DType::I32))
+            let (a, b) = (c.x(0)?, c.x(1)?);
+            let zero = c.opt(2)?.map(|zero| broadcast(c, ROWS, zero, a)).transpose()?;
+            one(product(&shifted(a, zero.as_ref())?, &shifted(b, c.opt(3)?)?))
         }),
         "QLinearMatMul" => row(&[], |c| {
-            let a = real(c, c.x(0)?, c.x(1)?, c.opt(2)?)?.to_dtype(DType::F32)?;
-            let b = real(c, c.x(3)?, c.x(4)?, c.opt(5)?)?.to_dtype(DType::F32)?;
-            one(quantized(c, &product(&a, &b)?, &c.x(6)?.to_dtype(DType::F32)?, c.opt(7)?))
+            let a = real(c, ROWS, c.x(0)?, c.x(1)?, c.opt(2)?)?.to_dtype(DType::F32)?;
+            let b = real(c, -1, c.x(3)?, c.x(4)?, c.opt(5)?)?.to_dtype(DType::F32)?;
+            one(quantized(c, ROWS, &product(&a, &b)?, &c.x(6)?.to_dtype(DType::F32)?, c.opt(7)?))
         }),
         "ConvInteger" => row(CONV, |c| {
             // Sums of products of bytes are exact in f64. A weight's zero point may be each output channel's own.
-            let channels = |zero: &Var<R>| zero.reshape([zero.spec().shape.numel(), 1, 1, 1]);
-            let zero = c.opt(3)?.map(channels).transpose()?;
+            let zero = c.opt(3)?.map(|zero| broadcast(c, 0, zero, c.x(1)?)).transpose()?;
             let (x, weight) = (shifted(c.x(0)?, c.opt(2)?)?, shifted(c.x(1)?, zero.as_ref())?);
             one(convolved(c, &x.to_dtype(DType::F64)?, &weight.to_dtype(DType::F64)?)?.to_dtype(DType::I32))
         }),
@@ -41,9 +45,9 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OperatorRow<R>> {
             if c.opt(8)?.is_some() {
                 return Err(bad("has a bias, which is not supported"));
             }
-            let x = real(c, c.x(0)?, c.x(1)?, c.opt(2)?)?;
-            let weight = real(c, c.x(3)?, c.x(4)?, c.opt(5)?)?;
-            one(quantized(c, &convolved(c, &x, &weight)?, c.x(6)?, c.opt(7)?))
+            let x = real(c, 1, c.x(0)?, c.x(1)?, c.opt(2)?)?;
+            let weight = real(c, 0, c.x(3)?, c.x(4)?, c.opt(5)?)?;
+            one(quantized(c, 1, &convolved(c, &x, &weight)?, c.x(6)?, c.opt(7)?))
         }),
         _ => None,
     }
@@ -66,9 +70,9 @@ fn shifted<R: Runtime>(x: &Var<R>, zero: Option<&Var<R>>) -> Result<Var<R>> {
 }
 
 /// A scale as it is broadcast: of everything, of an axis, or of blocks along it.
-fn broadcast<R: Runtime>(c: &NodeCall<'_, R>, scale: &Var<R>, x: &Var<R>) -> Result<Var<R>> {
+fn broadcast<R: Runtime>(c: &NodeCall<'_, R>, axis: i64, scale: &Var<R>, x: &Var<R>) -> Result<Var<R>> {
     let (rank, dims) = (x.dims().len(), scale.dims());
-    let axis = || x.spec().shape.axis("QuantizeLinear", c.int("axis", 1).min(rank as i64 - 1) as isize);
+    let axis = || x.spec().shape.axis("scales", axis.min(rank as i64 - 1) as isize);
     match dims[..] {
         [] => Ok(scale.clone()),
         [1] => scale.reshape([0usize; 0]),
@@ -85,7 +89,13 @@ fn broadcast<R: Runtime>(c: &NodeCall<'_, R>, scale: &Var<R>, x: &Var<R>) -> Res
     }
 }
 
-fn quantized<R: Runtime>(c: &NodeCall<'_, R>, x: &Var<R>, scale: &Var<R>, zero: Option<&Var<R>>) -> Result<Var<R>> {
+fn quantized<R: Runtime>(
+    c: &NodeCall<'_, R>,
+    axis: i64,
+    x: &Var<R>,
+    scale: &Var<R>,
+    zero: Option<&Var<R>>,
+) -> Result<Var<R>> {
     let to = match zero {
         Some(zero) => zero.dtype(),
         None if c.has("output_dtype") && c.int("output_dtype", 0) != 0 => c.dtype("output_dtype", 0)?,
@@ -95,16 +105,22 @@ fn quantized<R: Runtime>(c: &NodeCall<'_, R>, x: &Var<R>, scale: &Var<R>, zero: 
         return Err(bad(format!("quantizes to {to}, and is supported for u8")));
     }
     let wide = if scale.dtype().is_half() { DType::F32 } else { scale.dtype() };
-    let mut y = x.to_dtype(wide)?.div(&broadcast(c, scale, x)?.to_dtype(wide)?)?.round()?;
+    let mut y = x.to_dtype(wide)?.div(&broadcast(c, axis, scale, x)?.to_dtype(wide)?)?.round()?;
     if let Some(zero) = zero {
-        y = y.add(&broadcast(c, zero, x)?.to_dtype(wide)?)?;
+        y = y.add(&broadcast(c, axis, zero, x)?.to_dtype(wide)?)?;
     }
     y.clamp(0.0, 255.0)?.to_dtype(DType::U8)
 }
 
-fn real<R: Runtime>(c: &NodeCall<'_, R>, x: &Var<R>, scale: &Var<R>, zero: Option<&Var<R>>) -> Result<Var<R>> {
-    let zero = zero.map(|zero| broadcast(c, zero, x)).transpose()?;
-    shifted(x, zero.as_ref())?.to_dtype(scale.dtype())?.mul(&broadcast(c, scale, x)?)
+fn real<R: Runtime>(
+    c: &NodeCall<'_, R>,
+    axis: i64,
+    x: &Var<R>,
+    scale: &Var<R>,
+    zero: Option<&Var<R>>,
+) -> Result<Var<R>> {
+    let zero = zero.map(|zero| broadcast(c, axis, zero, x)).transpose()?;
+    shifted(x, zero.as_ref())?.to_dtype(scale.dtype())?.mul(&broadcast(c, axis, scale, x)?)
 }
 
 /// The range of the values, 0 included, over 255 steps.

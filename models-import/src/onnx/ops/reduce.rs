@@ -21,7 +21,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OperatorRow<R>> {
     match op {
         "ReduceSum" => row(REDUCE, |c| reduced(c, |x, axes| x.sum_keepdim(axes))),
         "ReduceMean" => row(REDUCE, |c| reduced(c, |x, axes| x.mean_keepdim(axes))),
-        "ReduceProd" => row(REDUCE, |c| reduced(c, |x, axes| x.prod_keepdim(axes)?.to_dtype(x.dtype()))),
+        "ReduceProd" => row(REDUCE, |c| reduced(c, |x, axes| x.prod_keepdim(axes))),
         // Booleans are ordered by `any` and `all`.
         "ReduceMax" => row(REDUCE, |c| {
             reduced(c, |x, axes| if x.dtype() == DType::Bool { x.any_keepdim(axes) } else { x.amax_keepdim(axes) })
@@ -56,17 +56,17 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OperatorRow<R>> {
     }
 }
 
-/// A reduction by the method that keeps the axes.
+/// A reduction by the method that keeps the axes, in the element type of the input.
 fn reduced<R: Runtime>(c: &NodeCall<'_, R>, f: ReductionOp<R>) -> NodeOutputs<R> {
     let x = c.x(0)?;
     let axes = c.list("axes", 1)?.filter(|axes| !axes.is_empty());
     let all = || (0..x.dims().len() as i64).collect();
     if (axes.is_none() && c.flag("noop_with_empty_axes")) || x.dims().is_empty() {
         // Of each element alone.
-        return one(f(&x.unsqueeze(-1)?, &[-1])?.squeeze(-1));
+        return one(f(&x.unsqueeze(-1)?, &[-1])?.squeeze(-1)?.to_dtype(x.dtype()));
     }
     let axes: Vec<isize> = axes.unwrap_or_else(all).iter().map(|&axis| axis as isize).collect();
-    let kept = f(x, &axes)?;
+    let kept = f(x, &axes)?.to_dtype(x.dtype())?;
     if c.int("keepdims", 1) == 1 {
         return one(Ok(kept));
     }
