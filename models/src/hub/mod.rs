@@ -1,18 +1,19 @@
 //! Repositories of the Hugging Face Hub as folders, in the cache that Hugging Face's own tools share.
 
+mod client;
+
 use std::{
-    env, fs, io,
+    env, fmt, fs, io,
     path::{Component, Path, PathBuf},
 };
 
-use hf_hub::{
-    Cache, Repo, RepoType,
-    api::sync::{ApiBuilder, ApiRepo},
-};
 use numcore::{Error, Result};
+use serde_json::Value;
+
+use self::client::{HubClient, holds};
 
 /// Options of a [`Hub`]. The defaults are those of the environment, under the names that `huggingface_hub` reads.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct HubOptions {
     /// The address of the service: `HF_ENDPOINT`, or `https://huggingface.co`.
     pub endpoint: String,
@@ -26,13 +27,23 @@ pub struct HubOptions {
     pub progress: bool,
 }
 
+/// All but the token, which is a secret.
+impl fmt::Debug for HubOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HubOptions { endpoint, cache, token, offline, progress } = self;
+        let mut shown = f.debug_struct("HubOptions");
+        shown.field("endpoint", endpoint).field("cache", cache).field("token", &token.as_ref().map(|_| "…"));
+        shown.field("offline", offline).field("progress", progress).finish()
+    }
+}
+
 impl Default for HubOptions {
     fn default() -> Self {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.trim().is_empty());
         let cache = || Some(PathBuf::from(variable("XDG_CACHE_HOME")?).join("huggingface"));
         let user = || env::home_dir().unwrap_or_default().join(".cache/huggingface");
         let home = variable("HF_HOME").map(PathBuf::from).or_else(cache).unwrap_or_else(user);
-        let saved = || fs::read_to_string(home.join("token")).ok();
+        let saved = || fs::read_to_string(home.join("token")).ok().filter(|token| !token.trim().is_empty());
         let yes = |value: String| matches!(value.to_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE");
         HubOptions {
             endpoint: variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into()),
@@ -46,9 +57,9 @@ impl Default for HubOptions {
 
 /// A client of the Hugging Face Hub. It gives local folders, which every reader takes as any other folder.
 ///
-/// The cache is laid out as `huggingface_hub` does it, so files that are there are not downloaded again. Of many ranks
-/// on one cache, one calls it; the others wait at a barrier, and then read the same folder
-/// [offline](HubOptions::offline).
+/// The cache is laid out as `huggingface_hub` does it, so files that are there are not downloaded again. A download that
+/// was cut off goes on where it ended. Sizes are checked, and so are the SHA-256 of large files. Of many ranks on one
+/// cache, one calls it; the others wait at a barrier, and then read the same folder [offline](HubOptions::offline).
 ///
 /// ```no_run
 /// use models::{Decoder, Hub, HubOptions, Pretrained};
@@ -79,16 +90,21 @@ impl Hub {
         let asked = Asked { repository, revision };
         asked.check()?;
         if self.options.offline {
-            return self.cached(&asked);
+            let folder = self.cached(&asked)?;
+            let entries = fs::read_dir(&folder).map_err(|error| Error::io(&folder, error))?;
+            let all: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+            if wanted(&all.iter().map(String::as_str).collect::<Vec<_>>()).is_empty() {
+                let why = "is in the cache without the files of a model: download them without HF_HUB_OFFLINE";
+                return Err(asked.refused(why));
+            }
+            return Ok(folder);
         }
-        let at = self.api(&asked, revision)?;
-        let info = at.info().map_err(|error| asked.failed("the list of files", &error))?;
-        let all: Vec<&str> = info.siblings.iter().map(|file| file.rfilename.as_str()).collect();
-        let wanted = wanted(&all);
+        let (commit, all) = self.listed(&asked)?;
+        let wanted = wanted(&all.iter().map(String::as_str).collect::<Vec<_>>());
         if wanted.is_empty() {
             return Err(asked.refused("has no file that a model is read from; `Hub::file` gets a file by name"));
         }
-        self.download(&asked, &info.sha, &wanted)
+        self.download(&asked, &commit, &wanted)
     }
 
     /// The path of one file, by its name in the repository: a GGUF or ONNX file.
@@ -107,50 +123,65 @@ impl Hub {
                 || asked.refused(&format!("is in the cache without `{file}`: download it without HF_HUB_OFFLINE"));
             return if path.exists() { Ok(path) } else { Err(missing()) };
         }
-        let info = self.api(&asked, revision)?.info().map_err(|error| asked.failed("the list of files", &error))?;
-        if !info.siblings.iter().any(|sibling| sibling.rfilename == file) {
+        let (commit, all) = self.listed(&asked)?;
+        if !all.iter().any(|name| name == file) {
             return Err(asked.refused(&format!("has no file `{file}`")));
         }
-        Ok(self.download(&asked, &info.sha, &[file])?.join(file))
+        Ok(self.download(&asked, &commit, &[file])?.join(file))
     }
 
-    fn repo(asked: &Asked<'_>, revision: &str) -> Repo {
-        Repo::with_revision(asked.repository.to_owned(), RepoType::Model, revision.to_owned())
-    }
-
-    fn api(&self, asked: &Asked<'_>, revision: &str) -> Result<ApiRepo> {
-        let HubOptions { endpoint, cache, token, progress, .. } = &self.options;
-        let builder = ApiBuilder::from_cache(Cache::new(cache.clone())).with_endpoint(endpoint.clone());
-        let built = builder.with_token(token.clone()).with_progress(*progress).build();
-        Ok(built.map_err(|error| asked.failed("a client", &error))?.repo(Self::repo(asked, revision)))
+    /// The commit of the revision, and the names of its files.
+    fn listed(&self, asked: &Asked<'_>) -> Result<(String, Vec<String>)> {
+        let path = format!("api/models/{}/revision/{}", asked.repository, asked.revision.replace('/', "%2F"));
+        let text = HubClient::new(&self.options).text(&path);
+        let list = text.and_then(|text| serde_json::from_str::<Value>(&text).map_err(|error| error.to_string()));
+        let list = list.map_err(|why| asked.failed("the list of files", &why))?;
+        let commit = list["sha"].as_str().unwrap_or_default().to_owned();
+        if !is_commit(&commit) {
+            return Err(asked.refused(&format!("is said to be of the commit `{commit}`: is HF_ENDPOINT right?")));
+        }
+        let name = |file: &Value| file["rfilename"].as_str().map(str::to_owned);
+        Ok((commit, list["siblings"].as_array().into_iter().flatten().filter_map(name).collect()))
     }
 
     /// Downloads files of a commit that are not in the cache, and notes the commit as that of the revision.
     fn download(&self, asked: &Asked<'_>, commit: &str, files: &[&str]) -> Result<PathBuf> {
-        if !is_commit(commit) {
-            return Err(asked.refused(&format!("is said to be of the commit `{commit}`: is HF_ENDPOINT right?")));
-        }
-        let at = self.api(asked, commit)?;
-        for file in files.iter().filter(|file| is_within(file)) {
-            let path = at.get(file).map_err(|error| asked.failed(&format!("`{file}`"), &error))?;
-            if !path.starts_with(self.snapshot(asked, commit)) {
-                return Err(asked.refused(&format!("changed while `{file}` was downloaded: try again")));
+        let (client, snapshot) = (HubClient::new(&self.options), self.snapshot(asked, commit));
+        let blobs = self.repository(asked).join("blobs");
+        for file in files {
+            let at = snapshot.join(file);
+            if at.exists() {
+                continue;
             }
+            let failed = |why: String| asked.failed(&format!("`{file}`"), &why);
+            let path = format!("{}/resolve/{commit}/{}", asked.repository, escaped(file));
+            let stated = client.statement(&path, commit).map_err(failed)?;
+            let blob = blobs.join(&stated.etag);
+            if !holds(&blob, stated.size) {
+                fs::create_dir_all(&blobs).map_err(|error| Error::io(&blobs, error))?;
+                client.download(&path, &stated, &blob).map_err(failed)?;
+            }
+            link(&blob, &at, file).map_err(|error| Error::io(&at, error))?;
         }
         // Last, so that a snapshot that a name stands for has all of its files.
-        let cache = Cache::new(self.options.cache.clone()).repo(Self::repo(asked, asked.revision));
-        cache.create_ref(commit).map_err(|error| Error::io(&self.options.cache, error))?;
-        Ok(self.snapshot(asked, commit))
+        let note = self.repository(asked).join("refs").join(asked.revision);
+        let noted = fs::create_dir_all(note.parent().unwrap_or(&note)).and_then(|()| fs::write(&note, commit));
+        noted.map_err(|error| Error::io(note, error))?;
+        Ok(snapshot)
+    }
+
+    /// The folder of a repository in the cache.
+    fn repository(&self, asked: &Asked<'_>) -> PathBuf {
+        self.options.cache.join(format!("models--{}", asked.repository.replace('/', "--")))
     }
 
     fn snapshot(&self, asked: &Asked<'_>, commit: &str) -> PathBuf {
-        Cache::new(self.options.cache.clone()).repo(Self::repo(asked, asked.revision)).pointer_path(commit)
+        self.repository(asked).join("snapshots").join(commit)
     }
 
     /// The folder of a snapshot in the cache.
     fn cached(&self, asked: &Asked<'_>) -> Result<PathBuf> {
-        let note =
-            self.options.cache.join(Self::repo(asked, asked.revision).folder_name()).join("refs").join(asked.revision);
+        let note = self.repository(asked).join("refs").join(asked.revision);
         let commit = match fs::read_to_string(&note) {
             Ok(commit) => commit.trim().to_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => asked.revision.to_owned(),
@@ -192,16 +223,32 @@ impl Asked<'_> {
         Error::state(format!("{} at {}", self.repository, self.revision), why)
     }
 
-    fn failed(&self, what: &str, error: &dyn std::error::Error) -> Error {
-        let mut why = error.to_string();
-        let mut source = error.source();
-        while let Some(inner) = source {
-            why = format!("{why}: {inner}");
-            source = inner.source();
-        }
+    fn failed(&self, what: &str, why: &str) -> Error {
         let advice = "check the name, the network and HF_TOKEN; with HF_HUB_OFFLINE=1 the cache alone is read";
         self.refused(&format!("does not give {what}: {why}; {advice}"))
     }
+}
+
+/// A file's name in an address.
+fn escaped(name: &str) -> String {
+    let plain = |c: u8| c.is_ascii_alphanumeric() || b"-._~/".contains(&c);
+    name.bytes().map(|c| if plain(c) { char::from(c).to_string() } else { format!("%{c:02X}") }).collect()
+}
+
+/// Links a file of a snapshot to its contents, in place of a link to contents that are gone.
+fn link(blob: &Path, at: &Path, file: &str) -> io::Result<()> {
+    fs::create_dir_all(at.parent().unwrap_or(at))?;
+    if at.is_symlink() {
+        fs::remove_file(at)?;
+    }
+    #[cfg(unix)]
+    {
+        let up = "../".repeat(1 + Path::new(file).components().count());
+        let name = blob.file_name().unwrap_or_default();
+        std::os::unix::fs::symlink(Path::new(&up).join("blobs").join(name), at)
+    }
+    #[cfg(not(unix))]
+    fs::copy(blob, at).map(drop)
 }
 
 /// Tells whether a name is a path inside the folder that it is joined to.
