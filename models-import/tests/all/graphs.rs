@@ -226,6 +226,14 @@ fn sums_and_products_of_integers_keep_their_type() {
 }
 
 #[test]
+fn sizes_are_scaled_in_f32() {
+    let ins = ["x", "", "scales"];
+    let model = built(13, &[node("Resize", &ins, &["y"], &[])], &[floats("scales", &[5.0 / 3.0, 1.0 / 3.0])]);
+    let x = Tensor::from_slice(&cpu(), [6, 3], &[0.0f32; 18]).unwrap();
+    assert_eq!(run(&model, x).dims(), [10, 1]);
+}
+
+#[test]
 fn old_group_norms_have_scales_of_groups() {
     let group = |name: &str| {
         let groups = ProtoMessage::new().bytes(1, "num_groups").int(3, 2).int(20, 2);

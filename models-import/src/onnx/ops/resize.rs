@@ -32,7 +32,7 @@ pub(super) fn find<R: Runtime>(op: &str) -> Option<OperatorRow<R>> {
                 return Err(bad("needs a scale for each axis, and the mode `nearest`"));
             }
             for (axis, scale) in scales.into_iter().enumerate() {
-                let new = size((x.dims()[axis] as f64 * scale) as i64)?;
+                let new = scaled(x.dims()[axis], scale)?;
                 let of: Vec<i64> = (0..new).map(|i| (i as f64 / scale) as i64).collect();
                 x = x.index_select(axis as isize, &c.integers(&of)?)?;
             }
@@ -59,7 +59,7 @@ fn resize<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
     let (crop, scales) = (crop.unwrap_or_default(), scales.filter(|scales| !scales.is_empty()));
     let targets: Vec<(usize, f64)> = match scales {
         Some(scales) => {
-            let target = |(&at, scale): (&usize, f64)| Ok((size((x.dims()[at] as f64 * scale).floor() as i64)?, scale));
+            let target = |(&at, scale): (&usize, f64)| Ok((scaled(x.dims()[at], scale)?, scale));
             axes.iter().zip(scales).map(target).collect::<Result<_>>()?
         }
         None => kept_aspect(c, &x, &axes, &c.sizes(3)?)?,
@@ -76,6 +76,11 @@ fn resize<R: Runtime>(c: &NodeCall<'_, R>) -> NodeOutputs<R> {
         }
     }
     one(Ok(x))
+}
+
+/// A size times a scale, rounded down after it is rounded to `f32`: 6 times 5/3 is 10.
+fn scaled(old: usize, scale: f64) -> Result<usize> {
+    size((old as f32 * scale as f32).floor() as i64)
 }
 
 /// Sizes and factors by `keep_aspect_ratio_policy`.
@@ -124,14 +129,14 @@ fn position<R: Runtime>(c: &NodeCall<'_, R>, axis: &ResizedAxis, i: f64) -> f64 
     let new = old * scale;
     let default = if c.opset() < 11 { "asymmetric" } else { "half_pixel" };
     match c.text("coordinate_transformation_mode", default) {
-        "align_corners" if new == 1.0 => 0.0,
+        "align_corners" if axis.new == 1 => 0.0,
         "align_corners" => i * (old - 1.0) / (new - 1.0),
         "asymmetric" => i / scale,
-        "pytorch_half_pixel" if new == 1.0 => -0.5,
+        "pytorch_half_pixel" if axis.new == 1 => 0.0,
         "half_pixel_symmetric" => old / 2.0 * (1.0 - axis.new as f64 / new) + (i + 0.5) / scale - 0.5,
         "tf_crop_and_resize" => {
             let (start, end) = axis.crop;
-            let rest = if new == 1.0 {
+            let rest = if axis.new == 1 {
                 (end - start) * (old - 1.0) / 2.0
             } else {
                 i * (end - start) * (old - 1.0) / (new - 1.0)
