@@ -7,7 +7,7 @@ use std::{fmt::Write, sync::LazyLock};
 
 use numcore::{
     Accumulate, ArgOp, DType, Layout, LoopAxis, Out, ProgramOperand, ReduceKind, Result, Scalar, Shape, View, ViewMut,
-    pointwise::Program,
+    pointwise::{Inst, Program},
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -69,7 +69,10 @@ pub(crate) fn places(
     let used: SmallVec<[usize; 8]> = (0..ins.len()).filter(|&i| reads(map, i)).collect();
     let places: SmallVec<[OperandView<'_>; 8]> = used.iter().map(|&i| ins[i]).collect();
     let packed = PackedOperands::of(wgpu, &places, 1)?;
-    let places = PackedOperands::bound(&packed, &places);
+    let mut places = PackedOperands::bound(&packed, &places);
+    // Positions are the offsets of an operand that is not bound.
+    let positions = map.insts().iter().any(|inst| matches!(inst, Inst::Index | Inst::Random { .. }));
+    places.extend(positions.then(|| to.seen(Layout::contiguous(*full))));
     let mut details: SmallVec<[u32; 16]> = used.iter().map(|&i| (i as u32) << 8 | types[i] as u32).collect();
     details.extend([op as u32, to.dtype as u32]);
     let fold = FoldOp::of(op, StorageForm::of(to.dtype));
@@ -79,10 +82,13 @@ pub(crate) fn places(
             // Writing to a String cannot fail.
             let _ = writeln!(text, "let in{i} = {load};");
         }
+        if positions {
+            let _ = writeln!(text, "let index = at{};", used.len());
+        }
         Ok(text + &printed(map, &typed, wgpu)? + "b0 = out0;\n")
     };
     let cut = ReducePlan::new(full, &places, &to);
-    let mapped = Mapped { op: map.name(), program: Some(map), details: &details, numbers: &launch.words };
+    let mapped = Mapped { op: map.name(), program: Some(map), details: &details, numbers: &launch.words, positions };
     if cut.segments == 1 {
         return cut.run(wgpu, mapped, &places, to, how, &fold, text);
     }
@@ -93,7 +99,7 @@ pub(crate) fn places(
     let last = cut.second();
     cut.into_parts().run(wgpu, mapped, &places, partial, Accumulate::Overwrite, &fold, text)?;
     let details = [op as u32, to.dtype as u32];
-    let mapped = Mapped { op: map.name(), program: None, details: &details, numbers: &[] };
+    let mapped = Mapped { op: map.name(), program: None, details: &details, numbers: &[], positions: false };
     let plain = |_: &mut Params, loads: &[String]| Ok(format!("b0 = {};\n", loads[0]));
     last.run(wgpu, mapped, &[partial], to, how, &fold, plain)
 }
@@ -141,7 +147,7 @@ pub(crate) fn arg_reduce(wgpu: &Wgpu, op: ArgOp, x: View<'_, Wgpu>, axis: usize,
         return Err(wgpu.queue.device.unsupported(name, why));
     }
     let details = [op as u32, x.dtype as u32];
-    let mapped = Mapped { op: name, program: None, details: &details, numbers: &[] };
+    let mapped = Mapped { op: name, program: None, details: &details, numbers: &[], positions: false };
     let text = |_: &mut Params, loads: &[String]| Ok(format!("b0 = {};\nb1 = r;\n", loads[0]));
     cut.run(wgpu, mapped, &[x], to, Accumulate::Overwrite, &FoldOp::arg(op, StorageForm::of(x.dtype)), text)
 }
@@ -152,6 +158,8 @@ struct Mapped<'m> {
     program: Option<&'m Program>,
     details: &'m [u32],
     numbers: &'m [u32],
+    /// True if the last input stands for positions, and is not bound.
+    positions: bool,
 }
 
 /// The partition of a reduction: walks over kept and reduced axes, invocations per output, segments.
@@ -269,7 +277,10 @@ impl ReducePlan {
         text: impl FnOnce(&mut Params, &[String]) -> Result<String>,
     ) -> Result<()> {
         let places: SmallVec<[OperandView<'_>; 8]> = ins.iter().copied().chain([to]).collect();
-        let (bindings, slots) = Bindings::of(&wgpu.queue.device, mapped.op, &places)?;
+        let bound = &ins[..ins.len() - usize::from(mapped.positions)];
+        let bound: SmallVec<[OperandView<'_>; 8]> = bound.iter().copied().chain([to]).collect();
+        let (bindings, mut slots) = Bindings::of(&wgpu.queue.device, mapped.op, &bound)?;
+        slots.extend(mapped.positions.then_some(slots[bound.len() - 1]));
         let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
         atomic[slots[ins.len()]] = StorageForm::of(to.dtype).per_word() > 1;
         let site = |i: usize| Site { slot: slots[i], form: StorageForm::of(places[i].dtype), atomic: atomic[slots[i]] };
@@ -280,7 +291,8 @@ impl ReducePlan {
             smallvec![0, outputs as u32, length as u32, each as u32, self.segments as u32];
         params.extend(self.outer.iter().chain(&self.inner).map(|&d| d as u32));
         for (i, place) in places.iter().enumerate() {
-            params.push(bindings.base(slots[i], place));
+            let is_position = mapped.positions && i + 1 == ins.len();
+            params.push(if is_position { 0 } else { bindings.base(slots[i], place) });
             params.extend(self.outer_strides[i].iter().map(|&s| s as u32));
             if i < ins.len() {
                 params.extend(self.inner_strides[i].iter().map(|&s| s as u32));
