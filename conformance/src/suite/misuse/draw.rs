@@ -6,12 +6,12 @@ use numcore::{
     rng::Philox,
 };
 
-/// A source of random choices; equal seeds make equal choices.
-pub(super) struct Draw(Philox);
+/// A source of random choices, and the types that the runtime stores; equal seeds make equal choices.
+pub(super) struct Draw(Philox, Vec<DType>);
 
 impl Draw {
-    pub(super) fn new(seed: u64, kind: u32) -> Self {
-        Draw(Philox::new(seed, kind))
+    pub(super) fn new(rt: &impl Runtime, seed: u64, kind: u32) -> Self {
+        Draw(Philox::new(seed, kind), rt.capabilities().storage.to_vec())
     }
 
     /// A random integer below `n`.
@@ -50,7 +50,8 @@ impl Draw {
     }
 
     pub(super) fn dtype(&mut self) -> DType {
-        self.pick(&DType::ALL)
+        let at = self.below(self.1.len());
+        self.1[at]
     }
 
     pub(super) fn spec(&mut self) -> Spec {

@@ -27,10 +27,10 @@ pub(crate) fn misuse<R: Runtime>(rt: &R) -> Section {
         DeviceKind::Cuda | DeviceKind::Wgpu => COMPILED_CALLS,
     };
     for seed in 0..calls {
-        section.check(format!("op call {seed}"), || calls::op_call(rt, &mut Draw::new(seed, 0)));
-        section.check(format!("program {seed}"), || calls::program(rt, &mut Draw::new(seed, 1)));
-        section.check(format!("tape {seed}"), || tape::tape(rt, &mut Draw::new(seed, 2)));
-        section.check(format!("numbers {seed}"), || numbers::numbers(rt, &mut Draw::new(seed, 3)));
+        section.check(format!("op call {seed}"), || calls::op_call(rt, &mut Draw::new(rt, seed, 0)));
+        section.check(format!("program {seed}"), || calls::program(rt, &mut Draw::new(rt, seed, 1)));
+        section.check(format!("tape {seed}"), || tape::tape(rt, &mut Draw::new(rt, seed, 2)));
+        section.check(format!("numbers {seed}"), || numbers::numbers(rt, &mut Draw::new(rt, seed, 3)));
     }
     section
 }
