@@ -71,7 +71,7 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
 pub(crate) fn linear(wgpu: &Wgpu, ins: &[OperandView<'_>], to: OperandView<'_>) -> Result<Support> {
     let (rank, k) = (to.layout.rank(), ins[1].layout.dims()[0]);
     let all: Places<'_> = [to].into_iter().chain(ins.iter().copied()).collect();
-    if k > STEPS || !Bindings::binds(&wgpu.queue.device, &all) {
+    if k > STEPS || !Bindings::binds(&wgpu.queue.device, &all, 0) {
         return Ok(Support::Decompose);
     }
     let mut places = all;

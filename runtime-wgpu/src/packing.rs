@@ -23,6 +23,9 @@ pub(crate) struct PackedOperands {
 impl PackedOperands {
     /// Copies of the smallest operands, as many as a kernel cannot bind beside `others` buffers; none if it can bind all.
     pub(crate) fn of(wgpu: &Wgpu, views: &[OperandView<'_>], others: usize) -> Result<Option<PackedOperands>> {
+        if Bindings::binds(&wgpu.queue.device, views, others) {
+            return Ok(None);
+        }
         let mut buffers: SmallVec<[(usize, SmallVec<[usize; 4]>); 12]> = SmallVec::new();
         for (k, view) in views.iter().enumerate() {
             match buffers.iter_mut().find(|(_, of)| views[of[0]].is_beside(view)) {
@@ -34,9 +37,6 @@ impl PackedOperands {
             }
         }
         let most = Bindings::most(&wgpu.queue.device) - others;
-        if buffers.len() <= most {
-            return Ok(None);
-        }
         buffers.sort_by_key(|(bytes, _)| *bytes);
         let (mut layouts, mut end) = (SmallVec::from_elem(None, views.len()), 0);
         for &k in buffers[..=buffers.len() - most].iter().flat_map(|(_, of)| of) {

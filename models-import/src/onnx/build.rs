@@ -144,7 +144,7 @@ fn label(node: &NodeProto<'_>) -> String {
     format!("{} {name}", node.op)
 }
 
-/// What the initializers of a file are used for, by name.
+/// Uses of an initializer in a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct InitializerRole {
     weight: bool,
@@ -158,7 +158,7 @@ fn find_roles<'a>(graph: &GraphProto<'a>, roles: &mut BTreeMap<&'a str, Initiali
             let role = roles.entry(name).or_insert(InitializerRole { weight: false, running: false });
             let running = is_own(node, "BatchNormalization") && i >= 3;
             role.running |= running;
-            // An initializer that an `Identity` names anew is a tensor of its own there, with the uses of that name.
+            // An `Identity` makes a tensor of its own of an initializer, with the uses of its output's name.
             role.weight |= !running && !is_own(node, "Identity") && !is_option(node.op, i);
         }
         for attribute in node.attributes.values() {
@@ -296,7 +296,7 @@ impl<'a, R: Runtime> Resolver<'a, R> {
         NodeValue::constant(tensor.load(self.device, self.folder)?)
     }
 
-    /// The tensor that an `Identity` names anew, and its new name.
+    /// The initializer that an `Identity` copies, and the name of the copy.
     fn renamed(&self, node: &NodeProto<'a>, names: &NamedPlaces<'a>) -> Option<(&'a TensorProto<'a>, &'a str)> {
         let ([from], [to]) = (&node.ins[..], &node.outs[..]) else { return None };
         let tensor = self.tensors.get(names.get(from)?)?;

@@ -18,14 +18,14 @@ use super::HubOptions;
 
 /// The longest wait for a connection, an answer, and any part of it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The waits before a request is sent anew.
+/// Delays before the retries of a request.
 const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
 /// The redirects of one request.
 const REDIRECTS: usize = 10;
 /// The longest list of files, in bytes.
 const LONGEST_LIST: u64 = 256 << 20;
 
-/// The reason why a request failed, and whether it may succeed when it is sent anew.
+/// The reason of a failed request, and whether a retry may succeed.
 pub(super) struct Refusal {
     why: String,
     passing: bool,
@@ -223,7 +223,7 @@ fn succeeded(response: Response<Body>) -> Answer<Response<Body>> {
     Err(Refusal { why: format!("the answer is {status}"), passing })
 }
 
-/// Tries anew after failures that may pass.
+/// Retries a request after transient failures.
 fn again<T>(mut request: impl FnMut() -> Answer<T>) -> Result<T, String> {
     for wait in WAITS {
         match request() {

@@ -57,7 +57,7 @@ impl Default for HubOptions {
 
 /// A client of the Hugging Face Hub. It gives local folders, which every reader takes as any other folder.
 ///
-/// The cache is laid out as `huggingface_hub` does it, so files that are there are not downloaded again. A download that
+/// The cache has the layout of `huggingface_hub`, and contents that it has are linked, not downloaded. A download that
 /// was cut off goes on where it ended. Sizes are checked, and so are the SHA-256 of large files. Of many ranks on one
 /// cache, one calls it; the others wait at a barrier, and then read the same folder [offline](HubOptions::offline).
 ///

@@ -92,7 +92,7 @@ fn every_family_gives_the_logits_of_one_rank() {
     }
 }
 
-/// Positions of a program are those of texts, which begin anew in packed rows, and heads those of all ranks.
+/// Positions of a program count from the start of each packed text, and heads are those of all ranks.
 #[test]
 fn programs_of_scores_see_positions_of_whole_sequences() {
     for packs in [false, true] {

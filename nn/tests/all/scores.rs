@@ -84,7 +84,7 @@ fn slopes_are_a_mask_with_gradients() {
     close(&gradient(&scored), &gradient(&both));
 }
 
-/// What hides a key comes after a program that bends scores.
+/// Masks are applied after a program that changes scores.
 #[test]
 fn a_bent_score_of_a_hidden_key_stays_hidden() {
     let layer = MultiHeadAttention::new(&init(), 12, HEADS).unwrap();

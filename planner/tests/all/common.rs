@@ -73,6 +73,31 @@ pub fn gpt_on(mesh: &Mesh<Cpu>, config: GptConfig, cut: &TensorPlan) -> Result<G
     Ok(model)
 }
 
+/// A step of a cut GPT in stages, which holds the model.
+pub fn gpt_in_stages(
+    mesh: &Mesh<Cpu>,
+    config: GptConfig,
+    (kind, stages_per_rank): (ScheduleKind, usize),
+    loss: VocabularyLoss,
+) -> Result<(Vec<Linear<Cpu>>, TrainStep<Cpu>)> {
+    let pipe = mesh.axis(Axis::Pipe);
+    let checked = schedule(kind, pipe.size(), stages_per_rank)?;
+    let count = checked.schedule().stages();
+    let (stages, loss) = Gpt::new(&init(mesh), config)?.split_with_loss(count, loss)?;
+    let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
+        Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
+    };
+    let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss);
+    let model = model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan())?;
+    Ok((Vec::new(), TrainStep::builder(mesh, model).optimizer(adamw()).build()?))
+}
+
+/// The micro-batches of texts for a model in stages.
+pub fn texts_in_stages(_: &Vec<Linear<Cpu>>, examples: &Examples<'_, Cpu>) -> Result<MicroBatches<Cpu>> {
+    let [tokens, targets] = [0, 1].map(|k| [examples.tensors[k].clone()]);
+    MicroBatches::split(&tokens, &targets, 4)
+}
+
 pub fn adamw() -> AdamWConfig {
     AdamWConfig { lr: 1e-2, ..Default::default() }
 }

@@ -43,26 +43,11 @@ fn a_gpt_in_stages_is_that_of_one_rank() {
     for (kind, v) in kinds {
         for tied_head in [false, true] {
             let config = GptConfig { layers: 2 * v, tied_head, ..gpt() };
-            let make = |mesh: &Mesh<Cpu>| {
-                let pipe = mesh.axis(Axis::Pipe);
-                let checked = schedule(kind, pipe.size(), v)?;
-                let count = checked.schedule().stages();
-                let (stages, loss) = Gpt::new(&init(mesh), config)?.split_with_loss(count, summed())?;
-                let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
-                    Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
-                };
-                let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss);
-                let model = model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan())?;
-                Ok((Vec::<Linear<Cpu>>::new(), TrainStep::builder(mesh, model).optimizer(adamw()).build()?))
-            };
-            let input = |_: &Vec<Linear<Cpu>>, examples: &Examples<'_, Cpu>| {
-                let [tokens, targets] = [0, 1].map(|k| [examples.tensors[k].clone()]);
-                MicroBatches::split(&tokens, &targets, 4)
-            };
+            let make = |mesh: &Mesh<Cpu>| gpt_in_stages(mesh, config, (kind, v), summed());
             for axes in
                 [&[(Axis::Pipe, 2)][..], &[(Axis::Pipe, 2), (Axis::Data, 2)], &[(Axis::Pipe, 2), (Axis::Tensor, 2)]]
             {
-                let report = Verify::new(plan(axes)).run(runtime, make, texts(16), input).unwrap();
+                let report = Verify::new(plan(axes)).run(runtime, make, texts(16), texts_in_stages).unwrap();
                 assert!(report.is_equal(), "{kind:?}, tied {tied_head}: {report}");
             }
         }
@@ -132,11 +117,7 @@ fn random_report(seed: u64) -> (String, Verification) {
             };
             Ok((Vec::<Linear<Cpu>>::new(), built(mesh, model.into())?))
         };
-        let input = |_: &Vec<Linear<Cpu>>, examples: &Examples<'_, Cpu>| {
-            let [tokens, targets] = [0, 1].map(|k| [examples.tensors[k].clone()]);
-            MicroBatches::split(&tokens, &targets, 4)
-        };
-        return (told, verify.run(runtime, make, texts(32), input).unwrap());
+        return (told, verify.run(runtime, make, texts(32), texts_in_stages).unwrap());
     }
     let make = |mesh: &Mesh<Cpu>| {
         let model = Gpt::new(&init(mesh), config)?;

@@ -135,28 +135,15 @@ fn op_calls_of_losses_in_stages_are_named() {
         (&[(Pipe, 2), (Tensor, 2)], (ScheduleKind::OneFOneB, 1)),
         (&[(Pipe, 2), (Data, 2)], (ScheduleKind::ZbH1, 1)),
     ];
-    for (axes, (kind, stages_per_rank)) in plans {
+    for (axes, kind) in plans {
         let (plan, pipe) = (plan(axes), 2);
         let report_of = |z_loss: f64, other: Activation| {
             let make = |mesh: &Mesh<Cpu>| {
-                let pipe = mesh.axis(Pipe);
-                let stages = pipe.size() * stages_per_rank;
-                let checked = schedule(kind, pipe.size(), stages_per_rank)?;
                 let (z_loss, activation) = if mesh.world().size() > 1 { (z_loss, other) } else { Default::default() };
-                let gpt = Gpt::new(&init(mesh), GptConfig { layers: 4, tied_head: true, activation, ..gpt() })?;
-                let (stages, loss) = gpt.split_with_loss(stages, VocabularyLoss { z_loss, ..summed() })?;
-                let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
-                    Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
-                };
-                let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss);
-                let model = model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan())?;
-                Ok((Vec::<Linear<Cpu>>::new(), TrainStep::builder(mesh, model).optimizer(adamw()).build()?))
+                let config = GptConfig { layers: 4, tied_head: true, activation, ..gpt() };
+                gpt_in_stages(mesh, config, kind, VocabularyLoss { z_loss, ..summed() })
             };
-            let input = |_: &Vec<Linear<Cpu>>, examples: &Examples<'_, Cpu>| {
-                let [tokens, targets] = [0, 1].map(|k| [examples.tensors[k].clone()]);
-                MicroBatches::split(&tokens, &targets, 4)
-            };
-            Verify::new(plan.clone()).run(runtime, make, texts(16), input).unwrap()
+            Verify::new(plan.clone()).run(runtime, make, texts(16), texts_in_stages).unwrap()
         };
         report_of(0.0, Activation::default()).assert_equal();
         // A cut layer adds its bias after the exchange: the norm is the first call that reads parameters as one rank's.
