@@ -1,6 +1,6 @@
 //! Op calls of a forward pass, with the values of their outputs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use autograd::{ObservedCall, ObservedOp};
 use nn::{Module, modules_of_calls};
@@ -104,73 +104,70 @@ impl CallOutput {
     }
 }
 
-/// Pairs of equal calls of a pass through a model and of another through a part of it, in order. Calls that read the
-/// same parameters, as often in both, are pairs. So are equal calls between these.
-pub(super) fn aligned(whole: &[CallRecord], part: &[CallRecord]) -> Vec<(usize, usize)> {
-    let like = |calls: &[CallRecord], call: &CallRecord| -> Vec<usize> {
-        (0..calls.len()).filter(|k| calls[*k].is_like(call)).collect()
-    };
-    let mut anchors: Vec<(usize, usize)> = Vec::new();
-    for (j, call) in part.iter().enumerate().filter(|(_, call)| !call.parameters.is_empty()) {
-        let (in_whole, in_part) = (like(whole, call), like(part, call));
-        let number = in_part.iter().position(|k| *k == j).unwrap_or(0);
-        let follows = |i: usize| anchors.last().is_none_or(|(before, _)| *before < i);
-        if in_whole.len() == in_part.len() && follows(in_whole[number]) {
-            anchors.push((in_whole[number], j));
+/// Pairs of equal calls of two passes, in order. Calls that read the same parameters, as often in both, are pairs. So
+/// are equal calls between these.
+pub(super) fn aligned(a: &[&CallRecord], b: &[&CallRecord]) -> Vec<(usize, usize)> {
+    let with_parameters = |calls: &[&CallRecord]| -> BTreeMap<_, Vec<usize>> {
+        let mut places = BTreeMap::<_, Vec<usize>>::new();
+        for (k, call) in calls.iter().enumerate().filter(|(_, call)| !call.parameters.is_empty()) {
+            places.entry((call.op, call.parameters.clone(), call.outputs.len())).or_default().push(k);
         }
-    }
-    let mut pairs = Vec::new();
-    let mut start = (0, 0);
-    for &(i, j) in &anchors {
-        pairs.extend(between(whole, part, [(start.0, i), (start.1, j)]));
+        places
+    };
+    let (in_a, in_b) = (with_parameters(a), with_parameters(b));
+    let same = in_a.iter().filter_map(|(key, in_a)| Some((in_a, in_b.get(key)?))).filter(|(a, b)| a.len() == b.len());
+    let mut anchors: Vec<(usize, usize)> = same.flat_map(|(a, b)| a.iter().copied().zip(b.iter().copied())).collect();
+    anchors.sort_unstable_by_key(|(_, j)| *j);
+    let (mut pairs, mut start) = (Vec::new(), (0, 0));
+    for (i, j) in anchors {
+        // Calls in another order have no pair.
+        if i < start.0 {
+            continue;
+        }
+        pairs.extend(between(a, b, [(start.0, i), (start.1, j)]));
         pairs.push((i, j));
         start = (i + 1, j + 1);
     }
-    let ends = [(start.0, whole.len()), (start.1, part.len())];
-    pairs.extend(between(whole, part, ends));
+    pairs.extend(between(a, b, [(start.0, a.len()), (start.1, b.len())]));
     pairs
 }
 
 /// Pairs of equal calls between two pairs, given by ranges of both.
 fn between(
-    whole: &[CallRecord],
-    part: &[CallRecord],
-    [(a, a_end), (b, b_end)]: [(usize, usize); 2],
+    a: &[&CallRecord],
+    b: &[&CallRecord],
+    [(from_a, to_a), (from_b, to_b)]: [(usize, usize); 2],
 ) -> Vec<(usize, usize)> {
-    let (calls, others) = (&whole[a..a_end], &part[b..b_end]);
-    let is_like = |(i, j): &(usize, usize)| calls[*i].is_like(&others[*j]);
-    let reads = |calls: &[CallRecord]| calls.iter().any(|call| !call.parameters.is_empty());
-    let (is_first, is_last) = (a == 0, a_end == whole.len());
-    // Where a part may end, or reads other parameters, calls equal those next to a pair alone.
-    let is_open = reads(others) || ((is_first || is_last) && reads(calls));
+    let (calls, others) = (&a[from_a..to_a], &b[from_b..to_b]);
+    let is_like = |(i, j): &(usize, usize)| calls[*i].is_like(others[*j]);
     let count = calls.len().min(others.len());
-    let first = if is_open && is_first { 0 } else { (0..count).map(|k| (k, k)).take_while(is_like).count() };
-    let rest = if is_open && is_last { 0 } else { count - first };
-    let last = (1..=rest).map(|k| (calls.len() - k, others.len() - k)).take_while(is_like).count();
-    let middle = match is_open {
+    let first = (0..count).map(|k| (k, k)).take_while(is_like).count();
+    let last = (1..=count - first).map(|k| (calls.len() - k, others.len() - k)).take_while(is_like).count();
+    // Where one reads other parameters, calls equal those next to a pair alone.
+    let middle = match others.iter().any(|call| !call.parameters.is_empty()) {
         true => Vec::new(),
         false => subsequence(&calls[first..calls.len() - last], &others[first..others.len() - last]),
     };
     let middle = middle.into_iter().map(|(i, j)| (first + i, first + j));
     let ends = (1..=last).rev().map(|k| (calls.len() - k, others.len() - k));
-    (0..first).map(|k| (k, k)).chain(middle).chain(ends).map(|(i, j)| (a + i, b + j)).collect()
+    (0..first).map(|k| (k, k)).chain(middle).chain(ends).map(|(i, j)| (from_a + i, from_b + j)).collect()
 }
 
 /// A longest common subsequence.
-fn subsequence(a: &[CallRecord], b: &[CallRecord]) -> Vec<(usize, usize)> {
+fn subsequence(a: &[&CallRecord], b: &[&CallRecord]) -> Vec<(usize, usize)> {
     let (rows, columns) = (a.len() + 1, b.len() + 1);
     let mut longest = vec![0u32; rows * columns];
     for i in (0..a.len()).rev() {
         for j in (0..b.len()).rev() {
             let best = longest[(i + 1) * columns + j].max(longest[i * columns + j + 1]);
-            let both = u32::from(a[i].is_like(&b[j])) * (1 + longest[(i + 1) * columns + j + 1]);
+            let both = u32::from(a[i].is_like(b[j])) * (1 + longest[(i + 1) * columns + j + 1]);
             longest[i * columns + j] = best.max(both);
         }
     }
     let (mut pairs, mut i, mut j) = (Vec::new(), 0, 0);
     while i < a.len() && j < b.len() {
         let here = longest[i * columns + j];
-        if a[i].is_like(&b[j]) && here == 1 + longest[(i + 1) * columns + j + 1] {
+        if a[i].is_like(b[j]) && here == 1 + longest[(i + 1) * columns + j + 1] {
             pairs.push((i, j));
             (i, j) = (i + 1, j + 1);
         } else if here == longest[(i + 1) * columns + j] {

@@ -8,6 +8,7 @@ use super::{
     Cause, Difference, StepPart,
     call::{CallOutput, CallRecord, aligned},
     compare::Comparison,
+    passes::PassPlace,
     record::RankRecord,
     rows::{ColumnPiece, RowSearch},
 };
@@ -29,31 +30,46 @@ struct Matched<'a> {
 impl Comparison<'_> {
     /// The first op call of a forward pass whose outputs the plan's ranks do not have.
     pub(super) fn first_call(&self, step: usize) -> Option<Difference> {
-        let Comparison { reference, records, .. } = *self;
-        let (first, others) = reference.passes.split_first()?;
+        let mut passes = self.reference.passes.values().map(|pass| pass.iter().collect::<Vec<_>>());
+        let first = passes.next()?;
         let next = |i: usize| first[i..].iter().find(|call| !call.parameters.is_empty());
         let mut calls: Vec<Matched<'_>> = (0..first.len())
             .map(|i| Matched {
-                reference: vec![&first[i]],
+                reference: vec![first[i]],
                 ranks: BTreeMap::new(),
                 next: next(i).map_or("", |call| &call.module),
             })
             .collect();
-        for pass in others {
-            for (i, j) in aligned(first, pass) {
-                calls[i].reference.push(&pass[j]);
+        for pass in passes {
+            for (i, j) in aligned(&first, &pass) {
+                calls[i].reference.push(pass[j]);
             }
         }
-        for record in records {
-            for pass in &record.passes {
-                for (i, j) in aligned(first, pass) {
-                    calls[i].ranks.entry(record.rank).or_default().push(&pass[j]);
-                }
+        for (ranks, pass) in self.whole_passes() {
+            for (i, j) in aligned(&first, &pass) {
+                calls[i].ranks.entry(ranks[j]).or_default().push(pass[j]);
             }
         }
         // A call of some passes alone has rows that the others lack.
-        calls.retain(|call| call.reference.len() == reference.passes.len());
+        calls.retain(|call| call.reference.len() == self.reference.passes.len());
         calls.iter().find_map(|call| call.difference(self, step))
+    }
+
+    /// The passes of the plan's ranks through the whole model, with the rank of each call: those of a pipeline's stages
+    /// as one.
+    fn whole_passes(&self) -> impl Iterator<Item = (Vec<usize>, Vec<&CallRecord>)> {
+        let mut by_stage = BTreeMap::new();
+        for record in self.records {
+            let first = self.plan.group(Axis::Pipe, record.rank)[0];
+            by_stage.extend(record.passes.iter().map(|(place, calls)| ((first, *place), (record.rank, calls))));
+        }
+        let mut whole = BTreeMap::<_, (Vec<usize>, Vec<&CallRecord>)>::new();
+        for ((first, PassPlace { input, micro_batch, .. }), (rank, calls)) in by_stage {
+            let (ranks, all) = whole.entry((first, input, micro_batch)).or_default();
+            ranks.extend(calls.iter().map(|_| rank));
+            all.extend(calls);
+        }
+        whole.into_values()
     }
 }
 
@@ -65,7 +81,7 @@ pub(super) fn join_experts(reference: &mut RankRecord, records: &mut [RankRecord
         names.filter_map(|(name, _)| Some(name.rsplit_once('.')?.0.to_string())).collect()
     };
     let modules: BTreeSet<String> = records.iter().flat_map(of).collect();
-    for calls in records.iter_mut().chain([reference]).flat_map(|record| &mut record.passes) {
+    for calls in records.iter_mut().chain([reference]).flat_map(|record| record.passes.values_mut()) {
         let is_expert: Vec<bool> = calls.iter().map(|call| modules.contains(&call.module)).collect();
         let begins = |k: &usize| is_expert.get(k + 1) == Some(&true) && !is_expert[*k];
         let takes_rows = |k: &usize| begins(k) && calls[*k].parameters.is_empty();

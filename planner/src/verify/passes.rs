@@ -15,6 +15,17 @@ use super::{
     record::{copies, modules},
 };
 
+/// A forward pass among those of a step; in order of the calls of one rank for each input and micro-batch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PassPlace {
+    /// The share or accumulated micro-batch whose input it takes.
+    pub input: usize,
+    /// The micro-batch in the schedule of a pipeline.
+    pub micro_batch: usize,
+    /// The stage of a pipeline; 0 for one rank, whose passes go through the whole model.
+    pub stage: usize,
+}
+
 /// The forward passes of a step, without its backward passes and its update.
 pub(super) struct ObservedForwards<'a, R: Runtime, M> {
     pub model: &'a M,
@@ -29,15 +40,14 @@ impl<R: Runtime, M: Module<R>> ObservedForwards<'_, R, M> {
         self,
         count: usize,
         mut input: impl FnMut(usize) -> Result<StepInput<R>>,
-    ) -> Result<Vec<Vec<CallRecord>>> {
+    ) -> Result<BTreeMap<PassPlace, Vec<CallRecord>>> {
         let all = modules(self.model, self.step);
         let copies = copies(&all, &self.step.properties().copies);
         let name_of = |name: String| copies.get(&name).cloned().unwrap_or(name);
         let named = all.iter().flat_map(|module| module.named_parameters());
         let names: HashMap<usize, String> = named.map(|(name, p)| (p.leaf().id(), name_of(name))).collect();
         let forwards = self.forwards()?;
-        // Passes by input, micro-batch of a pipeline, and stage.
-        let mut passes: BTreeMap<(usize, usize, usize), Vec<ObservedCall<R>>> = BTreeMap::new();
+        let mut passes: BTreeMap<PassPlace, Vec<ObservedCall<R>>> = BTreeMap::new();
         for k in 0..count {
             let (result, mut seen) = observe_outputs(|| observed_pass(|| input(k)));
             let mut places = vec![(0, 0)];
@@ -48,14 +58,14 @@ impl<R: Runtime, M: Module<R>> ObservedForwards<'_, R, M> {
             }
             for call in seen {
                 let place = call.0.pass.and_then(|pass| places.get(pass as usize));
-                if let Some(&(micro, stage)) = place {
+                if let Some(&(micro_batch, stage)) = place {
                     let stage = if self.is_alone { 0 } else { stage };
-                    passes.entry((k, micro, stage)).or_default().push(call);
+                    passes.entry(PassPlace { input: k, micro_batch, stage }).or_default().push(call);
                 }
             }
         }
         let all = JoinedModules(modules(self.model, self.step));
-        passes.into_values().map(|seen| CallRecord::all(&all, &names, seen)).collect()
+        passes.into_iter().map(|(place, seen)| Ok((place, CallRecord::all(&all, &names, seen)?))).collect()
     }
 
     /// The micro-batches and stages of the forward passes in an evaluation of a pipeline, in order.

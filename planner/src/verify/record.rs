@@ -21,7 +21,12 @@ use numcore::{
     placement::TensorPlacement,
 };
 
-use super::{Examples, call::CallRecord, observed::ObservedGradients, passes::ObservedForwards};
+use super::{
+    Examples,
+    call::CallRecord,
+    observed::ObservedGradients,
+    passes::{ObservedForwards, PassPlace},
+};
 
 /// A run of some steps.
 pub(super) struct Trial {
@@ -51,8 +56,8 @@ pub(super) struct RankRecord {
     /// The full names of buffers.
     pub buffers: Vec<String>,
     /// The op calls of the observed step, by pass: of each micro-batch and share, and in a pipeline of each stage of the
-    /// rank. One rank has passes through the whole model.
-    pub passes: Vec<Vec<CallRecord>>,
+    /// rank.
+    pub passes: BTreeMap<PassPlace, Vec<CallRecord>>,
 }
 
 /// Values by name.
@@ -133,7 +138,7 @@ impl Trial {
                 .flat_map(|module| module.named_buffers())
                 .map(|(name, _)| name)
                 .collect(),
-            passes: Vec::new(),
+            passes: BTreeMap::new(),
         };
         // Each share continues its own stream of random values.
         let mut states: Vec<_> = (0..count).map(|_| random_state()).collect();

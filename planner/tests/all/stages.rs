@@ -12,22 +12,24 @@ use crate::{common::*, faults::is};
 #[derive(Module)]
 #[module(crate = "::nn", runtime = Cpu)]
 struct Scaled {
-    linear: Linear<Cpu>,
+    linear: Option<Linear<Cpu>>,
     #[module(skip)]
     factor: f64,
 }
 
 impl Forward<Cpu> for Scaled {
     fn forward(&self, x: &Var<Cpu>) -> Result<Var<Cpu>> {
-        self.linear.forward(x)?.tanh()?.mul(self.factor)
+        let y = self.linear.as_ref().map_or(Ok(x.clone()), |linear| linear.forward(x))?;
+        y.tanh()?.mul(self.factor)
     }
 }
 
 const LAYERS: usize = 4;
 
-/// A model in stages. On several ranks, layer `wrong` has another factor.
+/// A model in stages, of layers with parameters or without. On several ranks, layer `wrong` has another factor.
 fn report_of(
     axes: &[(Axis, usize)],
+    with_parameters: [bool; LAYERS],
     (kind, stages_per_rank): (ScheduleKind, usize),
     zero: ZeroStage,
     wrong: Option<usize>,
@@ -36,7 +38,8 @@ fn report_of(
     let layers = |mesh: &Mesh<Cpu>| -> Result<Sequential<Cpu>> {
         (0..LAYERS).try_fold(Sequential::new(), |layers, k| {
             let factor = if mesh.world().size() > 1 && wrong == Some(k) { 1.01 } else { 1.0 };
-            Ok(layers.push(Scaled { linear: Linear::new(&init(mesh), 4, 4)?, factor }))
+            let linear = with_parameters[k].then(|| Linear::new(&init(mesh), 4, 4)).transpose()?;
+            Ok(layers.push(Scaled { linear, factor }))
         })
     };
     let make = |mesh: &Mesh<Cpu>| {
@@ -78,11 +81,14 @@ fn op_calls_of_stages_are_named() {
         (&[(Pipe, 2), (Data, 2)], (ScheduleKind::OneFOneB, 1), ZeroStage::Optimizer),
         (&[(Pipe, 2), (Data, 2)], (ScheduleKind::Interleaved, 2), ZeroStage::Parameters),
     ];
-    for (axes, kind, zero) in plans {
+    let cases = plans.map(|plan| (plan, [true; LAYERS]));
+    // Stages without parameters: the first, the last, and some between.
+    let without = [(plans[1], [false, true, false, false]), (plans[2], [true, false, false, true])];
+    for ((axes, kind, zero), with_parameters) in cases.into_iter().chain(without) {
         for whole in [false, true] {
-            report_of(axes, kind, zero, None, whole).assert_equal();
+            report_of(axes, with_parameters, kind, zero, None, whole).assert_equal();
             for wrong in 0..LAYERS {
-                let report = report_of(axes, kind, zero, Some(wrong), whole);
+                let report = report_of(axes, with_parameters, kind, zero, Some(wrong), whole);
                 is(report.clone(), StepPart::Forward, Cause::LayerCut, "mul");
                 // The call is that of one layer, so its ranks are those of one stage.
                 let (plan, ranks) = (plan(axes), &report.differences[0].ranks);
@@ -91,7 +97,7 @@ fn op_calls_of_stages_are_named() {
                 let here =
                     |rank: &usize| Some(plan.coordinate(Pipe, *rank)) == placement.rank_of(wrong * stages / LAYERS);
                 let expected: Vec<usize> = (0..plan.world()).filter(here).collect();
-                assert_eq!(*ranks, expected, "layer {wrong} of {axes:?} in {kind:?}: {report}");
+                assert_eq!(*ranks, expected, "layer {wrong} of {axes:?} in {kind:?}, {with_parameters:?}: {report}");
             }
         }
     }
@@ -130,17 +136,20 @@ fn op_calls_of_experts_are_named() {
 #[test]
 fn op_calls_of_losses_in_stages_are_named() {
     use Axis::{Data, Pipe, Tensor};
-    let plans: [(&[(Axis, usize)], _); 3] = [
-        (&[(Pipe, 2)], (ScheduleKind::Interleaved, 2)),
-        (&[(Pipe, 2), (Tensor, 2)], (ScheduleKind::OneFOneB, 1)),
-        (&[(Pipe, 2), (Data, 2)], (ScheduleKind::ZbH1, 1)),
+    // With layers, and the place along the pipeline of the first of them. Two layers in four stages leave one without
+    // parameters.
+    let plans: [(&[(Axis, usize)], _, _, _); 4] = [
+        (&[(Pipe, 2)], (ScheduleKind::Interleaved, 2), 4, 0),
+        (&[(Pipe, 2)], (ScheduleKind::Interleaved, 2), 2, 1),
+        (&[(Pipe, 2), (Tensor, 2)], (ScheduleKind::OneFOneB, 1), 4, 0),
+        (&[(Pipe, 2), (Data, 2)], (ScheduleKind::ZbH1, 1), 4, 0),
     ];
-    for (axes, kind) in plans {
+    for (axes, kind, layers, first) in plans {
         let (plan, pipe) = (plan(axes), 2);
         let report_of = |z_loss: f64, other: Activation| {
             let make = |mesh: &Mesh<Cpu>| {
                 let (z_loss, activation) = if mesh.world().size() > 1 { (z_loss, other) } else { Default::default() };
-                let config = GptConfig { layers: 4, tied_head: true, activation, ..gpt() };
+                let config = GptConfig { layers, tied_head: true, activation, ..gpt() };
                 gpt_in_stages(mesh, config, kind, VocabularyLoss { z_loss, ..summed() })
             };
             Verify::new(plan.clone()).run(runtime, make, texts(16), texts_in_stages).unwrap()
@@ -149,7 +158,7 @@ fn op_calls_of_losses_in_stages_are_named() {
         // A cut layer adds its bias after the exchange: the norm is the first call that reads parameters as one rank's.
         let after = if plan.size(Tensor) > 1 { "blocks.1.ln1 layer_norm" } else { "blocks.0.fc2 linear" };
         for (z_loss, activation, named, stage) in
-            [(0.1, Activation::default(), "", pipe - 1), (0.0, Activation::Relu, after, 0)]
+            [(0.1, Activation::default(), "", pipe - 1), (0.0, Activation::Relu, after, first)]
         {
             let report = report_of(z_loss, activation);
             is(report.clone(), StepPart::Forward, Cause::LayerCut, named);
