@@ -1,7 +1,7 @@
 //! Steps of random plans on ranks as threads over modelled links, beside their estimates: seconds and peak bytes.
 //!
 //! Run it on an idle machine: `cargo run --release -p weftgrad-planner --example own_runs`. With the argument `picked`,
-//! it runs the plan that a search picks, beside 100 random ones.
+//! it runs the plan that a search picks, beside 100 random ones; with `verified`, it verifies a larger model on 8 ranks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,13 +17,14 @@ use nn::{Gpt, GptConfig, Init, parallel::VocabularyLoss};
 use numcore::{
     DType, Error, NullRuntime, Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, Reduction},
-    ops::ViewOps,
+    ops::{PointwiseOps, ViewOps},
     rng::Philox,
 };
 use optim::AdamWConfig;
 use planner::{
     Estimate, LinkSpeed, Machine, ModelCosts, OptimizerCosts, PlanSearch, PlannedModel, SimulatedStep, TrainingPlan,
     calibrate,
+    verify::{Examples, Verify},
 };
 use runtime_cpu::Cpu;
 
@@ -221,7 +222,54 @@ fn picked(optimizer: &OptimizerCosts, (world, batch): (usize, usize), bandwidth:
     Ok(())
 }
 
+/// Seconds in which a GPT of 11 million parameters is verified on 8 ranks, without a fault and with one in the loss.
+fn verified() -> Result<()> {
+    let base = TrainingPlan { micro_batches: 4, micro_batch: 1, ..TrainingPlan::default() };
+    let plans = [
+        TrainingPlan { data: 8, zero: 3, micro_batches: 1, micro_batch: 4, ..base.clone() },
+        TrainingPlan { data: 4, tensor: 2, zero: 1, micro_batches: 1, micro_batch: 8, ..base.clone() },
+        TrainingPlan { data: 2, tensor: 2, pipe: 2, micro_batch: 4, ..base },
+    ];
+    for (plan, is_right) in plans.iter().flat_map(|plan| [(plan, true), (plan, false)]) {
+        let make = |mesh: &Mesh<Cpu>| {
+            let pipe = mesh.axis(Axis::Pipe);
+            let own = TrainingPlan { pipe: pipe.size(), ..plan.clone() };
+            let model = Gpt::new(
+                &Init::new(mesh.world().runtime(), 42),
+                GptConfig { layers: 6, heads: 6, width: 384, ..CONFIG },
+            )?;
+            let (stages, loss) = model.split_with_loss(own.stages(), summed())?;
+            let factor = if is_right || mesh.world().size() == 1 { 1.0 } else { 1.01 };
+            let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
+                Loss::sum(loss.of(&y[0], &t[0])?.mul(factor)?, t[0].dims().iter().product::<usize>() as f64)
+            };
+            let model = PipelineModel::on(pipe.rank(), own.checked()?, stages).loss(loss);
+            let model = model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan())?;
+            let builder = TrainStep::builder(mesh, model).optimizer(AdamWConfig::default());
+            let builder = if mesh.world().size() == 1 { builder } else { plan.configure(builder)? };
+            Ok((Vec::<nn::Linear<Cpu>>::new(), builder.build()?))
+        };
+        let batch = |rt: &Cpu, step: u64| {
+            let tokens =
+                (0..plan.global_batch() * LENGTH).map(|k| ((k * 7 + k / 3 + step as usize * 5) % CONFIG.vocab) as i64);
+            Ok(vec![Tensor::from_slice(rt, [plan.global_batch(), LENGTH], &tokens.collect::<Vec<_>>())?])
+        };
+        let input = |_: &Vec<nn::Linear<Cpu>>, examples: &Examples<'_, Cpu>| {
+            MicroBatches::split(&examples.tensors, &examples.tensors, plan.micro_batches)
+        };
+        let begun = std::time::Instant::now();
+        let report = Verify::new(plan.parallel()?).run(|_| Ok(Cpu::with_threads(1)), make, batch, input)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        assert_eq!(report.is_equal(), is_right, "{plan}: {report}");
+        println!("{seconds:.1} s, {plan}: {report}");
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
+    if std::env::args().nth(1).as_deref() == Some("verified") {
+        return verified();
+    }
     let optimizer = OptimizerCosts::measure(AdamWConfig::default(), DType::F32, false)?;
     if std::env::args().nth(1).as_deref() == Some("picked") {
         let ways = [(4, 1.25e9), (4, 0.125e9), (2, 1.25e9), (2, 0.125e9)];

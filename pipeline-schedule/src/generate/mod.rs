@@ -103,8 +103,9 @@ impl ScheduleKind {
         let placement = self.placement(shape)?;
         let PipeShape { ranks: p, stages_per_rank: v, micro_batches: m } = shape;
         let (generator, size) = (self.generator(), Size { p, v, m });
-        let rows = (0..p).map(|r| (generator.row)(size, r, RowBuilder::new(placement.stages_on(r).collect())).finish());
-        Schedule::new(placement.clone(), m, rows.collect())
+        let row = |r| RowBuilder::new(placement.stages_on(r).collect(), m);
+        let rows = (0..p).map(|r| (generator.row)(size, r, row(r)).finish()).collect();
+        Schedule::new(placement.clone(), m, rows)
     }
 }
 

@@ -15,8 +15,10 @@ pub(super) struct RowBuilder {
 }
 
 impl RowBuilder {
-    pub(super) fn new(stages: Vec<usize>) -> Self {
-        RowBuilder { next: vec![[0, 0]; stages.len()], stages, deferred: VecDeque::new(), actions: Vec::new() }
+    pub(super) fn new(stages: Vec<usize>, micro_batches: usize) -> Self {
+        // A forward and a backward pass each; a split backward pass doubles the room once.
+        let actions = Vec::with_capacity(2 * stages.len() * micro_batches);
+        RowBuilder { next: vec![[0, 0]; stages.len()], stages, deferred: VecDeque::new(), actions }
     }
 
     /// The number of forwards that a chunk has had.
