@@ -45,7 +45,7 @@ pub(crate) fn memory_of(
     let groups = [StateGroups::of(&ranks, 0), StateGroups::of_experts(&ranks, 0)];
     let units = (zero != ZeroStage::None).then_some(ties);
     let mut memory = MemoryEstimate::default();
-    let (mut saved, mut messages, mut root, mut largest, mut whole) = (0, 0, 0, [0, 0], Vec::new());
+    let (mut saved, mut messages, mut root, mut largest, mut whole) = (0, 0, [0, 0], [0, 0], Vec::new());
     for &stage in &stages {
         let parts = costs.stage(stage, plan.stages());
         let mut values = 0;
@@ -65,12 +65,13 @@ pub(crate) fn memory_of(
                     memory.optimizer += (buffer.elements as f64 * optimizer.state) as u64 / shards as u64;
                 }
                 values += buffer.values();
-                // The root stays gathered beside other units.
-                match buffer.unit {
-                    0 => root += buffer.values(),
-                    _ => largest[0] = largest[0].max(buffer.values()),
+                // The root stays whole beside other units, its values and its gradients.
+                for (k, bytes) in [buffer.values(), buffer.gradients()].into_iter().enumerate() {
+                    match buffer.unit {
+                        0 => root[k] += bytes,
+                        _ => largest[k] = largest[k].max(bytes),
+                    }
                 }
-                largest[1] = largest[1].max(buffer.gradients());
             }
         }
         whole.push(values);
@@ -79,10 +80,12 @@ pub(crate) fn memory_of(
         // The unit that is read, and the one that arrives; in a pipeline, the same of stages.
         whole.sort_unstable();
         let stages = whole.iter().rev().take(2).sum::<u64>();
-        memory.parameters += if plan.stages() > 1 { stages } else { root + 2 * largest[0] };
+        memory.parameters += if plan.stages() > 1 { stages } else { root[0] + 2 * largest[0] };
     }
     if zero.shards_gradients() {
-        memory.gradients += largest[1];
+        // One unit's gradients, or two, when what the last part had kept is free.
+        let last = stages.iter().flat_map(|&stage| costs.stage(stage, plan.stages())).next_back();
+        memory.gradients += root[1] + largest[1] + largest[1].saturating_sub(last.map_or(0, |part| part.saved));
     }
     memory.transient += messages;
     let held = in_flight(kind, plan.shape(), rank) as u64;
