@@ -90,10 +90,15 @@ impl<'a> Bindings<'a> {
         device.limits.max_storage_buffers_per_shader_stage as usize - 1
     }
 
+    /// The number of buffers that operands are in.
+    pub(crate) fn count(views: &[OperandView<'_>]) -> usize {
+        let is_first = |k: &usize| !views[..*k].iter().any(|before| before.is_beside(&views[*k]));
+        (0..views.len()).filter(is_first).count()
+    }
+
     /// Tells whether a kernel can bind these operands beside `others` buffers.
     pub(crate) fn binds(device: &WgpuDevice, views: &[OperandView<'_>], others: usize) -> bool {
-        let is_first = |k: &usize| !views[..*k].iter().any(|before| before.is_beside(&views[*k]));
-        (0..views.len()).filter(is_first).count() + others <= Bindings::most(device)
+        Bindings::count(views) + others <= Bindings::most(device)
     }
 
     /// Binds a whole small buffer, and returns its index.

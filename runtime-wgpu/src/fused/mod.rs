@@ -7,13 +7,13 @@ mod rows;
 mod softmax;
 
 use numcore::{
-    Accumulate, DType, Out, Result, Support, View,
-    fused::{AttentionGrad, FusedOp},
+    Accumulate, DType, Out, Result, Scalar, Support, View,
+    fused::{FusedOp, ScoredAttention},
 };
 use smallvec::SmallVec;
 
 use self::attention::ScorePrograms;
-use crate::{Wgpu, bindings::OperandView, matmul};
+use crate::{Wgpu, bindings::OperandView, matmul, reduce::fill};
 
 /// The operands of one call.
 struct FusedCall<'c, 'a> {
@@ -60,17 +60,18 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
         FusedOp::Norm(op) => norm::forward(&call, op),
         FusedOp::NormGrad(op) => norm::backward(&call, op),
         FusedOp::Attention(op) => attention::forward(&call, op, None),
-        FusedOp::AttentionGrad(op) => attention::backward(&call, &op.0, None, |queries, keys| queries * keys),
+        FusedOp::AttentionGrad(op) => attention::backward(&call, &op.0, [None, None], |queries, keys| queries * keys),
         FusedOp::ScoredAttention(op) => {
-            let programs = ScorePrograms::new(op, &call.ins, None)?;
+            let programs = ScorePrograms::of_scores(op, &call.ins)?;
             attention::forward(&call, &op.attention, Some(programs))
         }
-        FusedOp::ScoredAttentionGrad(op) if op.learned.is_empty() => {
-            let ins = &call.ins[AttentionGrad::QUERIES..];
-            let programs = ScorePrograms::new(&op.of, ins, ScorePrograms::slope(op))?;
-            attention::backward(&call, &op.of.attention, Some(programs), |queries, keys| {
-                op.of.scores_at_a_time(queries, keys)
-            })
+        FusedOp::ScoredAttentionGrad(op) => {
+            let support = attention::scored_backward(&call, op)?;
+            let learns_nothing = |arg: &usize| support == Support::Done && !op.learned.contains(arg);
+            for arg in (0..op.given()).filter(learns_nothing) {
+                fill(wgpu, Scalar::I64(0), &mut outs[ScoredAttention::ARGS + arg..][..1])?;
+            }
+            Ok(support)
         }
         FusedOp::Linear(_) => matmul::linear(wgpu, &call.ins, call.outs[0]),
         FusedOp::CrossEntropy(op) => cross_entropy::forward(&call, op),

@@ -9,23 +9,27 @@ use numcore::{
     fused::{Attention, AttentionGrad},
 };
 
-use super::{AttentionCall, AttentionText, BLOCK, KernelShape, OWN, SHARE, SIDE, ScorePrograms, each};
+use super::{
+    AttentionCall, AttentionText, BLOCK, KernelShape, OWN, SHARE, SIDE, ScorePrograms, each, learned::ArgSums,
+};
 use crate::fused::FusedCall;
 
 /// The widest head: an invocation holds a part of a row of each gradient.
 const WIDEST: usize = 128;
 
-/// From the upstream gradient, `o`, `lse`, and the inputs of forward. The decomposition has so many scores of a head at
-/// a time, of numbers of queries and keys.
+/// From the upstream gradient, `o`, `lse`, and the inputs of forward. The programs are those of the passes over queries
+/// and over keys. The decomposition has so many scores of a head at a time, of numbers of queries and keys.
 pub(in super::super) fn backward(
     call: &FusedCall<'_, '_>,
     op: &Attention,
-    programs: Option<ScorePrograms>,
+    programs: [Option<ScorePrograms>; 2],
     at_a_time: impl FnOnce(usize, usize) -> usize,
 ) -> Result<Support> {
     let (of_forward, ins) = call.ins.split_at(AttentionGrad::QUERIES);
-    let Some(this) = AttentionCall::new(call, op, programs, ins, of_forward)? else { return Ok(Support::Decompose) };
-    let AttentionCall { depth, value_depth, .. } = this;
+    let [of_queries, of_keys] = programs.map(|programs| AttentionCall::new(call, op, programs, ins, of_forward));
+    let (Some(by_queries), Some(by_keys)) = (of_queries?, of_keys?) else { return Ok(Support::Decompose) };
+    let this = &by_queries;
+    let &AttentionCall { depth, value_depth, .. } = this;
     let blocks = [
         ("qs", BLOCK * (depth + 1)),
         ("gs", BLOCK * (value_depth + 1)),
@@ -59,13 +63,18 @@ pub(in super::super) fn backward(
     let scores = 4 * (this.batch * this.heads * at_a_time(this.queries, this.keys)) as u64;
     let fits = scores > call.wgpu.queue.device.limits.max_storage_buffer_binding_size
         && depth.max(value_depth) <= WIDEST
-        && this.fits(&of_queries, 1)
-        && this.fits(&of_keys, 2);
+        && this.fits(&of_queries, 2)
+        && by_keys.fits(&of_keys, 3);
     if !fits {
         return Ok(Support::Decompose);
     }
-    this.launch(&of_queries, &call.outs[..1], queries)?;
-    this.launch(&of_keys, &call.outs[1..3], keys)?;
+    let (Some(sums), Some(sums_by_keys)) = (ArgSums::new(this, false)?, ArgSums::new(&by_keys, true)?) else {
+        return Ok(Support::Decompose);
+    };
+    this.launch(&of_queries, &sums.after(&call.outs[..1]), queries)?;
+    by_keys.launch(&of_keys, &sums_by_keys.after(&call.outs[1..3]), keys)?;
+    sums.add_up(call)?;
+    sums_by_keys.add_up(call)?;
     Ok(Support::Done)
 }
 
@@ -93,8 +102,11 @@ fn whole(row: &str) -> String {
 
 /// The gradient `d{j}` of a product `x{j}`, from the gradient of its weight. The weight `p{j}` remains too.
 fn gradient(text: &AttentionText<'_, '_>, j: usize, places: &str) -> String {
-    let seen =
-        format!("p{j} = wg_exp(x{j} - base);\nlet slope = p{j} * (d{j} - dot);\nd{j} = {};\n", text.slope("slope"));
+    let seen = format!(
+        "p{j} = wg_exp(x{j} - base);\nlet slope = p{j} * (d{j} - dot);\nd{j} = {};\n{}",
+        text.slope("slope"),
+        text.add_to_sums()
+    );
     format!("var p{j} = 0f;\n{}", text.score(j, places, &seen, &format!("d{j} = 0f;\n")))
 }
 
@@ -142,7 +154,7 @@ fn queries(text: &AttentionText<'_, '_>) -> String {
     });
     format!(
         "let q_head = pair % {heads};\nlet k_head = q_head / {sharing};\n{starts}let time = first + row;\n{read_q}{read_g}\
-         workgroupBarrier();\n{{\n{relative}}}\nworkgroupBarrier();\nlet dot = {dot};\nlet base = bases[row];\n{sums}\
+         workgroupBarrier();\n{{\n{relative}}}\nworkgroupBarrier();\nlet dot = {dot};\nlet base = bases[row];\n{declare}\
          for (var s0 = 0u; s0 < {last}; s0 += {BLOCK}u) {{\nworkgroupBarrier();\n{read_k}{read_v}workgroupBarrier();\n\
          {zeros}{scores}{slopes}{gradients}workgroupBarrier();\n\
          for (var n = 0u; n < {BLOCK}u; n++) {{\nlet d = ss[row * {SIDE}u + n];\n{weigh}}}\n}}\n\
@@ -154,12 +166,13 @@ fn queries(text: &AttentionText<'_, '_>) -> String {
         read_v = text.tile(Attention::VALUES, ("vs", value_depth, values), "s0", keys),
         relative = relative(text),
         dot = whole("row"),
-        sums = zeros("y", depth.div_ceil(SHARE)),
+        declare = zeros("y", depth.div_ceil(SHARE)) + &text.declare_sums(),
         zeros = zeros("x", OWN) + &zeros("d", OWN),
         scores = products("x", depth, "qs", "ks"),
         slopes = products("d", value_depth, "gs", "vs"),
         weigh = weigh("y", depth, "d", "ks"),
-        store = store(text, 0, ("y", depth), &format!("pair * {queries} + time"), &format!(" * {scale}")),
+        store = store(text, 0, ("y", depth), &format!("pair * {queries} + time"), &format!(" * {scale}"))
+            + &text.store_sums(1, &format!("(pair * {queries} + time) * {SHARE}u + part")),
     )
 }
 
@@ -184,13 +197,13 @@ fn keys(text: &AttentionText<'_, '_>) -> String {
         format!("ps[{at}] = p{j};\nss[{at}] = d{j};\n")
     });
     format!(
-        "let k_head = pair % {heads};\n{starts}let key = first + row;\n{read_k}{read_v}{sums}\
-         for (var q_head = k_head * {sharing}; q_head < (k_head + 1u) * {sharing}; q_head++) {{\n{starts_of_queries}\
+        "let k_head = pair % {heads};\n{starts}let key = first + row;\n{read_k}{read_v}{declare}\
+         for (var q_head = k_head * {sharing}; q_head < (k_head + 1u) * {sharing}; q_head++) {{\n{starts_of_queries}{declare_sums}\
          for (var t0 = {start}; t0 < {queries}; t0 += {BLOCK}u) {{\nworkgroupBarrier();\n{read_q}{read_g}workgroupBarrier();\n\
          {{ let time = t0 + row;\n{relative}}}\nworkgroupBarrier();\n{zeros}{scores}{slopes}{gradients}workgroupBarrier();\n\
          {keep}workgroupBarrier();\n\
-         for (var n = 0u; n < {BLOCK}u; n++) {{\nlet p = ps[row * {SIDE}u + n];\nlet d = ss[row * {SIDE}u + n];\n{weigh}}}\n}}\n}}\n\
-         if (key < {keys}) {{\n{store}}}\n",
+         for (var n = 0u; n < {BLOCK}u; n++) {{\nlet p = ps[row * {SIDE}u + n];\nlet d = ss[row * {SIDE}u + n];\n{weigh}}}\n}}\n\
+         if (key < {keys}) {{\n{store_sums}}}\n}}\nif (key < {keys}) {{\n{store}}}\n",
         starts = text.starts([Attention::KEYS, Attention::VALUES]),
         starts_of_queries = text.starts(of_queries),
         read_q = text.tile(Attention::QUERIES, ("qs", depth, width), "t0", queries),
@@ -198,7 +211,10 @@ fn keys(text: &AttentionText<'_, '_>) -> String {
         read_k = text.tile(Attention::KEYS, ("ks", depth, width), "first", keys),
         read_v = text.tile(Attention::VALUES, ("vs", value_depth, values), "first", keys),
         relative = relative(text),
-        sums = zeros("y", depth.div_ceil(SHARE)) + &zeros("z", value_depth.div_ceil(SHARE)),
+        declare = zeros("y", depth.div_ceil(SHARE)) + &zeros("z", value_depth.div_ceil(SHARE)),
+        declare_sums = text.declare_sums(),
+        store_sums =
+            text.store_sums(2, &format!("((batch * {heads} * {sharing} + q_head) * {SHARE}u + part) * {keys} + key")),
         zeros = zeros("x", OWN) + &zeros("d", OWN),
         scores = products("x", depth, "ks", "qs"),
         slopes = products("d", value_depth, "vs", "gs"),

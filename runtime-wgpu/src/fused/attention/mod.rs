@@ -3,6 +3,7 @@
 
 mod backward;
 mod forward;
+mod learned;
 mod program;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,7 @@ use numcore::{
 };
 use smallvec::{SmallVec, smallvec};
 
-pub(super) use self::{backward::backward, forward::forward, program::ScorePrograms};
+pub(super) use self::{backward::backward, forward::forward, learned::scored_backward, program::ScorePrograms};
 use super::{
     FusedCall,
     rows::{number, read},
@@ -24,6 +25,7 @@ use crate::{
     Wgpu,
     access::{Params, Site, StorageForm, header, offset},
     bindings::{Bindings, OperandView},
+    packing::PackedOperands,
     pipelines::PipelineKey,
     pointwise::STEPS,
     queue::Dispatch,
@@ -111,28 +113,32 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         Ok(Some(sizes))
     }
 
-    /// Tells whether a kernel can bind its operands, its blocks fit workgroup memory, and on a software driver its loops
-    /// stay within the iteration limit.
+    /// Tells whether a kernel can bind its operands beside those that it writes, its blocks fit workgroup memory, and on
+    /// a software driver its loops stay within the iteration limit. Operands in too many buffers are copied into one.
     fn fits(&self, kernel: &KernelShape<'_>, outs: usize) -> bool {
         let limits = &self.wgpu.queue.device.limits;
-        // Of the buffers that a kernel may bind, one is kept for reports.
-        let buffers = limits.max_storage_buffers_per_shader_stage as usize - 1;
         let words = kernel.blocks.iter().map(|(_, words)| words).sum::<usize>();
         let of_scores = self.programs.iter().flat_map(ScorePrograms::functions).map(|f| f.steps() * OWN).sum::<usize>();
         let (steps, each) = kernel.steps;
-        self.views.len() + outs <= buffers
+        outs < Bindings::most(&self.wgpu.queue.device)
             && words * 4 <= limits.max_compute_workgroup_storage_size as usize
             && (!self.wgpu.queue.device.software || steps * (each + of_scores) <= 3 * STEPS)
+    }
+
+    /// The arguments whose gradients the kernel sums.
+    fn learned(&self) -> &[usize] {
+        self.programs.as_ref().map_or(&[], |programs| &programs.learned)
     }
 
     /// Launches a kernel, whose `main` has the text that `body` writes after the indices of its block.
     fn launch(
         &self,
         kernel: &KernelShape<'_>,
-        outs: &[OperandView<'a>],
+        outs: &[OperandView<'_>],
         body: impl FnOnce(&AttentionText<'_, '_>) -> String,
     ) -> Result<()> {
-        let mut views = self.views.clone();
+        let packed = PackedOperands::of(self.wgpu, &self.views, Bindings::count(outs))?;
+        let mut views = PackedOperands::bound(&packed, &self.views);
         views.extend_from_slice(outs);
         let inputs = self.views.len();
         let (bindings, slots) = Bindings::of(&self.wgpu.queue.device, kernel.op, &views)?;
@@ -162,6 +168,7 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
             params.extend(function.params());
             details.extend(function.details());
         }
+        details.extend(self.learned().iter().map(|&arg| arg as u32));
         let program = self.programs.as_ref().map(|programs| programs.score.program.clone());
         let key = PipelineKey { kind: kernel.kind, program, details };
         let header = header(&atomic, params.len());

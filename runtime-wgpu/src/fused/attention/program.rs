@@ -29,23 +29,31 @@ pub(in super::super) struct ScorePrograms {
     pub(super) slope: Option<ScoreFunction>,
     /// The arguments that the programs read, by their index among the arguments.
     pub(super) args: SmallVec<[usize; 4]>,
+    /// The arguments whose gradients the slope's program gives after that of the score.
+    pub(super) learned: SmallVec<[usize; 4]>,
 }
 
 impl ScorePrograms {
-    /// The programs for the inputs of forward.
-    pub(in super::super) fn new(op: &ScoredAttention, ins: &[OperandView<'_>], slope: Option<Program>) -> Result<Self> {
+    /// The programs of forward for its inputs, with the program of gradients if there is one.
+    fn new(op: &ScoredAttention, ins: &[OperandView<'_>], slope: Option<Program>, learned: &[usize]) -> Result<Self> {
         let specs: SmallVec<[Spec; 8]> =
             ins.iter().map(|x| Spec { shape: *x.layout.shape(), dtype: x.dtype }).collect();
         let score = ScoreFunction::new("score_of", op, op.program.clone(), &specs)?;
         let slope = slope.map(|slope| ScoreFunction::new("slope_of", op, slope, &specs)).transpose()?;
         let is_read = |i: &usize| score.args.contains(i) || slope.as_ref().is_some_and(|slope| slope.args.contains(i));
         let args = (0..op.args()).filter(is_read).collect();
-        Ok(ScorePrograms { score, slope, args })
+        Ok(ScorePrograms { score, slope, args, learned: learned.into() })
     }
 
-    /// The program of the gradient of a score, if it is not that of what the program gives.
-    pub(in super::super) fn slope(op: &ScoredAttentionGrad) -> Option<Program> {
-        (!op.of.adds()).then(|| op.program())
+    pub(in super::super) fn of_scores(op: &ScoredAttention, ins: &[OperandView<'_>]) -> Result<Self> {
+        ScorePrograms::new(op, ins, None, &[])
+    }
+
+    /// The programs of a pass of gradients, for the inputs of forward.
+    pub(super) fn of_gradients(op: &ScoredAttentionGrad, ins: &[OperandView<'_>]) -> Result<Self> {
+        // The gradient of the score may be that of what the program gives.
+        let slope = (!op.learned.is_empty() || !op.of.adds()).then(|| op.program());
+        ScorePrograms::new(&op.of, ins, slope, &op.learned)
     }
 
     pub(super) fn functions(&self) -> impl Iterator<Item = &ScoreFunction> {
@@ -105,7 +113,7 @@ impl ScoreFunction {
         self.typed.dtypes.contains(&DType::I64)
     }
 
-    /// The properties besides the program on which its source depends.
+    /// The properties besides the program of scores on which its source depends.
     pub(super) fn details(&self) -> SmallVec<[u32; 8]> {
         let mut details: SmallVec<[u32; 8]> = smallvec![u32::from(self.is_long())];
         details.extend(self.dtypes.iter().map(|&d| d as u32));
@@ -138,7 +146,10 @@ impl ScoreFunction {
         let forms = self.dtypes.iter().map(|&dtype| StorageForm::of(dtype).ty());
         takes.extend(self.args.iter().zip(forms).map(|(i, ty)| format!("in{}: {ty}", ScoredAttention::arg(*i))));
         takes.extend(self.upstream.map(|i| format!("in{i}: f32")));
-        let mut text = format!("fn {}({}) -> f32 {{\n", self.name, takes.join(", "));
+        // Results after the first are left in variables of the invocation.
+        let more = (1..self.program.outputs().len()).map(|k| format!("var<private> out{k}: f32;\n"));
+        let mut text = more.collect::<String>();
+        let _ = writeln!(text, "fn {}({}) -> f32 {{", self.name, takes.join(", "));
         text += &self.values.text(params);
         let _ = write!(text, "var out0: f32;\n{}return out0;\n}}\n", printed(&self.program, &self.typed, wgpu)?);
         Ok((text, positions))
