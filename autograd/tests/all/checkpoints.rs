@@ -14,7 +14,7 @@ use autograd::{
 use numcore::{
     DType, ErrorKind, Flat, FlatLayout, MemoryCategory, NullRuntime, Result, Runtime, Tensor, TensorMut,
     fused::NnOps,
-    ops::{Apply, Backprop, MatmulOps, PointwiseOps, ReduceOps, ViewOps},
+    ops::{Apply, Backprop, MatmulOps, Op, PointwiseOps, ReduceOps, ViewOps},
 };
 use runtime_cpu::Cpu;
 
@@ -380,8 +380,19 @@ fn budgets_count_memory() {
         let kept = saved(&y.unwrap());
         assert!(kept <= budget && kept == bill.kept_bytes, "{budget}: {kept}, {bill}");
     }
-    let (y, bill) = Checkpoint::budget(0).run_with_bill(|| Checkpoint::keep(products).run(forward));
-    assert_eq!((saved(&y.unwrap()), bill.kept_bytes), (65 * row, 65 * row));
+    // A policy of views keeps the output that they are views of.
+    let views = || Checkpoint::keep(|call| matches!(call.op, Op::View(_)));
+    for (policy, kept) in [(Checkpoint::keep(products), 65 * row), (views(), 64 * row)] {
+        let (y, bill) = Checkpoint::budget(0).run_with_bill(|| policy.run(forward));
+        assert_eq!((saved(&y.unwrap()), bill.kept_bytes), (kept, kept));
+    }
+    let (y, bill) = views().run_with_bill(forward);
+    assert_eq!((saved(&y.unwrap()), bill.kept_bytes), (64 * row, 64 * row));
+    // The rest of the budget is for others.
+    for (budget, kept) in [(64 * row, 64 * row), (65 * row, 65 * row)] {
+        let (y, bill) = Checkpoint::budget(budget).run_with_bill(|| views().run(forward));
+        assert_eq!((saved(&y.unwrap()), bill.kept_bytes), (kept, kept), "{bill}");
+    }
 }
 
 /// Adds noise that it draws itself.

@@ -72,7 +72,6 @@ const MODELS: &[&str] = &[
     "trained_whole", "padding",
 ];
 const NUMERICS: &[&str] = &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "numerics", "errors"];
-const AUTOGRAD: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "checkpoints", "recomputed"];
 const NN: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "safetensors", "losses", "an_op_names"];
 const OPTIM: &[&str] = &["test", "-p", "weftgrad-optim", "--test", "all", "--", "frozen"];
 const COMPOSED: &[&str] =
@@ -285,11 +284,6 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "numcore/src/ops/composed/taps.rs", from: "[w.abs().ne(w.abs()).select(0.0, x * w)]", to: "[x * w]", test: ENDS },
     Mutant { file: "numcore/src/ops/composed/taps.rs", from: "[w.abs().ne(w.abs()).select(0.0, x * w)]", to: "[(w.abs().ne(w.abs()) | w.eq(0.0)).select(0.0, x * w)]", test: COMPOSED },
     Mutant { file: "numcore/src/ops/composed/grid_sample.rs", from: " || self.mode == Interpolation::Linear", to: "", test: COMPOSED },
-    Mutant { file: "autograd/src/rematerialize.rs", from: "if outermost() == Some(*number) => recipe.upgrade(),", to: "=> recipe.upgrade().filter(|_| *number > 0),", test: AUTOGRAD },
-    Mutant { file: "autograd/src/recipe.rs", from: "let done = if remade.keeps_graph { None } else { state.inputs.take() };", to: "let done = state.inputs.take();", test: AUTOGRAD },
-    Mutant { file: "autograd/src/recipe.rs", from: "self.recipes.iter().for_each(|recipe| recipe.state.lock().outputs = None);", to: "", test: AUTOGRAD },
-    Mutant { file: "autograd/src/recipe.rs", from: "context.run(|| with_grad(|| function.forward(&values)))?", to: "function.forward(&values)?", test: AUTOGRAD },
-    Mutant { file: "autograd/src/ledger.rs", from: "if kept[call] {\n                read[call] = true;", to: "if kept[call] {", test: AUTOGRAD },
     Mutant { file: "numcore/src/pointwise/expr.rs", from: "self.clamp(-1000.0, 1000.0)", to: "self", test: ENDS },
     Mutant { file: "numcore/src/pointwise/expr.rs", from: "let above = self.le(low).select(low, self);", to: "let above = self.lt(low).select(low, self);", test: ENDS },
     Mutant { file: "numcore/src/pointwise/derive.rs", from: "z.lt(0.5).select(u * s * s, u * (1.0 - y * y))", to: "u * (1.0 - y * y)", test: ENDS },

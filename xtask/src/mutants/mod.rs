@@ -7,6 +7,7 @@ mod families;
 mod jobs;
 mod kernels;
 mod list;
+mod tape;
 mod training;
 
 use std::fs;
@@ -18,6 +19,7 @@ use families::FAMILIES;
 use jobs::OF_JOBS;
 use kernels::OF_KERNELS;
 use list::MUTANTS;
+use tape::TAPE;
 use training::TRAINING;
 
 use crate::repo;
@@ -46,7 +48,7 @@ const MOST: Duration = Duration::from_secs(120);
 
 /// All faults.
 fn all() -> impl Iterator<Item = &'static Mutant> {
-    MUTANTS.iter().chain(TRAINING).chain(FAMILIES).chain(OF_JOBS).chain(OF_KERNELS)
+    MUTANTS.iter().chain(TRAINING).chain(TAPE).chain(FAMILIES).chain(OF_JOBS).chain(OF_KERNELS)
 }
 
 /// Tries the faults whose file's path contains `part`, and prints what became of each.

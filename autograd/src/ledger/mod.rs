@@ -1,17 +1,24 @@
 //! The op calls of a checkpointed scope, and the choice of outputs to keep within a budget.
 //!
 //! Outputs that are not kept are computed again in backward, each once, if a node saved them or another such output
-//! needs them. To keep an output saves its own call, and the calls that only it needs.
+//! needs them. To keep an output saves its own call, and the calls that only it needs. The choice is in [`search`], by
+//! minimal cuts of the graph of calls ([`plan`]).
+
+mod cut;
+mod fill;
+mod plan;
+mod search;
 
 use std::{
     cell::RefCell,
-    collections::{BinaryHeap, HashMap},
+    collections::HashMap,
     fmt,
     sync::{Arc, Weak},
 };
 
 use numcore::{Runtime, Tensor, ops::Outs};
 
+use self::plan::RematPlan;
 use crate::{node::SavedInput, recipe::Recipe};
 
 /// The cost of an output's byte, in floating-point operations: calls without a product are bound by memory.
@@ -72,6 +79,16 @@ pub(crate) struct NotedCall {
     pub(crate) shares_memory: bool,
 }
 
+impl NotedCall {
+    /// The decision about the outputs that is made before any budget.
+    fn fixed(&self) -> Option<bool> {
+        match self.keeps {
+            true => Some(true),
+            false => self.shares_memory.then_some(false),
+        }
+    }
+}
+
 /// The recipe of a call on any runtime, with its outputs if there is a budget.
 trait KeepableRecipe {
     /// Tells whether a node of the graph saves an output.
@@ -126,121 +143,43 @@ impl Ledger {
     /// Keeps the best outputs within the budget, frees the others, and returns the bill.
     pub(crate) fn settle(&self) -> CheckpointBill {
         let LedgerState { mut calls, .. } = self.state.take();
-        let plan = RematPlan::of(&calls);
+        let plan = plan_of(&calls);
+        let by_policy: Vec<bool> = calls.iter().map(|call| call.call.keeps).collect();
         let kept = match self.budget {
-            Some(budget) => plan.within(budget),
-            None => plan.keeps.clone(),
+            Some(budget) => plan.within(budget.saturating_sub(held_bytes(&calls, &by_policy))),
+            None => by_policy,
         };
         calls.iter_mut().zip(&kept).filter(|(_, kept)| **kept).for_each(|(call, _)| call.recipe.keep());
         let (again, read) = plan.needed(&kept);
-        let of = |which: &[bool]| calls.iter().zip(which.to_vec()).filter(|(_, is)| *is).map(|(call, _)| call);
+        let repeated = || calls.iter().zip(&again).filter(|(_, again)| **again).map(|(call, _)| call);
         CheckpointBill {
-            kept_bytes: of(&read).map(|call| call.bytes).sum(),
-            recomputed_bytes: of(&again).map(|call| call.bytes).sum(),
-            recomputed_ops: of(&again).count(),
-            recomputed_flops: of(&again).map(|call| call.call.flops).sum(),
+            kept_bytes: held_bytes(&calls, &read),
+            recomputed_bytes: repeated().map(|call| call.bytes).sum(),
+            recomputed_ops: repeated().count(),
+            recomputed_flops: repeated().map(|call| call.call.flops).sum(),
         }
     }
 }
 
-/// The calls as a graph: costs, bytes, inputs, and the calls whose outputs nodes have saved.
-struct RematPlan {
-    costs: Vec<u64>,
-    bytes: Vec<usize>,
-    inputs: Vec<Vec<usize>>,
-    saved: Vec<bool>,
-    /// The calls whose outputs a policy keeps already.
-    keeps: Vec<bool>,
-    /// The calls whose outputs can be kept.
-    keepable: Vec<bool>,
-}
-
-/// A candidate of the search: the cost that keeping it saves for each byte, and its index.
-#[derive(PartialEq)]
-struct Candidate {
-    saves: f64,
-    call: usize,
-}
-
-impl Eq for Candidate {}
-
-impl Ord for Candidate {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.saves.total_cmp(&other.saves).then(other.call.cmp(&self.call))
+fn plan_of(calls: &[LedgerCall]) -> RematPlan {
+    let cost = |call: &LedgerCall| call.call.flops.saturating_add(FLOPS_OF_A_BYTE.saturating_mul(call.bytes as u64));
+    RematPlan {
+        costs: calls.iter().map(cost).collect(),
+        bytes: calls.iter().map(|call| if call.call.keeps { 0 } else { call.bytes }).collect(),
+        inputs: calls.iter().map(|call| call.inputs.clone()).collect(),
+        saved: calls.iter().map(|call| call.recipe.is_saved()).collect(),
+        fixed: calls.iter().map(|call| call.call.fixed()).collect(),
     }
 }
 
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl RematPlan {
-    fn of(calls: &[LedgerCall]) -> Self {
-        RematPlan {
-            costs: calls
-                .iter()
-                .map(|call| call.call.flops.saturating_add(FLOPS_OF_A_BYTE * call.bytes as u64))
-                .collect(),
-            bytes: calls.iter().map(|call| call.bytes).collect(),
-            inputs: calls.iter().map(|call| call.inputs.clone()).collect(),
-            saved: calls.iter().map(|call| call.recipe.is_saved()).collect(),
-            keeps: calls.iter().map(|call| call.call.keeps).collect(),
-            keepable: calls.iter().map(|call| !call.call.shares_memory).collect(),
+/// The bytes of memory that these calls' outputs are in: a view holds the outputs that it is a view of.
+fn held_bytes(calls: &[LedgerCall], outputs: &[bool]) -> usize {
+    let mut held = outputs.to_vec();
+    // Inputs come before the calls that read them.
+    for call in (0..calls.len()).rev().filter(|&call| calls[call].call.shares_memory) {
+        if held[call] {
+            calls[call].inputs.iter().for_each(|&input| held[input] = true);
         }
     }
-
-    /// The calls that backward repeats if these outputs are kept, and the kept outputs that it reads.
-    fn needed(&self, kept: &[bool]) -> (Vec<bool>, Vec<bool>) {
-        let (mut again, mut read) = (vec![false; kept.len()], vec![false; kept.len()]);
-        let mut stack: Vec<usize> = (0..kept.len()).filter(|&call| self.saved[call]).collect();
-        while let Some(call) = stack.pop() {
-            if kept[call] {
-                read[call] = true;
-            } else if !std::mem::replace(&mut again[call], true) {
-                stack.extend(&self.inputs[call]);
-            }
-        }
-        (again, read)
-    }
-
-    fn cost(&self, kept: &[bool]) -> u64 {
-        self.needed(kept).0.iter().zip(&self.costs).filter(|(again, _)| **again).map(|(_, cost)| cost).sum()
-    }
-
-    /// Outputs of at most `budget` bytes, chosen one by one: each saves the most cost for its bytes beside those before.
-    fn within(&self, budget: usize) -> Vec<bool> {
-        let mut kept = self.keeps.clone();
-        let before: usize = kept.iter().zip(&self.bytes).filter(|(kept, _)| **kept).map(|(_, bytes)| bytes).sum();
-        let mut left = budget.saturating_sub(before);
-        let mut cost = self.cost(&kept);
-        let saves = |call: usize, kept: &mut [bool], cost: u64| {
-            kept[call] = true;
-            let without = self.cost(kept);
-            kept[call] = false;
-            Candidate { saves: (cost - without) as f64 / self.bytes[call].max(1) as f64, call }
-        };
-        let mut heap: BinaryHeap<Candidate> = {
-            let candidates = (0..kept.len()).filter(|&call| self.keepable[call] && !self.keeps[call]);
-            candidates.map(|call| saves(call, &mut kept, cost)).collect()
-        };
-        while let Some(Candidate { call, .. }) = heap.pop() {
-            if self.bytes[call] > left {
-                continue;
-            }
-            // What was kept since may have made it worth less.
-            let now = saves(call, &mut kept, cost);
-            match heap.peek() {
-                Some(next) if *next > now => heap.push(now),
-                _ if now.saves > 0.0 => {
-                    kept[call] = true;
-                    left -= self.bytes[call];
-                    cost = self.cost(&kept);
-                }
-                _ => {}
-            }
-        }
-        kept
-    }
+    calls.iter().zip(held).filter(|(_, held)| *held).map(|(call, _)| call.bytes).sum()
 }
