@@ -94,8 +94,8 @@ impl Checkpoint {
 
     /// Keeps at most `bytes` of values in each scope, such as a block, so that backward repeats the least computation:
     /// floating-point operations, and a fixed number of them for each byte written. Minimal cuts of the graph of
-    /// recorded calls solve it. The best choice is found for a block's few dozen calls. For more calls, the choice is
-    /// at least as good as adding outputs one by one, each the best for its bytes.
+    /// recorded calls solve it. A block's calls are few enough for the best choice. For many calls, the choice is at
+    /// least as good as adding outputs one by one, each the best for its bytes.
     ///
     /// The outputs are chosen when the scope has run, so until then it holds all of its values.
     pub fn budget(bytes: usize) -> Self {

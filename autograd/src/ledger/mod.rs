@@ -146,7 +146,7 @@ impl Ledger {
         let plan = plan_of(&calls);
         let by_policy: Vec<bool> = calls.iter().map(|call| call.call.keeps).collect();
         let kept = match self.budget {
-            Some(budget) => plan.within(budget.saturating_sub(held_bytes(&calls, &by_policy))),
+            Some(budget) => solved(&plan, budget.saturating_sub(held_bytes(&calls, &by_policy))),
             None => by_policy,
         };
         calls.iter_mut().zip(&kept).filter(|(_, kept)| **kept).for_each(|(call, _)| call.recipe.keep());
@@ -159,6 +159,27 @@ impl Ledger {
             recomputed_flops: repeated().map(|call| call.call.flops).sum(),
         }
     }
+}
+
+/// A plan, a budget, and the outputs to keep.
+struct Solution {
+    plan: RematPlan,
+    budget: usize,
+    kept: Vec<bool>,
+}
+
+thread_local! {
+    /// The last solution: blocks of a model are mostly alike.
+    static LAST: RefCell<Option<Solution>> = const { RefCell::new(None) };
+}
+
+/// The outputs to keep within a budget.
+fn solved(plan: &RematPlan, budget: usize) -> Vec<bool> {
+    LAST.with_borrow_mut(|last| {
+        let known = last.take().filter(|last| last.plan == *plan && last.budget == budget);
+        let solve = || Solution { plan: plan.clone(), budget, kept: plan.within(budget) };
+        last.insert(known.unwrap_or_else(solve)).kept.clone()
+    })
 }
 
 fn plan_of(calls: &[LedgerCall]) -> RematPlan {

@@ -9,7 +9,7 @@
 use super::cut::FlowGraph;
 
 /// The calls of a scope as a graph.
-#[derive(Default)]
+#[derive(Clone, Default, PartialEq)]
 pub(super) struct RematPlan {
     /// The cost of computing a call again.
     pub(super) costs: Vec<u64>,

@@ -395,6 +395,21 @@ fn budgets_count_memory() {
     }
 }
 
+/// Scopes of one budget, in which the product is another call.
+#[test]
+fn each_scope_has_the_choice_of_its_own_calls() {
+    let rt = NullRuntime::new();
+    let x = blank(&rt, "x", [64, 64]);
+    let one = 64 * 64 * 4;
+    for _ in 0..2 {
+        let (_y, early) = Checkpoint::budget(one).run_with_bill(|| x.matmul(&x)?.exp()?.matmul(&x));
+        let (_z, late) = Checkpoint::budget(one).run_with_bill(|| x.exp()?.matmul(&x)?.exp());
+        for bill in [early, late] {
+            assert_eq!((bill.kept_bytes, bill.recomputed_ops, bill.recomputed_flops), (one, 1, 0));
+        }
+    }
+}
+
 /// Adds noise that it draws itself.
 struct Noisy;
 
