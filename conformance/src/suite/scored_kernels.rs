@@ -10,22 +10,24 @@ use numcore::{
 
 use super::{close::near, kernels::Bench, report::Verdict};
 
-/// Programs over a slope of each head, a bias of each key, a value of each score, and a number of each query.
-fn programs() -> [Program; 5] {
+/// Programs over a slope of each head, a bias of each key, a value of each score, and a number and a factor of each
+/// query.
+fn programs() -> [Program; 6] {
     [
-        Program::build("alibi", 9, 0, |_, x, _| vec![x[0] + x[5] * (x[4] - x[3]).cast_like(x[0]) * 0.01]),
-        Program::build("bent", 9, 0, |_, x, _| vec![((x[0] * x[5] + x[6]) * 0.5).tanh() * 2.0 + x[7]]),
+        Program::build("alibi", 10, 0, |_, x, _| vec![x[0] + x[5] * (x[4] - x[3]).cast_like(x[0]) * 0.01]),
+        Program::build("bent", 10, 0, |_, x, _| vec![((x[0] * x[5] + x[6]) * 0.5).tanh() * 2.0 + x[7]]),
         // Whole numbers of data have 64 bits, and their remainders are long on some devices.
-        Program::build("hidden", 9, 0, |b, x, _| {
+        Program::build("hidden", 10, 0, |b, x, _| {
             let seen = (x[4] % 3).ne(x[8] % 3) & x[3].ne(2);
             vec![seen.select(x[0] * x[7], b.c(f64::NEG_INFINITY))]
         }),
         // Divisions of positions, and a value of each example that replaces the score.
-        Program::build("given", 9, 0, |b, x, _| {
+        Program::build("given", 10, 0, |b, x, _| {
             let value = x[6] + (x[2] - x[1] * 2).cast_like(x[6]) * 0.1;
             vec![((x[4] - 5) / 4).le(x[3] / 3).select(value, b.c(f64::NEG_INFINITY))]
         }),
-        Program::build("steep", 9, 0, |_, x, _| vec![x[0] + x[5] * (x[3] - x[4] + 1).cast_like(x[0]).sqrt()]),
+        Program::build("steep", 10, 0, |_, x, _| vec![x[0] + x[5] * (x[3] - x[4] + 1).cast_like(x[0]).sqrt()]),
+        Program::build("warm", 10, 0, |_, x, _| vec![(x[0] + x[6] * x[5]) * (x[9] + 1.5) * 0.5]),
     ]
 }
 
@@ -35,7 +37,7 @@ fn kinds() -> Vec<(ScoredAttention, Vec<usize>)> {
         let attention = Attention { causal, lower_right, ..Attention::new(0.3) };
         (ScoredAttention { attention, program: program.clone(), first }, learned.into())
     };
-    let [alibi, bent, hidden, given, steep] = programs();
+    let [alibi, bent, hidden, given, steep, warm] = programs();
     let far = [7, 1, 1 << 33, (1 << 33) - 2];
     vec![
         of(&alibi, true, false, [0; 4], &[]),
@@ -47,6 +49,8 @@ fn kinds() -> Vec<(ScoredAttention, Vec<usize>)> {
         of(&given, false, false, [2, 1, 3, 0], &[]),
         of(&given, true, true, far, &[1]),
         of(&steep, true, false, [0; 4], &[0]),
+        of(&warm, false, false, [0; 4], &[4]),
+        of(&warm, true, true, [1, 0, 2, 1], &[0, 1, 4]),
     ]
 }
 
@@ -68,11 +72,12 @@ impl<R: Runtime> Bench<'_, R> {
                 (self.real(&[h, 1, 1], 44), self.real(&[b, 1, 1, s], 45), self.real(&[h, t, s], 46));
             let numbers = Tensor::arange(self.rt, 0i64, 1, t, DType::I64).and_then(|x| x.reshape([t, 1]));
             let numbers = numbers.expect("a tensor of whole numbers");
+            let factors = self.real(&[b, 1, t, 1], 47);
             for (op, learned) in kinds() {
                 let Attention { causal, lower_right, .. } = op.attention;
                 let name = op.program.name();
                 let what = format!("B{b} H{h} K{k} T{t} S{s} D{d} E{e} {name} causal {causal} {lower_right}");
-                let forward = [&q, &key, &v, &slopes, &bias, &values, &numbers];
+                let forward = [&q, &key, &v, &slopes, &bias, &values, &numbers, &factors];
                 let outs = self.compare(&format!("scored_attention {what}"), op.clone(), &forward);
                 let [o, lse] = &outs[..] else { continue };
                 let saved: Vec<&Tensor<R>> = [&g, o, lse].into_iter().chain(forward).collect();

@@ -20,16 +20,16 @@ pub(in super::super) fn scored_backward(call: &FusedCall<'_, '_>, op: &ScoredAtt
         let dims = ins[ScoredAttention::ARGS + arg].layout.dims();
         dims.len().checked_sub(back).is_some_and(|axis| dims[axis] != 1)
     };
-    let (by_queries, by_keys) = (|arg: &usize| !varies(*arg, 1), |arg: &usize| varies(*arg, 1));
-    let fits = |arg: &usize| !(by_keys(arg) && varies(*arg, 2)) && ins[ScoredAttention::ARGS + arg].dtype == DType::F32;
+    let fits =
+        |&arg: &usize| !(varies(arg, 2) && varies(arg, 1)) && ins[ScoredAttention::ARGS + arg].dtype == DType::F32;
     if !op.learned.iter().all(fits) {
         return Ok(Support::Decompose);
     }
-    let programs = |of_pass: &dyn Fn(&usize) -> bool| {
-        let learned = op.learned.iter().copied().filter(of_pass).collect();
+    let programs = |by_keys: bool| {
+        let learned = op.learned.iter().copied().filter(|&arg| varies(arg, 1) == by_keys).collect();
         ScorePrograms::of_gradients(&ScoredAttentionGrad { of: op.of.clone(), learned }, ins).map(Some)
     };
-    backward(call, &op.of.attention, [programs(&by_queries)?, programs(&by_keys)?], |queries, keys| {
+    backward(call, &op.of.attention, [programs(false)?, programs(true)?], |queries, keys| {
         op.of.scores_at_a_time(queries, keys)
     })
 }
@@ -59,7 +59,7 @@ impl ArgSums {
         OperandView::of(&self.memory, self.layout.at(k * self.layout.numel()), DType::F32)
     }
 
-    /// What a pass writes: gradients, then the sums.
+    /// Outputs of a pass: gradients, then the sums.
     pub(super) fn after<'s>(&'s self, outs: &[OperandView<'s>]) -> SmallVec<[OperandView<'s>; 8]> {
         outs.iter().copied().chain((0..self.learned.len()).map(|k| self.view(k))).collect()
     }
