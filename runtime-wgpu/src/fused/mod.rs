@@ -60,7 +60,9 @@ pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut 
         FusedOp::Norm(op) => norm::forward(&call, op),
         FusedOp::NormGrad(op) => norm::backward(&call, op),
         FusedOp::Attention(op) => attention::forward(&call, op, None),
-        FusedOp::AttentionGrad(op) => attention::backward(&call, &op.0, [None, None], |queries, keys| queries * keys),
+        FusedOp::AttentionGrad(op) => {
+            attention::backward(&call, &op.0, [None, None], SmallVec::new(), |queries, keys| queries * keys)
+        }
         FusedOp::ScoredAttention(op) => {
             let programs = ScorePrograms::of_scores(op, &call.ins)?;
             attention::forward(&call, &op.attention, Some(programs))

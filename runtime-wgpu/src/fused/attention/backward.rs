@@ -1,13 +1,14 @@
 //! The gradients of attention: weights are computed again from the scores and their logsumexp. Keys and queries have a
-//! pass each, so that every sum has one owner and one order.
+//! pass each, so that every sum has one owner and one order. So has a learned argument that varies along both.
 //!
 //! They run where the decomposition would bind more scores than a kernel can. Others are decomposed: on a software
 //! driver the matrix products of the decomposition take 0.35 of the time.
 
 use numcore::{
     Result, Support,
-    fused::{Attention, AttentionGrad},
+    fused::{Attention, AttentionGrad, ScoredAttention},
 };
+use smallvec::SmallVec;
 
 use super::{
     AttentionCall, AttentionText, BLOCK, KernelShape, OWN, SHARE, SIDE, ScorePrograms, each, learned::ArgSums,
@@ -18,11 +19,13 @@ use crate::fused::FusedCall;
 const WIDEST: usize = 128;
 
 /// From the upstream gradient, `o`, `lse`, and the inputs of forward. The programs are those of the passes over queries
-/// and over keys. The decomposition has so many scores of a head at a time, of numbers of queries and keys.
+/// and over keys, and of arguments whose gradients are not sums over either. The decomposition has so many scores of a
+/// head at a time, of numbers of queries and keys.
 pub(in super::super) fn backward(
     call: &FusedCall<'_, '_>,
     op: &Attention,
     programs: [Option<ScorePrograms>; 2],
+    of_scores: SmallVec<[(usize, ScorePrograms); 1]>,
     at_a_time: impl FnOnce(usize, usize) -> usize,
 ) -> Result<Support> {
     let (of_forward, ins) = call.ins.split_at(AttentionGrad::QUERIES);
@@ -43,6 +46,7 @@ pub(in super::super) fn backward(
     let shape = |kind, rows, steps, each| KernelShape {
         op: "attention_grad",
         kind,
+        batch: this.batch,
         rows,
         steps: (steps, each),
         blocks: &blocks,
@@ -65,9 +69,20 @@ pub(in super::super) fn backward(
         && depth.max(value_depth) <= WIDEST
         && this.fits(&of_queries, 2)
         && by_keys.fits(&of_keys, 3);
-    if !fits {
-        return Ok(Support::Decompose);
-    }
+    let of_each = |(arg, programs): (usize, ScorePrograms)| {
+        let out = call.outs[ScoredAttention::ARGS + arg];
+        let dims = out.layout.dims();
+        let before = |axis: usize| (axis + dims.len()).checked_sub(ScoredAttention::AXES).map_or(1, |axis| dims[axis]);
+        let (batch, heads) = (before(0), before(1));
+        let steps = this.batch / batch * (this.heads / heads);
+        let rows = (this.queries, heads * this.keys.div_ceil(BLOCK));
+        let each = shape("attention_grad_arg", rows, steps, width + (2 * width + value_depth) / SHARE + 4);
+        let by_scores = AttentionCall::new(call, op, Some(programs), ins, of_forward)?;
+        Ok(by_scores.map(|by_scores| (by_scores, KernelShape { batch, ..each }, out)))
+    };
+    let of_scores = of_scores.into_iter().map(of_each).collect::<Result<Option<SmallVec<[_; 1]>>>>()?;
+    let of_scores = of_scores.filter(|all| all.iter().all(|(by_scores, kernel, _)| by_scores.fits(kernel, 1)));
+    let Some(of_scores) = of_scores.filter(|_| fits) else { return Ok(Support::Decompose) };
     let (Some(sums), Some(sums_by_keys)) = (ArgSums::new(this, false)?, ArgSums::new(&by_keys, true)?) else {
         return Ok(Support::Decompose);
     };
@@ -75,6 +90,9 @@ pub(in super::super) fn backward(
     by_keys.launch(&of_keys, &sums_by_keys.after(&call.outs[1..3]), keys)?;
     sums.add_up(call)?;
     sums_by_keys.add_up(call)?;
+    for (by_scores, kernel, out) in of_scores {
+        by_scores.launch(&kernel, &[out], argument)?;
+    }
     Ok(Support::Done)
 }
 
@@ -100,13 +118,11 @@ fn whole(row: &str) -> String {
     (0..SHARE).map(|i| format!("ps[{row} * {SIDE}u + {i}u]")).collect::<Vec<_>>().join(" + ")
 }
 
-/// The gradient `d{j}` of a product `x{j}`, from the gradient of its weight. The weight `p{j}` remains too.
-fn gradient(text: &AttentionText<'_, '_>, j: usize, places: &str) -> String {
-    let seen = format!(
-        "p{j} = wg_exp(x{j} - base);\nlet slope = p{j} * (d{j} - dot);\nd{j} = {};\n{}",
-        text.slope("slope"),
-        text.add_to_sums()
-    );
+/// The gradient `d{j}` of a product `x{j}`, from the gradient of its weight. The weight `p{j}` remains too. Then `add`
+/// runs.
+fn gradient(text: &AttentionText<'_, '_>, j: usize, places: &str, add: &str) -> String {
+    let slope = text.slope("slope");
+    let seen = format!("p{j} = wg_exp(x{j} - base);\nlet slope = p{j} * (d{j} - dot);\nd{j} = {slope};\n{add}");
     format!("var p{j} = 0f;\n{}", text.score(j, places, &seen, &format!("d{j} = 0f;\n")))
 }
 
@@ -150,7 +166,7 @@ fn queries(text: &AttentionText<'_, '_>) -> String {
     };
     let gradients = each(OWN, |j| {
         let key = format!("let key = s0 + part + {}u;\n", j * SHARE);
-        gradient(text, j, &key) + &format!("ss[row * {SIDE}u + part + {}u] = d{j};\n", j * SHARE)
+        gradient(text, j, &key, &text.add_to_sums()) + &format!("ss[row * {SIDE}u + part + {}u] = d{j};\n", j * SHARE)
     });
     format!(
         "let q_head = pair % {heads};\nlet k_head = q_head / {sharing};\n{starts}let time = first + row;\n{read_q}{read_g}\
@@ -190,7 +206,7 @@ fn keys(text: &AttentionText<'_, '_>) -> String {
     let gradients = each(OWN, |j| {
         let n = format!("part + {}u", j * SHARE);
         let places = format!("let time = t0 + {n};\nlet base = bases[{n}];\nlet dot = {};\n", whole(&format!("({n})")));
-        gradient(text, j, &places)
+        gradient(text, j, &places, &text.add_to_sums())
     });
     let keep = each(OWN, |j| {
         let at = format!("row * {SIDE}u + part + {}u", j * SHARE);
@@ -221,5 +237,45 @@ fn keys(text: &AttentionText<'_, '_>) -> String {
         weigh = weigh("y", depth, "d", "qs") + &weigh("z", value_depth, "p", "gs"),
         store = store(text, 0, ("y", depth), &format!("pair * {keys} + key"), &format!(" * {scale}"))
             + &store(text, 1, ("z", value_depth), &format!("pair * {keys} + key"), ""),
+    )
+}
+
+/// The gradient of an argument that varies along queries and keys: a workgroup has a block of them and walks the heads
+/// that share the argument's.
+fn argument(text: &AttentionText<'_, '_>) -> String {
+    let AttentionText { call, queries, keys, heads, sharing, batches, batch_step, all_heads, .. } = text;
+    let AttentionCall { depth, value_depth, .. } = **call;
+    let (width, values) = (depth + 1, value_depth + 1);
+    let g = call.of_scores.end + AttentionGrad::GRAD;
+    let keys_of = |j: usize| format!("let key = s0 + part + {}u;\n", j * SHARE);
+    let gradients = each(OWN, |j| gradient(text, j, &keys_of(j), &format!("sum{j} += out1;\n")));
+    let store = each(OWN, |j| {
+        let site = text.sites[call.views.len()];
+        let at = format!("{} + ((batch * head_step + head) * {queries} + time) * {keys} + key", text.outs[0]);
+        format!(
+            "{{\n{}if (key < {keys}) {{\nlet at = {at};\n{}}}\n}}\n",
+            keys_of(j),
+            site.store("at", &format!("sum{j}"))
+        )
+    });
+    format!(
+        "let blocks = ({keys} + {BLOCK}u - 1u) / {BLOCK}u;\nlet head = pair % {heads} / blocks;\n\
+         let head_step = {heads} / blocks;\nlet s0 = pair % {heads} % blocks * {BLOCK}u;\nlet time = first + row;\n{declare}\
+         for (var example = batch; example < {batches}; example += {batch_step}) {{\nlet batch = example;\n\
+         for (var q_head = head; q_head < {all_heads}; q_head += head_step) {{\nlet k_head = q_head / {sharing};\n{starts}\
+         workgroupBarrier();\n{read_q}{read_g}{read_k}{read_v}workgroupBarrier();\n{{\n{relative}}}\nworkgroupBarrier();\n\
+         let dot = {dot};\nlet base = bases[row];\n{zeros}{scores}{slopes}{gradients}}}\n}}\n\
+         if (time < {queries}) {{\n{store}}}\n",
+        declare = zeros("sum", OWN),
+        starts = text.starts(0..call.views.len()),
+        read_q = text.tile(Attention::QUERIES, ("qs", depth, width), "first", queries),
+        read_g = text.tile(g, ("gs", value_depth, values), "first", queries),
+        read_k = text.tile(Attention::KEYS, ("ks", depth, width), "s0", keys),
+        read_v = text.tile(Attention::VALUES, ("vs", value_depth, values), "s0", keys),
+        relative = relative(text),
+        dot = whole("row"),
+        zeros = zeros("x", OWN) + &zeros("d", OWN),
+        scores = products("x", depth, "qs", "ks"),
+        slopes = products("d", value_depth, "gs", "vs"),
     )
 }

@@ -16,6 +16,7 @@ pub(in super::super) fn forward(
     let kernel = KernelShape {
         op: "attention",
         kind: "attention",
+        batch: this.batch,
         rows: (this.queries, this.heads),
         steps: (this.keys.div_ceil(BLOCK), depth + (depth + value_depth) / SHARE + 2 * BLOCK),
         blocks: &[

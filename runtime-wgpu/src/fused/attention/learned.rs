@@ -1,5 +1,6 @@
 //! Gradients of the arguments of programs. The pass over queries sums those of arguments that do not vary along keys;
-//! the pass over keys sums the others over queries. A reduction adds up the sums of heads, rows and their parts.
+//! the pass over keys sums others over queries. A reduction adds up the sums of heads, rows and their parts. Arguments that
+//! vary along both have a kernel each.
 
 use std::sync::LazyLock;
 
@@ -8,30 +9,31 @@ use numcore::{
     fused::{AttentionGrad, ScoredAttention, ScoredAttentionGrad},
     pointwise::Program,
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::{AttentionCall, AttentionText, SHARE, ScorePrograms, backward::backward, each};
 use crate::{WgpuBuffer, bindings::OperandView, fused::FusedCall, reduce};
 
-/// The gradients of attention by a program. Calls are decomposed if a learned argument varies along queries and keys.
+/// The gradients of attention by a program.
 pub(in super::super) fn scored_backward(call: &FusedCall<'_, '_>, op: &ScoredAttentionGrad) -> Result<Support> {
     let ins = &call.ins[AttentionGrad::QUERIES..];
     let varies = |arg: usize, back: usize| {
         let dims = ins[ScoredAttention::ARGS + arg].layout.dims();
         dims.len().checked_sub(back).is_some_and(|axis| dims[axis] != 1)
     };
-    let fits =
-        |&arg: &usize| !(varies(arg, 2) && varies(arg, 1)) && ins[ScoredAttention::ARGS + arg].dtype == DType::F32;
-    if !op.learned.iter().all(fits) {
+    if op.learned.iter().any(|arg| ins[ScoredAttention::ARGS + *arg].dtype != DType::F32) {
         return Ok(Support::Decompose);
     }
-    let programs = |by_keys: bool| {
-        let learned = op.learned.iter().copied().filter(|&arg| varies(arg, 1) == by_keys).collect();
-        ScorePrograms::of_gradients(&ScoredAttentionGrad { of: op.of.clone(), learned }, ins).map(Some)
+    let programs = |learned: SmallVec<[usize; 4]>| {
+        ScorePrograms::of_gradients(&ScoredAttentionGrad { of: op.of.clone(), learned }, ins)
     };
-    backward(call, &op.of.attention, [programs(false)?, programs(true)?], |queries, keys| {
-        op.of.scores_at_a_time(queries, keys)
-    })
+    let (of_scores, rest): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
+        op.learned.iter().copied().partition(|&arg| varies(arg, 2) && varies(arg, 1));
+    let (by_keys, by_queries) = rest.into_iter().partition(|&arg| varies(arg, 1));
+    let of_scores =
+        of_scores.into_iter().map(|arg| Ok((arg, programs(smallvec![arg])?))).collect::<Result<SmallVec<[_; 1]>>>()?;
+    let of_passes = [Some(programs(by_queries)?), Some(programs(by_keys)?)];
+    backward(call, &op.of.attention, of_passes, of_scores, |queries, keys| op.of.scores_at_a_time(queries, keys))
 }
 
 /// Sums of a pass for each learned argument: `[B, H, T, SHARE]` by queries, `[B, H, SHARE, S]` by keys. The last or third

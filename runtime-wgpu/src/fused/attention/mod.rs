@@ -63,6 +63,8 @@ struct AttentionCall<'c, 'a> {
 struct KernelShape<'k> {
     op: &'static str,
     kind: &'static str,
+    /// The examples, of which each has its workgroups.
+    batch: usize,
     /// The rows that workgroups have blocks of, and the heads.
     rows: (usize, usize),
     /// The number of steps, and the iterations of loops in each.
@@ -150,10 +152,11 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         let sites: SmallVec<[Site; 12]> = (0..views.len()).map(site).collect();
         let (rows, heads) = kernel.rows;
         let tiles = rows.div_ceil(BLOCK);
-        let groups = self.batch * heads * tiles;
+        let groups = kernel.batch * heads * tiles;
         let ahead = self.op.offset(self.queries, self.keys) as u32;
         let sizes = [0, self.queries, self.keys, heads, self.heads / self.key_heads, tiles, groups];
         let mut params: SmallVec<[u32; 64]> = sizes.iter().map(|&n| n as u32).collect();
+        params.extend([self.batch, self.heads, kernel.batch].map(|n| n as u32));
         params.extend([ahead, number(self.op.scale)]);
         for (k, view) in views.iter().enumerate() {
             params.push(bindings.base(slots[k], view));
@@ -206,6 +209,10 @@ struct AttentionText<'t, 'a> {
     sharing: String,
     tiles: String,
     count: String,
+    /// The examples and the query heads of the operands, and the examples that workgroups have blocks of.
+    batches: String,
+    all_heads: String,
+    batch_step: String,
     /// The distance from a query's position to the last key that it sees, by the causal mask.
     ahead: String,
     scale: String,
@@ -220,7 +227,8 @@ impl<'t, 'a> AttentionText<'t, 'a> {
     /// The names, and the functions of programs.
     fn new(call: &'t AttentionCall<'_, 'a>, sites: &'t [Site], outs: usize) -> Result<(Self, String)> {
         let mut params = Params::new();
-        let [queries, keys, heads, sharing, tiles, count, ahead] = std::array::from_fn(|_| params.next());
+        let [queries, keys, heads, sharing, tiles, count, batches, all_heads, batch_step, ahead] =
+            std::array::from_fn(|_| params.next());
         let scale = read(&mut params);
         let places = call.views.iter().map(|view| (params.next(), params.many(view.layout.rank()))).collect();
         let outs = params.many(outs);
@@ -239,6 +247,9 @@ impl<'t, 'a> AttentionText<'t, 'a> {
             sharing,
             tiles,
             count,
+            batches,
+            all_heads,
+            batch_step,
             ahead,
             scale,
             places,

@@ -70,6 +70,7 @@ fn cases() -> Vec<Case> {
     let hidden_args = Program::build("hidden", 10, 0, |b, x, _| {
         vec![(x[3].ne(5) & (x[4] % 4).ne(1)).select((x[0] * x[5] + x[6]).tanh() * x[7], b.c(f64::NEG_INFINITY))]
     });
+    let table = Program::build("table", 7, 0, |_, x, _| vec![(x[0] + x[5]) * (x[6] + 1.5)]);
     let mut all = Vec::new();
     for [b, h, kv, t, s, d, e] in [[1, 2, 1, 33, 40, 8, 6], [2, 3, 3, 30, 17, 5, 9]] {
         let operands = vec![vec![b, h, t, d], vec![b, kv, s, d], vec![b, kv, s, e]];
@@ -104,6 +105,12 @@ fn cases() -> Vec<Case> {
         ] {
             all.push(scored(&operands, (attention, program, learned), args()));
         }
+        // Arguments that vary along queries and keys, and one of heads.
+        for (attention, shape) in
+            [(&plain, vec![t, s]), (&causal, vec![b, 1, t, s]), (&ends, vec![1, if b > 1 { h } else { 1 }, t, s])]
+        {
+            all.push(scored(&operands, (attention, &table, &[0, 1]), vec![shape, vec![h, 1, 1]]));
+        }
     }
     // The same calls in halves, of views.
     let again = |case: &Case, dtype| Case {
@@ -113,8 +120,9 @@ fn cases() -> Vec<Case> {
         dtype,
         views: true,
     };
-    let halves = [(3, DType::F16), (7, DType::F16), (11, DType::F16), (11, DType::BF16), (15, DType::BF16)];
-    all.extend(halves.map(|(i, dtype)| again(&all[i], dtype)));
+    let halves = [3, 7, 11].map(|i| (i, DType::F16)).into_iter().chain([11, 15, 17].map(|i| (i, DType::BF16)));
+    let halves: Vec<Case> = halves.map(|(i, dtype)| again(&all[i], dtype)).collect();
+    all.extend(halves);
     all
 }
 
@@ -175,7 +183,9 @@ fn gradients_of_scores_that_no_kernel_binds() -> Result<()> {
         let got = Tensor::apply(case.backward.clone().into(), &given)?;
         let mut kernels = gpu.queue.device.pipelines.kinds();
         kernels.retain(|kind| kind.starts_with("attention"));
-        assert_eq!(kernels, ["attention_grad_queries", "attention_grad_keys"], "{what}");
+        let has_table = matches!(&case.forward, FusedOp::ScoredAttention(op) if op.program.name() == "table");
+        let kinds = ["attention_grad_queries", "attention_grad_keys", "attention_grad_arg"];
+        assert_eq!(kernels, kinds[..2 + usize::from(has_table)], "{what}");
         // A value that is added becomes a mask of the same kernel.
         let adds = matches!(&case.backward, FusedOp::ScoredAttentionGrad(op) if op.of.adds() && op.learned.is_empty());
         if case.dtype == DType::F32 && !adds {
@@ -201,7 +211,7 @@ fn gradients_of_scores_that_no_kernel_binds() -> Result<()> {
 #[test]
 fn programs_of_more_arguments_than_buffers() -> Result<()> {
     let cpu = Cpu::with_threads(1);
-    for case in cases().iter().filter(|case| case.shapes.len() == 8) {
+    for case in cases().iter().filter(|case| case.shapes.len() == 8).step_by(5) {
         let all = case.drawn(&cpu)?;
         let of = |buffers| {
             let gpu = limited(BINDING, buffers)?;
