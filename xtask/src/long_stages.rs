@@ -105,21 +105,12 @@ pub(crate) const TORCH_STAGE: &[Step] = &[
 ];
 
 /// Models with real weights, beside transformers: the same numbers, and how long each takes.
+#[rustfmt::skip]
 pub(crate) const REAL_STAGE: &[Step] = &[
-    Step::Cargo(&["build", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_models"]),
+    Step::Cargo(&["build", "--release", "-p", MODELS, "--features", "hub,text", "--examples"]),
     Step::Python(tools::REAL, &["conformance/against/real_models.py", "target/real-models"]),
-    Step::Cargo(&[
-        "run",
-        "--release",
-        "-p",
-        MODELS,
-        "--features",
-        "text",
-        "--example",
-        "real_models",
-        "--",
-        "target/real-models",
-    ]),
+    Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_models", "--", "target/real-models"]),
+    Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_training", "--", "target/real-models"]),
 ];
 
 /// The node tests of ONNX's backend suite, by the package itself.
