@@ -42,8 +42,11 @@ enum Observed {
     Outputs,
 }
 
-/// A call, and its outputs if they are observed: a `Vec<Tensor<R>>`.
+/// A call, and its values if they are observed: its inputs as a `Vec<Var<R>>`, its outputs as a `Vec<Tensor<R>>`.
 type SeenOp = (ObservedOp, Option<Box<dyn Any>>);
+
+/// The inputs and outputs of a call.
+type ObservedValues<R> = (Vec<Var<R>>, Vec<Tensor<R>>);
 
 /// An op call on variables in a forward pass.
 #[derive(Clone, Debug)]
@@ -67,8 +70,15 @@ pub struct ObservedOp {
     pub draws: bool,
 }
 
-/// An op call with its outputs.
-pub type ObservedCall<R> = (ObservedOp, Vec<Tensor<R>>);
+/// An op call with its values.
+pub struct ObservedCall<R: Runtime> {
+    /// The call.
+    pub op: ObservedOp,
+    /// The inputs, without their history; a view of a leaf is still one ([`Var::leaf_view`]).
+    pub inputs: Vec<Var<R>>,
+    /// The outputs.
+    pub outputs: Vec<Tensor<R>>,
+}
 
 /// Runs `f`, and returns with its result the op calls that it applied to variables on this thread, in order. Unrecorded
 /// calls are included; views of leaves are not.
@@ -77,11 +87,15 @@ pub fn observe_ops<T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedOp>) {
     (result, seen.into_iter().map(|(call, _)| call).collect())
 }
 
-/// Runs `f` as [`observe_ops`] does, and returns the outputs of each op call too. All outputs stay in memory.
+/// Runs `f` as [`observe_ops`] does, and returns the values of each op call too. All of them stay in memory, so an
+/// input with the memory and the layout of an output is that output.
 /// Calls on variables of another runtime are left out.
 pub fn observe_outputs<R: Runtime, T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedCall<R>>) {
     let (result, seen) = observed(Observed::Outputs, f);
-    let of = |(call, outputs): SeenOp| Some((call, *outputs?.downcast::<Vec<Tensor<R>>>().ok()?));
+    let of = |(op, values): SeenOp| {
+        let (inputs, outputs) = *values?.downcast::<ObservedValues<R>>().ok()?;
+        Some(ObservedCall { op, inputs, outputs })
+    };
     (result, seen.into_iter().filter_map(of).collect())
 }
 
@@ -163,8 +177,11 @@ pub(crate) fn note<R: Runtime>(op: Op, ins: &[&Var<R>], outs: &[Var<R>]) {
     use numcore::ops::Apply;
     let mut call = ObservedOp::of(op, ins, outs.iter().map(|v| v.spec()).collect(), number_of(outs.first()));
     call.draws |= take_draws();
-    let values = (ON.get() == Observed::Outputs)
-        .then(|| Box::new(outs.iter().filter_map(|v| v.value().ok()).collect::<Vec<Tensor<R>>>()) as Box<dyn Any>);
+    let values = (ON.get() == Observed::Outputs).then(|| {
+        let inputs: Vec<Var<R>> = ins.iter().map(|v| v.detach()).collect();
+        let outputs: Vec<Tensor<R>> = outs.iter().filter_map(|v| v.value().ok()).collect();
+        Box::new((inputs, outputs)) as Box<dyn Any>
+    });
     SEEN.with_borrow_mut(|seen| seen.push((call, values)));
 }
 

@@ -95,8 +95,13 @@ impl<R: Runtime> Var<R> {
 
     /// The leaf that this variable is; `None` for intermediates, constants and views of leaves.
     pub fn as_leaf(&self) -> Option<&Arc<Leaf<R>>> {
+        self.leaf_view().filter(|view| view.is_whole()).map(|view| view.leaf())
+    }
+
+    /// The leaf that this variable is or views, with the views; `None` for intermediates and constants.
+    pub fn leaf_view(&self) -> Option<&LeafView<R>> {
         match self.value.plain() {
-            TapeValue::Leaf(view) if view.is_whole() => Some(view.leaf()),
+            TapeValue::Leaf(view) => Some(view),
             _ => None,
         }
     }

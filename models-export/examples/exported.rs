@@ -1,14 +1,18 @@
-//! Writes every reference model as GGUF and ONNX files, for other programs to read in the test command's stage
+//! Writes every reference model as GGUF and ONNX files, and recorded modules with their values, for other programs to read in the test command's stage
 //! `formats`.
 //!
 //! `cargo run -p weftgrad-models-export --example exported -- FOLDER`
 
+#[path = "../tests/recorded/modules.rs"]
+mod modules;
+
 use std::path::{Path, PathBuf};
 
+use autograd::Var;
 use models::{Decoder, Pretrained, Vit};
-use models_export::{GgufOptions, GgufWeights, OnnxOptions, save_gguf, save_onnx_decoder, save_onnx_vit};
+use models_export::{GgufOptions, GgufWeights, OnnxOptions, save_gguf, save_onnx, save_onnx_decoder, save_onnx_vit};
 use nn::Init;
-use numcore::{Error, Result};
+use numcore::{Error, Result, ops::ViewOps, safetensors};
 use runtime_cpu::Cpu;
 
 fn main() -> Result<()> {
@@ -34,5 +38,24 @@ fn main() -> Result<()> {
         save_onnx_decoder(&model, folder.join(format!("{name}.onnx")), &OnnxOptions::default())?;
     }
     let vit = Vit::from_pretrained(references.join("vit"), &init)?;
-    save_onnx_vit(&vit, folder.join("vit.onnx"), &OnnxOptions::default())
+    save_onnx_vit(&vit, folder.join("vit.onnx"), &OnnxOptions::default())?;
+    save_recorded(&folder.join("recorded"))
+}
+
+/// Writes recorded modules, each with other inputs than those of the recording and their outputs.
+fn save_recorded(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+    for modules::Recorded { name, module, inputs, forward } in
+        modules::layers().into_iter().chain(modules::references())
+    {
+        let named: Vec<_> = inputs.iter().map(|(name, x)| (*name, x)).collect();
+        save_onnx(&module, folder.join(format!("{name}.onnx")), &named, &["y"], &forward, &OnnxOptions::default())?;
+        let flipped =
+            |(name, x): &(&str, _)| Ok((name.to_string(), numcore::Tensor::contiguous(&ViewOps::flip(x, &[-1])?)?));
+        let mut values = inputs.iter().map(flipped).collect::<Result<Vec<_>>>()?;
+        let given: Vec<_> = values.iter().map(|(_, x)| Var::new(x.clone())).collect();
+        values.push(("y".into(), forward(&given)?[0].value()?.contiguous()?));
+        safetensors::save(folder.join(format!("{name}.safetensors")), &values, &Default::default())?;
+    }
+    Ok(())
 }

@@ -172,7 +172,7 @@ fn a_graph_has_its_weights_beside_it() {
     assert_eq!(data[..embedding.len()], embedding);
     // Weights of other ranks: all is gathered, nothing written.
     let nothing = folder.0.join("none.onnx");
-    save_onnx_decoder(&model, &nothing, &OnnxOptions { writes: false }).unwrap();
+    save_onnx_decoder(&model, &nothing, &OnnxOptions { writes: false, ..Default::default() }).unwrap();
     assert!(!nothing.exists());
     save_onnx_vit(&Vit::from_pretrained(reference("vit"), &init()).unwrap(), &path, &OnnxOptions::default()).unwrap();
     assert_ne!(fs::read(&path).unwrap(), graph);

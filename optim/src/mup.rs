@@ -160,8 +160,8 @@ pub fn coordinate_sizes<R: Runtime, T>(forward: impl FnOnce() -> Result<T>) -> R
     let (done, calls) = observe_outputs::<R, _>(forward);
     done?;
     let mut sizes = Vec::new();
-    for (call, outputs) in calls {
-        if let (Some(name), Some(output)) = (call.parameters.first(), outputs.first()) {
+    for call in calls {
+        if let (Some(name), Some(output)) = (call.op.parameters.first(), call.outputs.first()) {
             sizes.push((name.to_string(), output.to_dtype(DType::F64)?.abs()?.mean_all()?.item()?));
         }
     }

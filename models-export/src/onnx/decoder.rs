@@ -6,8 +6,9 @@ use models::{Decoder, DecoderConfig, Family, RopeConfig, RopeScaling};
 use numcore::{Error, Result, Runtime};
 
 use super::{
-    graph::{Attribute, OnnxGraph, OnnxType, Size},
+    graph::OnnxGraph,
     layers::ModelGraph,
+    parts::{Attribute, OnnxType, Size},
 };
 
 /// Builds the graph of a model, from tokens to logits.
@@ -52,7 +53,7 @@ pub(super) fn graph<'a, R: Runtime>(model: &Decoder<R>) -> Result<OnnxGraph<'a>>
             m.graph.op("MatMul", &[&states, &head])
         }
     };
-    m.graph.output(&logits, "logits", &[any[0], any[1], vocab]);
+    m.graph.output(&logits, "logits", OnnxType::F32, &[any[0], any[1], vocab]);
     Ok(m.graph)
 }
 
@@ -144,7 +145,7 @@ impl Layers<'_> {
             return Ok([one("q_proj")?, one("k_proj")?, one("v_proj")?]);
         }
         let all = m.linear(x, &format!("{module}.qkv_proj"))?;
-        let mut parts = m.graph.split(&all, &[self.config.width as i64; 3]).into_iter();
+        let mut parts = m.graph.split(&all, -1, &[self.config.width as i64; 3]).into_iter();
         Ok(std::array::from_fn(|_| parts.next().unwrap_or_default()))
     }
 
@@ -162,7 +163,7 @@ impl Layers<'_> {
     fn rotated(&self, g: &mut OnnxGraph<'_>, x: String) -> String {
         let Some([cos, sin]) = &self.tables else { return x };
         let half = (self.config.head_dim / 2) as i64;
-        let parts = g.split(&x, &[half, half]);
+        let parts = g.split(&x, -1, &[half, half]);
         let mut product = |part: usize, table: &str| g.op("Mul", &[&parts[part], table]);
         let (a, b, c, d) = (product(0, cos), product(1, sin), product(1, cos), product(0, sin));
         let (first, second) = (g.op("Sub", &[&a, &b]), g.op("Add", &[&c, &d]));

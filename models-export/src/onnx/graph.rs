@@ -3,7 +3,9 @@
 use std::{collections::BTreeSet, ffi::OsString, io, path::Path};
 
 use data::protobuf::ProtoMessage;
-use numcore::{Error, Result, safetensors::Replacement};
+use numcore::{DType, Error, Result, pointwise::Number, safetensors::Replacement};
+
+use super::parts::{Attribute, OnnxConstant, OnnxNode, OnnxPort, OnnxType, OnnxWeight, Size};
 
 const OPSET: i64 = 17;
 /// The version of the format that belongs to the opset.
@@ -11,52 +13,18 @@ const IR_VERSION: i64 = 8;
 /// The alignment of weights in their file, in bytes.
 const ALIGNMENT: usize = 64;
 
-/// The element types of inputs and constants, with their numbers in files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OnnxType {
-    /// 32-bit floating point.
-    F32 = 1,
-    /// 64-bit signed integers.
-    I64 = 7,
-}
-
-/// An attribute of a node.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Attribute<'a> {
-    /// An integer.
-    Int(i64),
-    /// A floating-point number.
-    Float(f32),
-    /// A list of integers.
-    Ints(&'a [i64]),
-}
-
-/// A weight, and the source of its values.
-struct OnnxWeight<'a> {
-    name: String,
-    shape: Vec<usize>,
-    value: Box<dyn Fn() -> Result<Vec<f32>> + 'a>,
-}
-
-/// A size of an input or output.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Size {
-    /// A size that varies, with its name.
-    Any(&'static str),
-    /// A fixed size.
-    Is(usize),
-}
-
 /// A graph that is being built. Its values are referred to by name.
 #[derive(Default)]
 pub(super) struct OnnxGraph<'a> {
     name: &'static str,
-    nodes: Vec<ProtoMessage>,
-    constants: Vec<ProtoMessage>,
-    weights: Vec<OnnxWeight<'a>>,
-    inputs: Vec<ProtoMessage>,
-    outputs: Vec<ProtoMessage>,
+    pub nodes: Vec<OnnxNode>,
+    pub constants: Vec<OnnxConstant>,
+    pub weights: Vec<OnnxWeight<'a>>,
+    pub inputs: Vec<OnnxPort>,
+    pub outputs: Vec<OnnxPort>,
     names: BTreeSet<String>,
+    /// The number of names that were given to values.
+    named: usize,
 }
 
 impl<'a> OnnxGraph<'a> {
@@ -67,14 +35,15 @@ impl<'a> OnnxGraph<'a> {
 
     /// Adds an input of the graph, and returns its name.
     pub(super) fn input(&mut self, name: &str, kind: OnnxType, sizes: &[Size]) -> String {
-        self.inputs.push(described(name, kind, sizes));
+        self.inputs.push(OnnxPort { name: name.to_owned(), kind, sizes: sizes.to_vec() });
+        self.reserve(name);
         name.to_owned()
     }
 
     /// Makes `value` an output of the graph, called `name`.
-    pub(super) fn output(&mut self, value: &str, name: &str, sizes: &[Size]) {
+    pub(super) fn output(&mut self, value: &str, name: &str, kind: OnnxType, sizes: &[Size]) {
         self.push("Identity", &[value], &[name.to_owned()], &[]);
-        self.outputs.push(described(name, OnnxType::F32, sizes));
+        self.outputs.push(OnnxPort { name: name.to_owned(), kind, sizes: sizes.to_vec() });
     }
 
     /// Adds a node with one output, and returns the output's name.
@@ -89,11 +58,23 @@ impl<'a> OnnxGraph<'a> {
         name
     }
 
-    /// Splits a value along its last axis into parts of these sizes.
-    pub(super) fn split(&mut self, value: &str, sizes: &[i64]) -> Vec<String> {
+    /// Splits a value along an axis into parts of these sizes.
+    pub(super) fn split(&mut self, value: &str, axis: i64, sizes: &[i64]) -> Vec<String> {
         let sizes_at = self.ints(sizes);
         let names: Vec<String> = sizes.iter().map(|_| self.fresh("Split")).collect();
-        self.push("Split", &[value, &sizes_at], &names, &[("axis", Attribute::Int(-1))]);
+        self.push("Split", &[value, &sizes_at], &names, &[("axis", Attribute::Int(axis))]);
+        names
+    }
+
+    /// Adds a node with two outputs, and returns their names.
+    pub(super) fn op_of_two(
+        &mut self,
+        kind: &str,
+        inputs: &[&str],
+        attributes: &[(&str, Attribute<'_>)],
+    ) -> [String; 2] {
+        let names = [self.fresh(kind), self.fresh(kind)];
+        self.push(kind, inputs, &names, attributes);
         names
     }
 
@@ -114,6 +95,26 @@ impl<'a> OnnxGraph<'a> {
         self.constant(format!("float_{value:e}"), OnnxType::F32, &[], &value.to_le_bytes())
     }
 
+    /// Adds a constant number of a dtype.
+    ///
+    /// # Errors
+    /// Fails if the dtype is not written.
+    pub(super) fn number(&mut self, value: Number, dtype: DType) -> Result<String> {
+        let (kind, value) = (OnnxType::of(dtype)?, value.cast(dtype));
+        if kind == OnnxType::F32 {
+            return Ok(self.float(value.to_f64() as f32));
+        }
+        if kind == OnnxType::F64 {
+            let value = value.to_f64();
+            return Ok(self.constant(format!("double_{value:e}"), kind, &[], &value.to_le_bytes()));
+        }
+        let whole = value.to_i64();
+        if kind == OnnxType::I64 {
+            return Ok(self.int(whole));
+        }
+        Ok(self.constant(format!("{dtype}_{whole}"), kind, &[], &whole.to_le_bytes()[..dtype.size()]))
+    }
+
     /// Adds a constant row of floating-point numbers, `[1, N]`.
     pub(super) fn row(&mut self, name: &str, values: &[f32]) -> String {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -122,10 +123,63 @@ impl<'a> OnnxGraph<'a> {
 
     /// Adds a weight; a second call with its name returns the first one.
     pub(super) fn weight(&mut self, name: &str, shape: &[usize], value: impl Fn() -> Result<Vec<f32>> + 'a) -> String {
-        if self.names.insert(name.to_owned()) {
-            self.weights.push(OnnxWeight { name: name.into(), shape: shape.into(), value: Box::new(value) });
+        let bytes = move || Ok(value()?.iter().flat_map(|x| x.to_le_bytes()).collect());
+        self.tensor(name, OnnxType::F32, shape, bytes)
+    }
+
+    /// Adds a weight of any type by its bytes; a second call with its name returns the first one.
+    pub(super) fn tensor(
+        &mut self,
+        name: &str,
+        kind: OnnxType,
+        shape: &[usize],
+        bytes: impl Fn() -> Result<Vec<u8>> + 'a,
+    ) -> String {
+        self.reserve(name);
+        if self.weights.iter().all(|weight| weight.name != name) {
+            let (shape, bytes) = (shape.into(), Box::new(bytes));
+            self.weights.push(OnnxWeight { name: name.into(), kind, shape, is_known: true, bytes });
         }
         name.to_owned()
+    }
+
+    /// Adds a tensor that a forward pass made.
+    pub(super) fn made(&mut self, kind: OnnxType, shape: &[usize], bytes: impl Fn() -> Result<Vec<u8>> + 'a) -> String {
+        let (name, shape, bytes) = (self.fresh("constant"), shape.into(), Box::new(bytes));
+        self.weights.push(OnnxWeight { name: name.clone(), kind, shape, is_known: false, bytes });
+        name
+    }
+
+    /// Keeps a name for a value that may be added later.
+    pub(super) fn reserve(&mut self, name: &str) {
+        self.names.insert(name.to_owned());
+    }
+
+    /// Makes a name that no value has.
+    pub(super) fn fresh(&mut self, kind: &str) -> String {
+        loop {
+            let name = format!("{}_{}", kind.to_lowercase(), self.named);
+            self.named += 1;
+            if self.names.insert(name.clone()) {
+                return name;
+            }
+        }
+    }
+
+    /// Drops the nodes, constants and weights on which no output depends.
+    pub(super) fn prune(&mut self) {
+        let mut needed: BTreeSet<String> = self.outputs.iter().map(|output| output.name.clone()).collect();
+        let mut kept: Vec<OnnxNode> = Vec::new();
+        while let Some(node) = self.nodes.pop() {
+            if node.outputs.iter().any(|output| needed.contains(output)) {
+                needed.extend(node.inputs.iter().cloned());
+                kept.push(node);
+            }
+        }
+        kept.reverse();
+        self.nodes = kept;
+        self.constants.retain(|constant| needed.contains(&constant.name));
+        self.weights.retain(|weight| needed.contains(&weight.name));
     }
 
     /// Writes the graph to a file and the weights to another beside it, each all or nothing, one weight at a time.
@@ -135,7 +189,7 @@ impl<'a> OnnxGraph<'a> {
     /// Fails if a value cannot be computed, or a file cannot be written.
     pub(super) fn save(self, path: &Path, writes: bool) -> Result<()> {
         if !writes {
-            return self.weights.iter().try_for_each(|weight| (weight.value)().map(drop));
+            return self.weights.iter().try_for_each(|weight| (weight.bytes)().map(drop));
         }
         let Some(mut file) = path.file_name().map(OsString::from) else {
             return Err(unsuitable(path, "does not name a file"));
@@ -145,9 +199,9 @@ impl<'a> OnnxGraph<'a> {
         let no_text = || unsuitable(path, "is not UTF-8, as names in this format must be");
         let location = file.to_str().ok_or_else(no_text)?;
         let (mut weights, mut offset) = (Replacement::new(&data)?, 0);
-        let mut initializers = self.constants.clone();
+        let mut initializers: Vec<ProtoMessage> = self.constants.iter().map(OnnxConstant::described).collect();
         for weight in &self.weights {
-            let bytes = weight.bytes()?;
+            let bytes = weight.checked_bytes()?;
             initializers.push(weight.described(location, offset, bytes.len()));
             offset += bytes.len().next_multiple_of(ALIGNMENT);
             weights.write(&bytes)?;
@@ -162,12 +216,15 @@ impl<'a> OnnxGraph<'a> {
 
     /// The message of the full file.
     fn model(&self, initializers: &[ProtoMessage]) -> ProtoMessage {
+        let nodes: Vec<ProtoMessage> = self.nodes.iter().enumerate().map(|(i, node)| node.described(i)).collect();
+        let [inputs, outputs] =
+            [&self.inputs, &self.outputs].map(|ports| ports.iter().map(OnnxPort::described).collect::<Vec<_>>());
         let graph = ProtoMessage::new()
-            .each(1, &self.nodes)
+            .each(1, &nodes)
             .bytes(2, self.name)
             .each(5, initializers)
-            .each(11, &self.inputs)
-            .each(12, &self.outputs);
+            .each(11, &inputs)
+            .each(12, &outputs);
         let opset = ProtoMessage::new().bytes(1, "").int(2, OPSET);
         ProtoMessage::new()
             .int(1, IR_VERSION)
@@ -178,77 +235,20 @@ impl<'a> OnnxGraph<'a> {
     }
 
     fn push(&mut self, kind: &str, inputs: &[&str], outputs: &[String], attributes: &[(&str, Attribute<'_>)]) {
-        let node = inputs.iter().fold(ProtoMessage::new(), |node, input| node.bytes(1, input));
-        let node = outputs.iter().fold(node, |node, output| node.bytes(2, output));
-        let attributes: Vec<ProtoMessage> = attributes.iter().map(|(name, value)| value.described(name)).collect();
-        let name = format!("node_{}", self.nodes.len());
-        self.nodes.push(node.bytes(3, name).bytes(4, kind).each(5, &attributes));
-    }
-
-    fn fresh(&mut self, kind: &str) -> String {
-        let name = format!("{}_{}", kind.to_lowercase(), self.names.len());
-        self.names.insert(name.clone());
-        name
+        let attributes = attributes.iter().map(|(name, value)| value.described(name).into_bytes()).collect();
+        let inputs = inputs.iter().map(|&input| input.to_owned()).collect();
+        self.nodes.push(OnnxNode { kind: kind.to_owned(), inputs, outputs: outputs.to_vec(), attributes });
     }
 
     fn constant(&mut self, name: String, kind: OnnxType, shape: &[usize], bytes: &[u8]) -> String {
         if self.names.insert(name.clone()) {
-            self.constants.push(tensor(&name, kind, shape).bytes(9, bytes));
+            let (shape, bytes) = (shape.to_vec(), bytes.to_vec());
+            self.constants.push(OnnxConstant { name: name.clone(), kind, shape, bytes });
         }
         name
-    }
-}
-
-impl OnnxWeight<'_> {
-    fn bytes(&self) -> Result<Vec<u8>> {
-        let values = (self.value)()?;
-        if values.len() != self.shape.iter().product::<usize>() {
-            let why = format!("has {} values, to be written as {:?}", values.len(), self.shape);
-            return Err(Error::state(&*self.name, why));
-        }
-        Ok(values.iter().flat_map(|x| x.to_le_bytes()).collect())
-    }
-
-    /// The graph's entry for a weight that lies in another file.
-    fn described(&self, location: &str, offset: usize, length: usize) -> ProtoMessage {
-        const EXTERNAL: i64 = 1;
-        let entry = |key: &str, value: &str| ProtoMessage::new().bytes(1, key).bytes(2, value);
-        let place =
-            [entry("location", location), entry("offset", &offset.to_string()), entry("length", &length.to_string())];
-        tensor(&self.name, OnnxType::F32, &self.shape).each(13, &place).int(14, EXTERNAL)
-    }
-}
-
-impl Attribute<'_> {
-    fn described(self, name: &str) -> ProtoMessage {
-        let attribute = ProtoMessage::new().bytes(1, name);
-        match self {
-            Attribute::Float(x) => attribute.float(2, x).int(20, 1),
-            Attribute::Int(x) => attribute.int(3, x).int(20, 2),
-            Attribute::Ints(list) => list.iter().fold(attribute, |a, &x| a.int(8, x)).int(20, 7),
-        }
     }
 }
 
 fn unsuitable(path: &Path, why: &str) -> Error {
     Error::io(path, io::Error::new(io::ErrorKind::InvalidInput, why))
-}
-
-/// The message of a tensor, without its data.
-fn tensor(name: &str, kind: OnnxType, shape: &[usize]) -> ProtoMessage {
-    let sizes = shape.iter().fold(ProtoMessage::new(), |tensor, &n| tensor.int(1, n as i64));
-    sizes.int(2, kind as i64).bytes(8, name)
-}
-
-/// The message of an input or output: its name, element type and sizes.
-fn described(name: &str, kind: OnnxType, sizes: &[Size]) -> ProtoMessage {
-    let size = |size: &Size| match size {
-        Size::Is(n) => ProtoMessage::new().int(1, *n as i64),
-        Size::Any(name) => ProtoMessage::new().bytes(2, name),
-    };
-    let sizes: Vec<ProtoMessage> = sizes.iter().map(size).collect();
-    let shape = ProtoMessage::new().each(1, &sizes);
-    let tensor = ProtoMessage::new().int(1, kind as i64).each(2, [&shape]);
-    let kind = ProtoMessage::new().each(1, [&tensor]);
-    ProtoMessage::new().bytes(1, name).each(2, [&kind])
 }

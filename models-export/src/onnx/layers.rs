@@ -9,7 +9,7 @@ use numcore::{
     ops::{PointwiseOps, ViewOps},
 };
 
-use super::graph::{Attribute, OnnxGraph};
+use super::{graph::OnnxGraph, parts::Attribute};
 
 /// A graph, and the parameters of the model that it is built from.
 pub(super) struct ModelGraph<'a, R: Runtime> {

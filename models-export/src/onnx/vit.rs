@@ -4,8 +4,9 @@ use models::{Vit, VitConfig};
 use numcore::{Result, Runtime};
 
 use super::{
-    graph::{Attribute, OnnxGraph, OnnxType, Size},
+    graph::OnnxGraph,
     layers::ModelGraph,
+    parts::{Attribute, OnnxType, Size},
 };
 
 /// Builds the graph of a model, from images to logits.
@@ -25,7 +26,7 @@ pub(super) fn graph<'a, R: Runtime>(model: &Vit<R>) -> Result<OnnxGraph<'a>> {
     let state = m.graph.op_with("Gather", &[&x, &first], &[("axis", Attribute::Int(1))]);
     let state = m.layer_norm(&state, "norm", config.block.eps)?;
     let logits = m.linear(&state, "classifier")?;
-    m.graph.output(&logits, "logits", &[batch, Size::Is(config.labels)]);
+    m.graph.output(&logits, "logits", OnnxType::F32, &[batch, Size::Is(config.labels)]);
     Ok(m.graph)
 }
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Reads what `cargo run -p weftgrad-models --example exported -- FOLDER` writes, by the packages of those formats.
+"""Reads what `cargo run -p weftgrad-models-export --example exported -- FOLDER` writes, by the packages of those formats.
 
 GGUF: names by the package's own table, values of transformers' files in the order of llama.cpp's converter, keys of config.json.
-ONNX: the checker, and the logits that transformers computed.
+ONNX: the checker, and the logits that transformers computed; for recorded modules, the values that they computed.
 """
 
 import json
@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 
 FOLDER = sys.argv[1]
-REFERENCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "references")
+REFERENCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "models", "references")
 ARCHITECTURES = {"gpt2": "GPT2", "llama": "LLAMA", "llama_yarn": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 STEPS = {"f32": 0.0, "f16": 2.0 ** -11, "bf16": 2.0 ** -8}
 
@@ -26,7 +26,7 @@ def tensors(*path):
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         data = file.read()
     header.pop("__metadata__", None)
-    kinds = {"F32": np.float32, "I64": np.int64}
+    kinds = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
     return {name: np.frombuffer(data[t["data_offsets"][0]:t["data_offsets"][1]], kinds[t["dtype"]]).reshape(t["shape"])
             for name, t in header.items()}
 
@@ -87,8 +87,22 @@ def check_onnx(name):
     return off
 
 
+def check_recorded(name):
+    path = os.path.join(FOLDER, "recorded", name)
+    onnx.checker.check_model(f"{path}.onnx", full_check=True)
+    session = onnxruntime.InferenceSession(f"{path}.onnx", providers=["CPUExecutionProvider"])
+    values = tensors(f"{path}.safetensors")
+    due = values.pop("y")
+    off = np.max(np.abs(session.run(["y"], values)[0] - due) / np.maximum(1, np.abs(due)))
+    assert off < 2e-5, (name, off)
+    return off
+
+
 for name in ARCHITECTURES:
     for kind in STEPS:
         check_gguf(name, kind)
     print(f"{name}: GGUF read, logits of ONNX off by {check_onnx(name):.1e}")
 print(f"vit: logits of ONNX off by {check_onnx('vit'):.1e}")
+for file in sorted(os.listdir(os.path.join(FOLDER, "recorded"))):
+    if file.endswith(".onnx"):
+        print(f"{file[:-5]}: recorded, off by {check_recorded(file[:-5]):.1e}")

@@ -2,7 +2,7 @@
 
 #[allow(dead_code, reason = "most of it is for the tests of `models`")]
 #[path = "../../../models/tests/all/common.rs"]
-mod models_common;
+pub mod models_common;
 
 use models::{Pretrained, Vit};
 use models_export::{OnnxOptions, save_onnx_decoder, save_onnx_vit};

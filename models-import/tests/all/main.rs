@@ -4,5 +4,6 @@ mod common;
 mod exported;
 mod graphs;
 mod malformed;
+mod recorded;
 mod training;
 mod values;

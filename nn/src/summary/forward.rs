@@ -115,7 +115,8 @@ pub(crate) fn module_outputs<R: Runtime, T>(
 ) -> Result<(T, ModuleOutputs<R>)> {
     let tree = ModuleTree::of(model);
     let (result, seen) = observe_outputs::<R, _>(forward);
-    let (calls, outputs): (Vec<ObservedOp>, Vec<Vec<Tensor<R>>>) = seen.into_iter().unzip();
+    let (calls, outputs): (Vec<ObservedOp>, Vec<Vec<Tensor<R>>>) =
+        seen.into_iter().map(|call| (call.op, call.outputs)).unzip();
     let mut last = vec![None; tree.modules.len()];
     for (call, module) in owners(&tree, &calls).into_iter().enumerate() {
         tree.upwards(module).for_each(|module| last[module] = Some(call));

@@ -14,6 +14,18 @@ pub struct ArgReduce {
     axis: usize,
 }
 
+impl ArgReduce {
+    /// The extreme whose position is returned.
+    pub fn kind(&self) -> ArgOp {
+        self.op
+    }
+
+    /// The axis along which positions count.
+    pub fn axis(&self) -> usize {
+        self.axis
+    }
+}
+
 impl Rule for ArgReduce {
     fn name(&self) -> &'static str {
         match self.op {

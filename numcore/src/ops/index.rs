@@ -17,6 +17,13 @@ pub struct Gather {
     axis: usize,
 }
 
+impl Gather {
+    /// The axis along which the index names positions.
+    pub fn axis(&self) -> usize {
+        self.axis
+    }
+}
+
 impl Rule for Gather {
     fn name(&self) -> &'static str {
         "gather"
@@ -61,6 +68,11 @@ pub struct ScatterAdd {
 impl ScatterAdd {
     pub(super) fn new(axis: usize, size: usize) -> Self {
         ScatterAdd { axis, size }
+    }
+
+    /// The axis along which the index names positions.
+    pub fn axis(&self) -> usize {
+        self.axis
     }
 
     /// This op for operands with another axis in front; `None` unless it sums along the first axis.

@@ -18,6 +18,11 @@ pub struct Cat {
 }
 
 impl Cat {
+    /// The axis along which the inputs follow each other.
+    pub fn axis(&self) -> usize {
+        self.axis
+    }
+
     /// The inputs as one view, if a view is allowed and their layouts form one.
     pub(crate) fn view<R: Runtime>(&self, ins: &[&Tensor<R>]) -> Option<Tensor<R>> {
         if !self.seen || !ins.iter().all(|x| x.shares_memory_with(ins[0]) && x.dtype() == ins[0].dtype()) {

@@ -61,6 +61,21 @@ impl Reduce {
         Reduce { mean, ..Self::sum_of(program.of(DType::F32).clone(), scalars, to) }
     }
 
+    /// The values that are combined: a program with its scalars.
+    pub fn mapped(&self) -> Pointwise {
+        self.values(&self.program)
+    }
+
+    /// The way in which values are combined.
+    pub fn kind(&self) -> ReduceKind {
+        self.op
+    }
+
+    /// The number that divides a sum, if the op is a mean.
+    pub fn divisor(&self) -> Option<f64> {
+        self.mean.as_ref().map(|mean| mean.divisor)
+    }
+
     /// This reduction with `op` in place of its own.
     pub(super) fn by(self, op: ReduceKind) -> Self {
         Reduce { op, ..self }

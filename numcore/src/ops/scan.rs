@@ -21,6 +21,11 @@ pub struct Scan {
 }
 
 impl Scan {
+    /// The recurrence: its kind, its axis, and true if it runs from the end.
+    pub fn parts(&self) -> (ScanOp, usize, bool) {
+        (self.op, self.axis, self.reverse)
+    }
+
     /// The product of the elements before each element along an axis (after it if `reverse`); 1 for the first.
     pub(super) fn exclusive_prod<T: Apply>(x: &T, axis: usize, reverse: bool) -> Result<T> {
         let y = T::apply1(Scan { op: ScanOp::Prod, axis, reverse }, &[x])?;

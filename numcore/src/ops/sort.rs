@@ -15,6 +15,16 @@ pub struct Sort {
 }
 
 impl Sort {
+    /// The axis that is sorted.
+    pub fn axis(&self) -> usize {
+        self.axis
+    }
+
+    /// Tells whether the largest element comes first.
+    pub fn is_descending(&self) -> bool {
+        self.descending
+    }
+
     /// The tangent of the sorted values, in their order.
     #[track_caller]
     pub(super) fn tangent<T: Apply>(&self, tangent: &T, index: &T) -> Result<T> {

@@ -17,6 +17,16 @@ pub struct Split {
 }
 
 impl Split {
+    /// The axis that is split.
+    pub fn axis(&self) -> usize {
+        self.axis
+    }
+
+    /// The sizes of the parts along the axis.
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
     /// The view of the input for each part.
     pub fn views(&self) -> impl Iterator<Item = ViewOp> + '_ {
         self.sizes.iter().scan(0, |next, &len| {

@@ -159,7 +159,8 @@ pub struct Embed {
 }
 
 impl Embed {
-    fn slice(&self, len: usize) -> ViewOp {
+    /// The slice of the output that holds an input with `len` elements along the axis.
+    pub fn slice(&self, len: usize) -> ViewOp {
         ViewOp::Slice { axis: self.axis, start: self.start, len, step: self.step }
     }
 }

@@ -34,7 +34,7 @@ impl CallRecord {
         names: &HashMap<usize, String>,
         seen: Vec<ObservedCall<R>>,
     ) -> Result<Vec<CallRecord>> {
-        let (calls, outputs): (Vec<ObservedOp>, Vec<_>) = seen.into_iter().unzip();
+        let (calls, outputs): (Vec<ObservedOp>, Vec<_>) = seen.into_iter().map(|call| (call.op, call.outputs)).unzip();
         let modules = modules_of_calls(model, &calls);
         let record = |((call, module), outputs): ((ObservedOp, String), Vec<Tensor<R>>)| {
             let outputs = outputs.iter().map(CallOutput::of).collect::<Result<_>>()?;

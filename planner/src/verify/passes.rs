@@ -57,7 +57,7 @@ impl<R: Runtime, M: Module<R>> ObservedForwards<'_, R, M> {
                 (seen, places) = (run, forwards.clone());
             }
             for call in seen {
-                let place = call.0.pass.and_then(|pass| places.get(pass as usize));
+                let place = call.op.pass.and_then(|pass| places.get(pass as usize));
                 if let Some(&(micro_batch, stage)) = place {
                     let stage = if self.is_alone { 0 } else { stage };
                     passes.entry(PassPlace { input: k, micro_batch, stage }).or_default().push(call);
