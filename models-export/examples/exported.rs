@@ -12,7 +12,11 @@ use autograd::Var;
 use models::{Decoder, Pretrained, Vit};
 use models_export::{GgufOptions, GgufWeights, OnnxOptions, save_gguf, save_onnx, save_onnx_decoder, save_onnx_vit};
 use nn::Init;
-use numcore::{Error, Result, ops::ViewOps, safetensors};
+use numcore::{
+    Error, Result, Tensor,
+    ops::{ViewOps, cat},
+    safetensors,
+};
 use runtime_cpu::Cpu;
 
 fn main() -> Result<()> {
@@ -45,14 +49,17 @@ fn main() -> Result<()> {
 /// Writes recorded modules, each with other inputs than those of the recording and their outputs.
 fn save_recorded(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-    for modules::Recorded { name, module, inputs, forward } in
+    for modules::Recorded { name, module, inputs, forward, has_batch } in
         modules::layers().into_iter().chain(modules::references())
     {
         let named: Vec<_> = inputs.iter().map(|(name, x)| (*name, x)).collect();
-        save_onnx(&module, folder.join(format!("{name}.onnx")), &named, &["y"], &forward, &OnnxOptions::default())?;
-        let flipped =
-            |(name, x): &(&str, _)| Ok((name.to_string(), numcore::Tensor::contiguous(&ViewOps::flip(x, &[-1])?)?));
-        let mut values = inputs.iter().map(flipped).collect::<Result<Vec<_>>>()?;
+        let options = OnnxOptions { any_batch: has_batch, ..OnnxOptions::default() };
+        save_onnx(&module, folder.join(format!("{name}.onnx")), &named, &["y"], &forward, &options)?;
+        let other = |(name, x): &(&str, Tensor<Cpu>)| {
+            let x = if has_batch { cat(&[x; 4], 0)?.narrow(0, 1, 3)? } else { x.clone() };
+            Ok((name.to_string(), x.flip(&[-1])?.contiguous()?))
+        };
+        let mut values = inputs.iter().map(other).collect::<Result<Vec<_>>>()?;
         let given: Vec<_> = values.iter().map(|(_, x)| Var::new(x.clone())).collect();
         values.push(("y".into(), forward(&given)?[0].value()?.contiguous()?));
         safetensors::save(folder.join(format!("{name}.safetensors")), &values, &Default::default())?;

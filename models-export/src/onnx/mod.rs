@@ -72,7 +72,9 @@ pub fn save_onnx_vit<R: Runtime>(model: &Vit<R>, path: impl AsRef<Path>, options
 /// let model = Linear::new(&Init::new(&cpu, 0), 4, 2)?;
 /// model.eval();
 /// let x = Tensor::zeros(&cpu, [3, 4], DType::F32)?;
-/// save_onnx(&model, &path, &[("x", &x)], &["y"], |x| Ok(vec![model.forward(&x[0])?]), &OnnxOptions::default())
+/// save_onnx(&model, &path, &[("x", &x)], &["y"], |x| Ok(vec![model.forward(&x[0])?]), &OnnxOptions::default())?;
+/// # [path.clone(), path.with_extension("onnx.data")].iter().try_for_each(std::fs::remove_file).unwrap();
+/// # Ok(())
 /// # }
 /// ```
 ///

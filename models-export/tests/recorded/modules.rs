@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use autograd::Var;
-use models::{Bert, BertInputs, ConvNext, Decoder, Pretrained, ResNet, Vit};
+use models::{Bert, BertInputs, Clip, ConvNext, Decoder, Pretrained, ResNet, T5, Vit, Whisper};
 use nn::{
     BatchNorm, Conv2d, ConvTranspose2d, Embedding, Forward, Gpt, GptConfig, Gru, Init, LayerNorm, Linear, Lstm,
     MaxPool2d, Module, ModuleExt, RecurrentConfig, RmsNorm,
@@ -22,12 +22,17 @@ use runtime_cpu::Cpu;
 
 type V = Var<Cpu>;
 
+/// A forward pass.
+pub type Pass = dyn Fn(&[V]) -> Result<Vec<V>>;
+
 /// A module with example inputs and its forward pass.
 pub struct Recorded {
     pub name: &'static str,
     pub module: Box<dyn Module<Cpu>>,
     pub inputs: Vec<(&'static str, Tensor<Cpu>)>,
-    pub forward: Box<dyn Fn(&[V]) -> Result<Vec<V>>>,
+    pub forward: Box<Pass>,
+    /// True if the first axis of all inputs is a batch.
+    pub has_batch: bool,
 }
 
 fn recorded<M: Module<Cpu> + 'static>(
@@ -39,7 +44,8 @@ fn recorded<M: Module<Cpu> + 'static>(
     let module = Arc::new(module);
     module.eval();
     let own = module.clone();
-    Recorded { name, module: Box::new(module), inputs, forward: Box::new(move |x| Ok(vec![forward(&own, x)?])) }
+    let forward = Box::new(move |x: &[V]| Ok(vec![forward(&own, x)?]));
+    Recorded { name, module: Box::new(module), inputs, forward, has_batch: true }
 }
 
 /// A network of the shape of a U: down by a strided convolution, up by a transposed one and by interpolation.
@@ -147,7 +153,10 @@ pub fn layers() -> Vec<Recorded> {
         recorded("lstm", Lstm::new(init, two).unwrap(), vec![("x", normal(&[2, 4, 3], 4))], |m, x| m.forward(&x[0])),
         recorded("gru", Gru::new(init, two).unwrap(), vec![("x", normal(&[2, 4, 3], 5))], |m, x| m.forward(&x[0])),
         recorded("gpt", Gpt::new(init, config).unwrap(), vec![("ids", whole(&[2, 6], 17))], |m, x| m.forward(&x[0])),
-        recorded("bends", linear(2, 2), vec![("x", normal(&[4, 7], 6))], |_, x| bends(&x[0])),
+        Recorded {
+            has_batch: false,
+            ..recorded("bends", linear(2, 2), vec![("x", normal(&[4, 7], 6))], |_, x| bends(&x[0]))
+        },
     ]
 }
 
@@ -162,6 +171,7 @@ fn batch_norm(init: &Init<Cpu>, channels: usize) -> BatchNorm<Cpu> {
 
 fn pretrained<M: Pretrained<Cpu> + 'static>(
     name: &'static str,
+    dtype: DType,
     inputs: &[(&'static str, &'static str)],
     forward: impl Fn(&M, &[V]) -> Result<V> + 'static,
 ) -> Recorded {
@@ -170,7 +180,7 @@ fn pretrained<M: Pretrained<Cpu> + 'static>(
     let values = safetensors::load(folder.join("reference.safetensors"), &cpu).unwrap();
     let value = |at: &str| values.iter().find(|(name, _)| name == at).unwrap().1.clone();
     let inputs = inputs.iter().map(|(name, at)| (*name, value(at))).collect();
-    recorded(name, M::from_pretrained(folder, &Init::new(&cpu, 0)).unwrap(), inputs, forward)
+    recorded(name, M::from_pretrained(folder, &Init::new(&cpu, 0).dtype(dtype)).unwrap(), inputs, forward)
 }
 
 /// The reference models, with their inputs.
@@ -178,22 +188,42 @@ pub fn references() -> Vec<Recorded> {
     let mut all = Vec::new();
     for name in ["bert_mlm", "bert_classifier", "bert_tokens"] {
         let inputs = [("input_ids", "ids"), ("attention_mask", "mask"), ("token_type_ids", "types")];
-        all.push(pretrained::<Bert<Cpu>>(name, &inputs, |m, x| {
+        all.push(pretrained::<Bert<Cpu>>(name, DType::F32, &inputs, |m, x| {
             m.forward_with(&x[0], &BertInputs { mask: Some(&x[1]), token_types: Some(&x[2]) })
         }));
     }
     for name in ["roberta_mlm", "distilbert_classifier"] {
-        all.push(pretrained::<Bert<Cpu>>(name, &[("input_ids", "ids"), ("attention_mask", "mask")], |m, x| {
-            m.forward_with(&x[0], &BertInputs { mask: Some(&x[1]), token_types: None })
-        }));
+        all.push(pretrained::<Bert<Cpu>>(
+            name,
+            DType::F32,
+            &[("input_ids", "ids"), ("attention_mask", "mask")],
+            |m, x| m.forward_with(&x[0], &BertInputs { mask: Some(&x[1]), token_types: None }),
+        ));
     }
     for name in ["resnet_basic", "resnet_bottleneck", "resnet_50"] {
-        all.push(pretrained::<ResNet<Cpu>>(name, &[("pixel_values", "pixels")], |m, x| m.forward(&x[0])));
+        all.push(pretrained::<ResNet<Cpu>>(name, DType::F32, &[("pixel_values", "pixels")], |m, x| m.forward(&x[0])));
     }
-    all.push(pretrained::<ConvNext<Cpu>>("convnext", &[("pixel_values", "pixels")], |m, x| m.forward(&x[0])));
-    all.push(pretrained::<Vit<Cpu>>("vit", &[("pixel_values", "pixels")], |m, x| m.forward(&x[0])));
+    all.push(pretrained::<ConvNext<Cpu>>("convnext", DType::F32, &[("pixel_values", "pixels")], |m, x| {
+        m.forward(&x[0])
+    }));
+    all.push(pretrained::<Vit<Cpu>>("vit", DType::F32, &[("pixel_values", "pixels")], |m, x| m.forward(&x[0])));
     for name in ["gpt2", "llama_yarn", "mistral", "qwen3", "olmo2", "phi3", "smollm3", "gemma2", "gemma3"] {
-        all.push(pretrained::<Decoder<Cpu>>(name, &[("input_ids", "ids")], |m, x| m.forward(&x[0])));
+        all.push(pretrained::<Decoder<Cpu>>(name, DType::F32, &[("input_ids", "ids")], |m, x| m.forward(&x[0])));
+    }
+    all.push(pretrained::<Whisper<Cpu>>(
+        "whisper",
+        DType::F32,
+        &[("sounds", "sounds"), ("decoder_input_ids", "begun")],
+        |m, x| m.decoder.logits(&x[1], &m.encode(&x[0])?, None),
+    ));
+    all.push(pretrained::<Clip<Cpu>>("clip", DType::F32, &[("pixel_values", "pixels")], |m, x| m.embed_images(&x[0])));
+    all.push(pretrained::<Clip<Cpu>>("clip_old", DType::F32, &[("input_ids", "ids")], |m, x| m.embed_texts(&x[0])));
+    // Without scaled scores, roundings of `f32` grow.
+    for (name, dtype) in [("t5", DType::F32), ("t5_gated", DType::F64)] {
+        let inputs = [("input_ids", "ids"), ("attention_mask", "mask"), ("decoder_input_ids", "begun")];
+        all.push(pretrained::<T5<Cpu>>(name, dtype, &inputs, |m, x| {
+            m.decoder.logits(&x[2], &m.encode(&x[0], Some(&x[1]))?, None)
+        }));
     }
     all
 }

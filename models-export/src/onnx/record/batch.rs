@@ -118,7 +118,7 @@ impl Recordings<'_, '_> {
         let [a, b] = self.batches;
         let why = match a == b {
             true => "the module reads values by other means than op calls on variables".to_owned(),
-            false => format!("it is no multiple of the batch ({a} and {b}): save fixed sizes"),
+            false => format!("it is no multiple of the batch ({a} and {b}), or read from values: save fixed sizes"),
         };
         Error::unsupported("onnx", format!("{what} differs between two forward passes: {why}"))
     }

@@ -203,7 +203,11 @@ impl<'a, R: Runtime + 'a> CallRecorder<'a, R> {
             let name = part.op.op.name();
             self.call(part).within(format!("`{name}`"))
         })?;
-        outs.iter().map(|y| self.value(y).map(|value| Some(value.name))).collect()
+        let name = |y: &Var<R>| match self.values.get(&key(&y.value()?)) {
+            Some(None) => Ok(None),
+            _ => self.value(y).map(|value| Some(value.name)),
+        };
+        outs.iter().map(name).collect()
     }
 
     /// The value of a variable: computed, a parameter or a view of one, or a constant.
