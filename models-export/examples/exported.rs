@@ -1,5 +1,5 @@
-//! Writes every reference model as GGUF and ONNX files, and recorded modules with their values, for other programs to read in the test command's stage
-//! `formats`.
+//! Writes every reference model as GGUF and ONNX files, and recorded modules with their values, for other programs to
+//! read in the test command's stage `formats`.
 //!
 //! `cargo run -p weftgrad-models-export --example exported -- FOLDER`
 

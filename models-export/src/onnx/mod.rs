@@ -59,8 +59,8 @@ pub fn save_onnx_vit<R: Runtime>(model: &Vit<R>, path: impl AsRef<Path>, options
 /// A forward pass is run on example inputs, and its op calls are written as nodes. The graph has the inputs' names,
 /// shapes and dtypes, and `outputs` are the names of what `forward` returns. Another pass, on the elements in reverse,
 /// must make the same calls. For [any batch](OnnxOptions::any_batch) both run at batches of their own, and sizes that
-/// differ are multiples of them. Parameters and buffers keep their names.
-/// Values that the code makes by other means than op calls on variables are constants of the file. A row of softmax that is all −∞ gives NaN there, where it gives zeros here.
+/// differ are multiples of them. Parameters and buffers keep their names. Values that the code makes by other means than
+/// op calls on variables are constants of the file. A row of softmax that is all −∞ gives NaN there, and zeros here.
 ///
 /// ```
 /// use models_export::{OnnxOptions, save_onnx};
@@ -80,8 +80,8 @@ pub fn save_onnx_vit<R: Runtime>(model: &Vit<R>, path: impl AsRef<Path>, options
 ///
 /// # Errors
 /// Fails if a part of the module is in training, an op call has no form in the format (the error names the op and its
-/// module), a value is of a half-precision type, a size depends otherwise on a batch of any size, or a file cannot be written. Nothing is written before all calls are
-/// known to have a form.
+/// module), a value is of a half-precision type, the two passes differ by more than multiples of the batch, or a file
+/// cannot be written. Nothing is written before all calls are known to have a form.
 pub fn save_onnx<R: Runtime>(
     module: &(impl Module<R> + ?Sized),
     path: impl AsRef<Path>,

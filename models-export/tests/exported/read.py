@@ -26,7 +26,7 @@ def tensors(*path):
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         data = file.read()
     header.pop("__metadata__", None)
-    kinds = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
+    kinds = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
     return {name: np.frombuffer(data[t["data_offsets"][0]:t["data_offsets"][1]], kinds[t["dtype"]]).reshape(t["shape"])
             for name, t in header.items()}
 

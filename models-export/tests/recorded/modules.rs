@@ -10,7 +10,7 @@ use nn::{
 };
 use numcore::{
     DType, Result, Tensor,
-    fused::{ConvOptions, NnOps},
+    fused::{ConvOptions, NnOps, SdpaOptions},
     ops::{
         Interpolate, InterpolateOps, Interpolation, JoinOps, MatmulOps, PointwiseOps, ReduceOps, Resize, ScanOps,
         SortOps, ViewOps, cat,
@@ -109,6 +109,17 @@ fn bends(x: &V) -> Result<V> {
     cat(&parts.into_iter().chain([&lower, &spread, &bits]).collect::<Vec<_>>(), 1)
 }
 
+/// Attention with heads that share keys, a window, a soft cap, a mask, and queries that see no key.
+fn attends(x: &[V]) -> Result<V> {
+    let mask = x[3].gt(0.0)?;
+    let options = SdpaOptions { mask: Some(&mask), softcap: Some(2.0), ..Default::default() };
+    let masked = x[0].attention_with(&x[1], &x[2], options)?;
+    let options = SdpaOptions { window: (Some(1), Some(0)), lower_right: true, ..Default::default() };
+    let near = x[0].attention_with(&x[1], &x[2], options)?;
+    let causal = x[0].attention_with(&x[1], &x[2], SdpaOptions { causal: true, ..Default::default() })?;
+    masked.add(&near)?.add(&causal)
+}
+
 fn normal(shape: &[usize], seed: u64) -> Tensor<Cpu> {
     Tensor::normal(&Cpu::with_threads(1), shape, DType::F32, 0.0, 1.0, seed).unwrap()
 }
@@ -153,6 +164,17 @@ pub fn layers() -> Vec<Recorded> {
         recorded("lstm", Lstm::new(init, two).unwrap(), vec![("x", normal(&[2, 4, 3], 4))], |m, x| m.forward(&x[0])),
         recorded("gru", Gru::new(init, two).unwrap(), vec![("x", normal(&[2, 4, 3], 5))], |m, x| m.forward(&x[0])),
         recorded("gpt", Gpt::new(init, config).unwrap(), vec![("ids", whole(&[2, 6], 17))], |m, x| m.forward(&x[0])),
+        recorded(
+            "attention",
+            linear(2, 2),
+            vec![
+                ("q", normal(&[2, 4, 5, 6], 7)),
+                ("k", normal(&[2, 2, 3, 6], 8)),
+                ("v", normal(&[2, 2, 3, 4], 9)),
+                ("mask", normal(&[2, 1, 5, 3], 10)),
+            ],
+            |_, x| attends(x),
+        ),
         Recorded {
             has_batch: false,
             ..recorded("bends", linear(2, 2), vec![("x", normal(&[4, 7], 6))], |_, x| bends(&x[0]))

@@ -40,7 +40,7 @@ fn comes_back(all: Vec<Recorded>, tolerance: f64) {
         read.eval();
         for count in [1, 5] {
             let given = |x: &Tensor<_>| {
-                let x = cat(&vec![x; 5], 0).unwrap();
+                let x = cat(&[x; 5], 0).unwrap();
                 Var::new(x.narrow(0, 0, count).unwrap().contiguous().unwrap())
             };
             let inputs: Vec<_> = inputs.iter().map(|(_, x)| given(x)).collect();

@@ -28,7 +28,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("watch", &["numcore", "comm", "data", "pipeline-schedule"]),
     ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "adaptive", "data", "watch"]),
     ("models", &["numcore", "autograd", "nn", "data"]),
-    ("models-export", &["numcore", "nn", "data", "models"]),
+    ("models-export", &["numcore", "autograd", "nn", "data", "models"]),
     ("models-import", &["numcore", "autograd", "nn", "data"]),
     // The program reads configurations, draws timelines, and measures the machine it runs on.
     ("planner", &["numcore", "autograd", "nn", "optim", "distributed", "models", "watch", "runtime-*"]),

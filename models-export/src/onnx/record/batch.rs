@@ -65,6 +65,7 @@ pub(super) fn merged<'a>(first: OnnxGraph<'a>, second: &OnnxGraph<'a>, batches: 
         }
     }
     both.first.nodes.extend(merged);
+    both.first.prune();
     Ok(both.first)
 }
 
