@@ -94,9 +94,11 @@ impl Checkpoint {
 
     /// Keeps at most `bytes` of values in each scope, such as a block, so that backward repeats the least computation:
     /// floating-point operations, and a fixed number of them for each byte written. Minimal cuts of the graph of
-    /// recorded calls solve it. A block's calls are few enough for the best choice. For many calls, the choice is at
-    /// least as good as adding outputs one by one, each the best for its bytes.
+    /// recorded calls solve it. The choice is at least as good as adding outputs one by one, each the best for its
+    /// bytes, and for a few dozen calls mostly the best.
     ///
+    /// Outputs of [functions](crate::apply_function) are kept in any case, and count first: they may exchange values
+    /// with other ranks, which choose for themselves.
     /// The outputs are chosen when the scope has run, so until then it holds all of its values.
     pub fn budget(bytes: usize) -> Self {
         Checkpoint { policy: Policy::Budget(bytes) }

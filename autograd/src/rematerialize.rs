@@ -188,7 +188,9 @@ impl<R: Runtime> ScopedRecipe<R> {
             }
             _ => None,
         };
-        let keeps = observed.as_ref().zip(keep.calls.as_ref()).is_some_and(|(call, keeps)| keeps(call));
+        // Ranks may choose otherwise within a budget, but they exchange values together: no exchange is repeated.
+        let is_fixed = matches!(call, RecipeCall::Function(..)) && keep.ledger.as_ref().is_some_and(|l| l.has_budget());
+        let keeps = is_fixed || observed.as_ref().zip(keep.calls.as_ref()).is_some_and(|(call, keeps)| keeps(call));
         if keeps && keep.ledger.is_none() {
             return None;
         }

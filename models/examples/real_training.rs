@@ -66,8 +66,10 @@ fn main() -> Result<()> {
             let run = |comm: Comm<Cpu>| losses(&comm, &folder, trained, (axis, size));
             let losses = Ranks::new(size).run(|_| Ok(Cpu::with_threads(1)), run)?.swap_remove(0);
             let reference = reference.get_or_insert_with(|| losses.clone());
-            let apart = losses.iter().zip(&*reference).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
-            let holds = losses.len() == reference.len() && apart <= 1e-5 && losses[STEPS - 1] < losses[0];
+            let distances: Vec<f64> = losses.iter().zip(&*reference).map(|(a, b)| (a / b - 1.0).abs()).collect();
+            let apart = distances.iter().copied().fold(0.0, f64::max);
+            let are_equal = distances.len() == STEPS && distances.iter().all(|distance| *distance <= 1e-5);
+            let holds = are_equal && losses[STEPS - 1] < losses[0];
             println!("{} {trained:?}, {name}: {losses:.6?}, {apart:.1e} apart", if holds { "ok " } else { "NO " });
             if !holds {
                 return Err(Error::state(

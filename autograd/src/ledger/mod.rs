@@ -123,6 +123,10 @@ impl Ledger {
         Ledger { budget, state: RefCell::default() }
     }
 
+    pub(crate) fn has_budget(&self) -> bool {
+        self.budget.is_some()
+    }
+
     /// Notes a call and its outputs.
     pub(crate) fn note<R: Runtime>(&self, recipe: &Arc<Recipe<R>>, outs: &[Tensor<R>], call: NotedCall) {
         let state = &mut *self.state.borrow_mut();

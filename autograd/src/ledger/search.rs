@@ -6,7 +6,7 @@
 
 use super::plan::{Choice, Price, RematPlan};
 
-/// The calls in all branches that the search looks into. Parts of a few dozen calls need fewer.
+/// The calls in all branches that the search looks into. Many parts of a few dozen calls need fewer.
 const MOST_CALLS: usize = 1024;
 
 /// The choices next to a budget: the best one within it at some price, and one above it that is as good at this price.

@@ -428,6 +428,18 @@ impl Function<Cpu> for Noisy {
     }
 }
 
+/// A budget keeps the outputs of functions, which may exchange values with ranks that choose otherwise.
+#[test]
+fn budgets_repeat_no_functions() {
+    let rt = cpu();
+    let x = leaf(&rt, "x", [4], &numbers(4));
+    let forward = || apply_function(Arc::new(Noisy), &[&x])?.remove(0).exp()?.square();
+    for budget in [0, 15, 16, 1000] {
+        let (_y, bill) = Checkpoint::budget(budget).run_with_bill(|| forward().unwrap());
+        assert!(bill.kept_bytes >= 4 * x.dtype().size() && bill.recomputed_ops <= 1, "{budget}: {bill}");
+    }
+}
+
 #[test]
 fn functions_draw_the_same_values_again() {
     let rt = cpu();

@@ -15,7 +15,7 @@ use super::{
     record::{copies, modules},
 };
 
-/// A forward pass among those of a step; in order of the calls of one rank for each input and micro-batch.
+/// The place of a forward pass in a step. Passes of one input and micro-batch follow each other by stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PassPlace {
     /// The share or accumulated micro-batch whose input it takes.
