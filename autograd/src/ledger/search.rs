@@ -120,7 +120,7 @@ mod tests {
         wide.matmul(&weight(4 * WIDTH, WIDTH)?)?.add(&x)
     }
 
-    /// The recorded calls of so many blocks in one scope.
+    /// The plan of a scope that runs this number of blocks in turn.
     fn recorded(blocks: usize) -> RematPlan {
         let rt = NullRuntime::new();
         let x = Var::leaf("x", Tensor::zeros(&rt, [2, 16, WIDTH], DType::F32).unwrap()).unwrap();

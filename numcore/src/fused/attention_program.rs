@@ -108,9 +108,10 @@ impl AttentionProgram {
         self.mask.as_ref()?.inline(at.key.builder(), &ins, &[]).ok()?.pop()
     }
 
-    /// Applies this program to the scores of `first`. A query sees the keys that both masks show. Arguments are those of
-    /// `first`, then those of this program, then `more` ones. `at` gives the positions that this program sees, from those
-    /// of a score and the last arguments. The scale is that of `first`, unless this program has its own.
+    /// Composition of two programs: this one is applied to the scores of `first`. A query sees the keys that both masks
+    /// show. Arguments are those of `first`, then those of this program, then `more` ones. `at` gives the positions that
+    /// this program sees, from those of a score and the last arguments. The scale is that of `first`, unless this program
+    /// has its own.
     pub fn after(
         &self,
         first: &Self,
