@@ -2,6 +2,7 @@
 
 mod anomaly;
 mod autocast;
+mod budgets;
 mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;

@@ -2,7 +2,8 @@
 
 use super::Mutant;
 
-const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "checkpoints", "recomputed"];
+const CHECKPOINTS: &[&str] =
+    &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "checkpoints", "budgets", "recomputed"];
 const LEDGER: &[&str] = &["test", "-p", "weftgrad-autograd", "--lib", "--", "ledger"];
 
 #[rustfmt::skip]
