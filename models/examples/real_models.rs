@@ -12,9 +12,16 @@ use std::{
 
 use autograd::{Var, no_grad};
 use data::sources::Tokenizer;
-use models::{ChatTemplate, Conversation, Decoder, GenerationOptions, Pretrained, SentenceEncoder, generate};
+use models::{
+    Bert, BertInputs, ChatTemplate, Conversation, Decoder, GenerationOptions, Pretrained, SentenceEncoder, generate,
+};
 use nn::{Forward, Init, loss::cross_entropy};
-use numcore::{Error, Result, Tensor, ops::ViewOps, safetensors};
+use numcore::{
+    Error, Result, Tensor,
+    ops::{ReduceOps, ViewOps},
+    safetensors,
+};
+use optim::{AdamW, AdamWConfig, Optimizer};
 use runtime_cpu::Cpu;
 use serde_json::Value;
 
@@ -75,7 +82,42 @@ fn minilm(folder: &Path, facts: &Value, cpu: &Cpu) -> Result<()> {
     let apart = largest_difference(&vectors, &tensor(&folder.join("minilm.safetensors"), "embeddings", cpu)?)?;
     let theirs = facts["seconds"].as_f64().unwrap_or(f64::NAN);
     println!("    MiniLM: {seconds:.2} s, sentence-transformers {theirs:.2} s ({:.2} times)", theirs / seconds);
-    check(&format!("{} embeddings are within 1e-5 of sentence-transformers': {apart:.1e}", texts.len()), apart <= 1e-5)
+    check(
+        &format!("{} embeddings are within 1e-5 of sentence-transformers': {apart:.1e}", texts.len()),
+        apart <= 1e-5,
+    )?;
+    classifier(folder, &facts["classifier"], cpu)
+}
+
+/// Trains MiniLM to tell what sentences are about, in the batches of transformers.
+fn classifier(folder: &Path, facts: &Value, cpu: &Cpu) -> Result<()> {
+    let model = Bert::from_pretrained(folder.join("minilm-classifier"), &Init::new(cpu, 0))?;
+    let all = |name| tensor(&folder.join("minilm-classifier.safetensors"), name, cpu);
+    let (ids, mask, labels) = (all("ids")?, all("mask")?, all("labels")?);
+    let count = |name: &str| facts[name].as_u64().unwrap_or(0) as usize;
+    let (trained, batch, tested) = (count("trained"), count("batch"), ids.dims()[0] - count("trained"));
+    let logits = |first, rows| {
+        let [ids, mask] = [&ids, &mask].map(|x| x.narrow(0, first, rows).map(Var::new));
+        model.forward_with(&ids?, &BertInputs { mask: Some(&mask?), ..BertInputs::default() })
+    };
+    let mut optimizer = AdamW::new(&model, AdamWConfig { lr: 5e-5, weight_decay: 0.0, ..AdamWConfig::default() })?;
+    let mut apart = 0f64;
+    for (step, theirs) in facts["losses"].as_array().into_iter().flatten().filter_map(Value::as_f64).enumerate() {
+        let first = step * batch % trained;
+        let loss = cross_entropy(&logits(first, batch)?, &Var::new(labels.narrow(0, first, batch)?))?;
+        optimizer.backward(&loss)?;
+        optimizer.step()?;
+        apart = apart.max((loss.item()? - theirs).abs());
+    }
+    let classes = no_grad(|| logits(trained, tested))?.value()?.argmax(1)?.to_f64s()?;
+    let due = labels.narrow(0, trained, tested)?.to_f64s()?;
+    let right = classes.iter().zip(&due).filter(|(a, b)| a == b).count();
+    let [ours, theirs] = [right, count("right")].map(|right| right as f64 / tested as f64);
+    check(&format!("losses of its training are within 2e-3 of transformers': {apart:.1e}"), apart <= 2e-3)?;
+    check(
+        &format!("it classifies {ours:.3} of {tested} sentences, transformers {theirs:.3}"),
+        (ours - theirs).abs() <= 0.015 && ours >= 0.8,
+    )
 }
 
 fn smollm(folder: &Path, facts: &Value, cpu: &Cpu) -> Result<()> {
@@ -102,11 +144,14 @@ fn smollm(folder: &Path, facts: &Value, cpu: &Cpu) -> Result<()> {
     generate(&model, &[prompt.clone().into()], &options(4), None)?;
     let (texts, seconds) = timed(|| generate(&model, &[prompt.into()], &options(greedy.len()), None))?;
     let theirs = facts["seconds"].as_f64().unwrap_or(f64::NAN);
+    let llama = facts["seconds_llama"].as_f64().unwrap_or(f64::NAN);
+    let rate = |seconds| greedy.len() as f64 / seconds;
     println!(
-        "    {:.1} tokens a second, transformers {:.1} ({:.2} times)",
-        greedy.len() as f64 / seconds,
-        greedy.len() as f64 / theirs,
-        theirs / seconds
+        "    {:.1} tokens a second, transformers {:.1} ({:.2} times), llama.cpp with products of four bits {:.1}",
+        rate(seconds),
+        rate(theirs),
+        theirs / seconds,
+        rate(llama)
     );
     check(&format!("{} greedy tokens are transformers'", greedy.len()), texts[0].tokens == greedy)?;
 

@@ -111,6 +111,10 @@ pub(crate) const REAL_STAGE: &[Step] = &[
     Step::Python(tools::REAL, &["conformance/against/real_models.py", "target/real-models"]),
     Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_models", "--", "target/real-models"]),
     Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_training", "--", "target/real-models"]),
+    Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_dpo", "--", "target/real-models"]),
+    Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_grpo", "--", "target/real-models"]),
+    Step::Cargo(&["run", "--release", "-p", "weftgrad-models-import", "--features", "models/text", "--example", "real_onnx", "--", "target/real-models"]),
+    Step::Python(tools::REAL, &["conformance/against/real_onnx.py", "target/real-models"]),
 ];
 
 /// The node tests of ONNX's backend suite, by the package itself.

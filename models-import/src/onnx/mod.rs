@@ -33,7 +33,7 @@ use self::{
 /// Sizes that the file leaves open are those of each call's inputs. Integers of shapes are computed on the host.
 ///
 /// Like every module it starts in training: batch norm uses the statistics of the batch and updates the running ones,
-/// and dropout drops. NodeCall [`eval`](nn::ModuleExt::eval) for the outputs of other programs.
+/// and dropout drops. Call [`eval`](nn::ModuleExt::eval) for the outputs of other programs.
 ///
 /// As a [`Stage`] it takes all inputs in order, and makes all outputs; as [`Forward`] it has one of each.
 pub struct OnnxModel<R: Runtime> {

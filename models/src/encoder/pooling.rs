@@ -30,8 +30,8 @@ impl Pooling {
     /// # Errors
     /// Fails if the shapes differ, or there are no places.
     #[track_caller]
-    pub fn apply<R: Runtime>(self, states: &Var<R>, mask: &Tensor<R>) -> Result<Var<R>> {
-        let (shape, seen) = (states.spec().shape, *mask.shape());
+    pub fn apply<R: Runtime>(self, states: &Var<R>, mask: &Var<R>) -> Result<Var<R>> {
+        let (shape, seen) = (states.spec().shape, mask.spec().shape);
         if shape.rank() != 3 || shape[..2] != seen[..] || shape[1] == 0 {
             let why = "states must be [B, T, C] with at least one place, and the mask [B, T]";
             return Err(Error::shape("Pooling::apply", &[shape, seen], why)).at_caller();
@@ -40,22 +40,23 @@ impl Pooling {
             Pooling::Cls => states.select(1, 0),
             Pooling::Max => {
                 let absent = mask.eq(0.0)?;
-                let most = states.masked_fill(&Var::new(absent.unsqueeze(2)?), f64::NEG_INFINITY)?.amax(&[1])?;
-                most.masked_fill(&Var::new(absent.all(&[1])?.unsqueeze(1)?), 0.0)
+                let most = states.masked_fill(&absent.unsqueeze(2)?, f64::NEG_INFINITY)?.amax(&[1])?;
+                most.masked_fill(&absent.all(&[1])?.unsqueeze(1)?, 0.0)
             }
             _ => {
                 // Halves hold neither the numbers of many places nor their sum.
                 let wide = states.to_dtype(states.dtype().compute())?;
                 let weights = self.weights(&mask.ne(0.0)?.to_dtype(wide.dtype())?)?;
-                Var::new(weights.unsqueeze(1)?).matmul(&wide)?.squeeze(1)?.to_dtype(states.dtype())
+                weights.unsqueeze(1)?.matmul(&wide)?.squeeze(1)?.to_dtype(states.dtype())
             }
         }
     }
 
     /// The weight of each state, `[B, T]`, from a mask of 0 and 1.
-    fn weights<R: Runtime>(self, mask: &Tensor<R>) -> Result<Tensor<R>> {
+    fn weights<R: Runtime>(self, mask: &Var<R>) -> Result<Var<R>> {
         let count = mask.sum_keepdim(&[1])?.maximum(1.0)?;
-        let order = mask.mul(&Tensor::arange(mask.runtime(), 1.0, 1.0, mask.dims()[1], mask.dtype())?)?;
+        let places = Tensor::arange(mask.runtime(), 1.0, 1.0, mask.dims()[1], mask.dtype())?;
+        let order = mask.mul(&Var::new(places))?;
         match self {
             Pooling::MeanSqrt => mask.div(&count.sqrt()?),
             Pooling::WeightedMean => order.div(&order.sum_keepdim(&[1])?.maximum(1.0)?),

@@ -182,10 +182,20 @@ impl<R: Runtime> SentenceEncoder<R> {
     pub fn embed(&self, texts: &[Vec<i64>]) -> Result<Var<R>> {
         let rt = self.encoder.embed_tokens.weight.leaf().runtime().clone();
         let batch = pad(texts, 0, 1).at_caller()?;
-        let (tokens, mask) = (batch.values.to_tensor(&rt)?, batch.mask.to_tensor(&rt)?);
-        let inputs = BertInputs { mask: Some(&Var::new(mask.clone())), token_types: None };
-        let states = self.encoder.states(&Var::new(tokens), &inputs).at_caller()?;
-        let vectors = self.pooling.iter().map(|pooling| pooling.apply(&states, &mask)).collect::<Result<Vec<_>>>();
+        let [tokens, mask] = [batch.values.to_tensor(&rt)?, batch.mask.to_tensor(&rt)?].map(Var::new);
+        self.embed_padded(&tokens, &mask).at_caller()
+    }
+
+    /// Embeds rows of tokens `[B, T]` (`i64`) that are padded: vectors `[B, C]`. `mask: [B, T]` is not 0 for the tokens of
+    /// texts. All is computed by op calls, so this pass can be saved as a graph.
+    ///
+    /// # Errors
+    /// Fails if shapes differ, or rows are longer than the encoder's context.
+    #[track_caller]
+    pub fn embed_padded(&self, tokens: &Var<R>, mask: &Var<R>) -> Result<Var<R>> {
+        let inputs = BertInputs { mask: Some(mask), token_types: None };
+        let states = self.encoder.states(tokens, &inputs).at_caller()?;
+        let vectors = self.pooling.iter().map(|pooling| pooling.apply(&states, mask)).collect::<Result<Vec<_>>>();
         let vector = cat(&vectors.at_caller()?.iter().collect::<Vec<_>>(), 1)?;
         if self.normalizes { vector.normalize(1) } else { Ok(vector) }
     }

@@ -22,7 +22,7 @@ const MODES: [(Pooling, &str); 6] = [
 fn pooling_is_its_formula_with_padding_on_either_side() {
     let states = Tensor::uniform(&cpu(), [4, 5, 3], DType::F64, -1.0, 1.0, 1).unwrap();
     let rows = [[1i64, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]];
-    let mask = Tensor::from_slice(&cpu(), [4, 5], &rows.concat()).unwrap();
+    let mask = V::new(Tensor::from_slice(&cpu(), [4, 5], &rows.concat()).unwrap());
     let values = states.to_f64s().unwrap();
     for (pooling, name) in MODES {
         let got = pooling.apply(&V::new(states.clone()), &mask).unwrap().value().unwrap().to_f64s().unwrap();
@@ -57,7 +57,7 @@ fn pooling_is_its_formula_with_padding_on_either_side() {
 fn long_texts_in_halves_are_pooled_as_in_floats() {
     for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
         let states = Tensor::uniform(&cpu(), [1, 2100, 3], DType::F32, 0.5, 1.0, 1).unwrap().to_dtype(dtype).unwrap();
-        let mask = Tensor::ones(&cpu(), [1, 2100], DType::I64).unwrap();
+        let mask = V::new(Tensor::ones(&cpu(), [1, 2100], DType::I64).unwrap());
         let pooled = |states: &Tensor<_>, pooling: Pooling| {
             pooling.apply(&V::new(states.clone()), &mask).unwrap().value().unwrap().to_f64s().unwrap()
         };
@@ -72,7 +72,7 @@ fn long_texts_in_halves_are_pooled_as_in_floats() {
 #[test]
 fn gradients_of_pooling_reach_the_tokens_that_count() {
     let states = V::leaf("states", Tensor::uniform(&cpu(), [2, 3, 2], DType::F64, -1.0, 1.0, 1).unwrap()).unwrap();
-    let mask = Tensor::from_slice(&cpu(), [2, 3], &[1i64, 1, 0, 1, 0, 0]).unwrap();
+    let mask = V::new(Tensor::from_slice(&cpu(), [2, 3], &[1i64, 1, 0, 1, 0, 0]).unwrap());
     for (pooling, name) in MODES {
         let loss = pooling.apply(&states, &mask).unwrap().square().unwrap().sum_all().unwrap();
         let gradients = backward(&loss).unwrap();
