@@ -575,6 +575,34 @@ def clip():
                         "texts": out.text_embeds, "images": out.image_embeds, **grads})
 
 
+def clip_towers():
+    """Lone towers of CLIP, with a projection and without, and texts of which one has no end."""
+    sizes = dict(intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, projection_dim=6)
+    text = dict(vocab_size=VOCAB, hidden_size=12, max_position_embeddings=11, bos_token_id=0, **sizes)
+    image = transformers.CLIPVisionConfig(hidden_size=8, image_size=12, patch_size=6, layer_norm_eps=0.02, **sizes)
+    for name, kind, config in [
+        ("clip_text", transformers.CLIPTextModel, transformers.CLIPTextConfig(eos_token_id=2, hidden_act="gelu", **text)),
+        ("clip_text_projected", transformers.CLIPTextModelWithProjection, transformers.CLIPTextConfig(eos_token_id=40, **text)),
+        ("clip_image", transformers.CLIPVisionModel, image),
+        ("clip_image_projected", transformers.CLIPVisionModelWithProjection, image),
+    ]:
+        torch.manual_seed(sum(map(ord, name)))
+        config._attn_implementation = "eager"
+        model = kind(config).eval()
+        randomize(model)
+        folder = fresh(name)
+        model.save_pretrained(folder)
+        given = torch.randint(3, 40, (2, 9)) if "text" in name else torch.randn(2, 3, 12, 12)
+        if "text" in name:
+            given[0, 5], given[1, 7] = 40, 42
+        out = model(given)
+        vectors = out[0] if "projected" in name else out.pooler_output
+        target = torch.tensor([4, 1])
+        torch.nn.functional.cross_entropy(vectors, target).backward()
+        grads = {f"grad/{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+        finish(folder, {"given": given, "target": target, "states": out.last_hidden_state, "vectors": vectors, **grads})
+
+
 def main(names):
     def wants(name):
         return not names or name in names
@@ -589,6 +617,7 @@ def main(names):
     wants("t5") and t5()
     wants("whisper") and whisper()
     wants("clip") and clip()
+    wants("clip_towers") and clip_towers()
     wants("sentences") and sentences()
     wants("classifier_adapters") and classifier_adapters()
     for name in filter(wants, ADAPTERS):

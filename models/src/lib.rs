@@ -41,7 +41,7 @@ mod tied;
 #[cfg(feature = "text")]
 pub use chat::{ChatDate, ChatTemplate, Conversation};
 pub use chat::{ChatExample, pack_examples};
-pub use clip::{Clip, ClipConfig, ClipImage, ClipText, ClipTower};
+pub use clip::{Clip, ClipConfig, ClipImage, ClipImageConfig, ClipText, ClipTextConfig, ClipTower};
 pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, DecoderOptions, Family, RopeConfig, RopeScaling};
 pub use convert::{Change, ConversionRule, ConversionTable, Converted, GGUF_TABLE, StackNames, StackPlace, StackRule};
 pub use decoder::{

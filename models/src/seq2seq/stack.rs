@@ -166,7 +166,12 @@ impl<R: Runtime> LayerStack<R> {
     }
 
     /// The normalized output of the last layer.
-    pub(crate) fn forward_with(&self, x: &Var<R>, mut inputs: StackInputs<'_, R>) -> Result<Var<R>> {
+    pub(crate) fn forward_with(&self, x: &Var<R>, inputs: StackInputs<'_, R>) -> Result<Var<R>> {
+        self.norm.forward(&self.layers_with(x, inputs)?).within("norm")
+    }
+
+    /// The output of the last layer.
+    pub(crate) fn layers_with(&self, x: &Var<R>, mut inputs: StackInputs<'_, R>) -> Result<Var<R>> {
         let (before, tokens) = (inputs.cache.as_ref().map_or(0, |cache| cache.len()), x.dims()[1]);
         let bias = self.relative.as_ref().map(|relative| relative.of(tokens, before + tokens)).transpose()?;
         let causal = self.config.causal.then_some(before);
@@ -183,7 +188,7 @@ impl<R: Runtime> LayerStack<R> {
         if let Some(cache) = inputs.cache {
             cache.advance(tokens);
         }
-        self.norm.forward(&x).within("norm")
+        Ok(x)
     }
 }
 

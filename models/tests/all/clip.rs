@@ -2,10 +2,10 @@
 
 use autograd::Var;
 use models::{Clip, ClipConfig, Pretrained};
-use nn::{ModuleExt, loss::cross_entropy};
+use nn::{Forward, ModuleExt, loss::cross_entropy};
 use numcore::{
     DType, Tensor,
-    ops::{PointwiseOps, ViewOps, cat},
+    ops::{DistanceOps, PointwiseOps, ViewOps, cat},
 };
 use runtime_cpu::Cpu;
 use serde_json::{Value, json};
@@ -37,6 +37,72 @@ fn clip_is_that_of_transformers() {
         close("images", &images, &due.tensor("images"), 2e-5);
         let loss = cross_entropy(&logits, &due.var("target")).unwrap();
         check_grads(&model, &loss, &due, |theirs| (model.table().ours(theirs).unwrap().name, false));
+    }
+}
+
+/// The states and vectors of a lone tower, and the names of its files.
+const TOWERS: [&str; 4] = ["clip_text", "clip_text_projected", "clip_image", "clip_image_projected"];
+
+fn tower(model: &Clip<Cpu>, due: &Reference) -> [V; 2] {
+    let states = match (&model.text, &model.image) {
+        (Some(text), None) => text.states(&due.var("given")),
+        (None, Some(image)) => image.states(&due.var("given")),
+        _ => panic!("not one tower"),
+    };
+    let [states, pooled] = states.unwrap();
+    let projection = model.text_projection.as_ref().or(model.image_projection.as_ref());
+    [states, projection.map_or(pooled.clone(), |projection| projection.forward(&pooled).unwrap())]
+}
+
+/// A text without an end is what its first token is.
+#[test]
+fn lone_towers_are_those_of_transformers() {
+    for name in TOWERS {
+        let (model, due) = (clip(name, DType::F32), Reference::read(name));
+        let [states, vectors] = tower(&model, &due);
+        close(name, &states.value().unwrap(), &due.tensor("states"), 2e-5);
+        close(name, &vectors.value().unwrap(), &due.tensor("vectors"), 2e-5);
+        let loss = cross_entropy(&vectors, &due.var("target")).unwrap();
+        check_grads(&model, &loss, &due, |theirs| (model.table().ours(theirs).unwrap().name, false));
+        let embedded = match name {
+            "clip_text_projected" => model.embed_texts(&due.var("given")),
+            "clip_image_projected" => model.embed_images(&due.var("given")),
+            _ => {
+                let error = model.embed_texts(&due.var("given")).map(drop).unwrap_err().to_string();
+                assert!(error.contains("no tower of texts with a projection"), "{error}");
+                continue;
+            }
+        };
+        let unit = Var::new(due.tensor("vectors")).normalize(-1).unwrap().value().unwrap();
+        close(name, &embedded.unwrap().value().unwrap(), &unit, 2e-5);
+        assert!(model.logits(&due.var("given"), &due.var("given")).is_err());
+    }
+}
+
+/// Names of saved files have the tower's, which older versions of transformers need.
+#[test]
+fn saving_a_lone_tower_gives_the_same_bits() {
+    for name in TOWERS {
+        let (model, scratch) = (clip(name, DType::F32), Scratch::new());
+        model.save_pretrained(&scratch.0).unwrap();
+        let again = Clip::from_pretrained(&scratch.0, &init()).unwrap();
+        let values = |model: &Clip<Cpu>| {
+            let values = model.state_dict().unwrap();
+            values.iter().map(|(name, value)| (name.to_owned(), value.to_bytes().unwrap())).collect::<Vec<_>>()
+        };
+        assert_eq!(values(&again), values(&model), "{name}");
+        let files = [reference(name), scratch.0.clone()].map(|folder| weight_files(&folder));
+        match name.ends_with("projected") {
+            true => same_tensors(&files[0], &files[1]),
+            false => {
+                let names = numcore::safetensors::Reader::open(&files[1][0]).unwrap();
+                assert!(names.names().all(|name| name.contains("_model.")), "{name}");
+            }
+        }
+        let config = |folder: &std::path::Path| -> Value {
+            serde_json::from_slice(&std::fs::read(folder.join("config.json")).unwrap()).unwrap()
+        };
+        assert_eq!(config(&scratch.0), config(&reference(name)), "{name}");
     }
 }
 
@@ -90,6 +156,7 @@ fn what_is_no_clip_is_an_error() {
         ("text_config", "num_attention_heads", json!(5), "`num_attention_heads` is 5, which does not divide 12"),
         ("text_config", "model_type", json!("siglip_text_model"), "`siglip_text_model`, not `clip_text_model`"),
         ("text_config", "hidden_act", json!("mish"), "`hidden_act` is `mish`"),
+        ("text_config", "eos_token_id", json!([40, 41]), "`eos_token_id` is a list"),
         ("text_config", "attention_scale", json!(2.0), "`attention_scale`"),
         ("vision_config", "patch_size", json!(5), "`patch_size` is 5, which does not divide images of 12"),
         ("vision_config", "patch_size", json!(0), "`patch_size` is 0"),

@@ -87,7 +87,8 @@ fn clip_of_openai() {
         "transformers_version": null, "vision_config": image, "vision_config_dict": null
     });
     let config = ClipConfig::read(&fields(&[config])).unwrap();
-    assert_eq!((config.end, config.channels, config.text.activation), (None, 3, Activation::QuickGelu));
+    let (text, image) = (config.text.unwrap(), config.image.unwrap());
+    assert_eq!((text.end, image.channels, text.tower.activation), (None, 3, Activation::QuickGelu));
 }
 
 #[test]
