@@ -489,16 +489,17 @@ def convolutions():
 
 
 def t5():
-    """T5 with a tied head, and T5 1.1 with gates and a head of its own."""
+    """T5 with a tied head, T5 1.1 and mT5 with gates and a head of their own, and encoders alone."""
     sizes = dict(vocab_size=VOCAB, d_model=12, d_kv=4, d_ff=20, num_layers=2, num_decoder_layers=3, num_heads=2,
                  relative_attention_num_buckets=8, relative_attention_max_distance=12, layer_norm_epsilon=0.01, dropout_rate=0.0,
                  decoder_start_token_id=0)
-    for name, more in [("t5", {}), ("t5_gated", dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False))]:
+    gated = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    for name, family, more in [("t5", "T5", {}), ("t5_gated", "T5", gated), ("mt5", "MT5", {})]:
         torch.manual_seed(sum(map(ord, name)))
-        config = transformers.T5Config(**sizes, **more)
+        config = getattr(transformers, f"{family}Config")(**sizes, **more)
         config._attn_implementation = "eager"
-        model = transformers.T5ForConditionalGeneration(config).eval()
-        if name == "t5_gated":
+        model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+        if name != "t5":
             model.lm_head.weight = torch.nn.Parameter(torch.zeros(VOCAB, 12))
         randomize(model)
         folder = fresh(name)
@@ -517,6 +518,22 @@ def t5():
                               use_cache=False)
         finish(folder, {"ids": ids, "mask": mask, "begun": begun, "target": target, "logits": out.logits,
                         "states": out.encoder_last_hidden_state, **grads}, greedy=text[:, 1:].tolist())
+    for name, family in [("t5_encoder", "T5"), ("mt5_encoder", "MT5")]:
+        torch.manual_seed(sum(map(ord, name)))
+        config = getattr(transformers, f"{family}Config")(**sizes)
+        config._attn_implementation = "eager"
+        model = getattr(transformers, f"{family}EncoderModel")(config).eval()
+        randomize(model)
+        folder = fresh(name)
+        model.save_pretrained(folder)
+        ids = torch.randint(3, VOCAB, (2, 13))
+        mask, target = torch.ones_like(ids), ids % 12
+        mask[0, :2] = mask[1, 8:] = 0
+        ids[mask == 0], target[mask == 0] = 0, -100
+        states = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        torch.nn.functional.cross_entropy(states.reshape(-1, 12), target.reshape(-1)).backward()
+        grads = {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+        finish(folder, {"ids": ids, "mask": mask, "target": target, "states": states * mask[..., None], **grads})
 
 
 def whisper():

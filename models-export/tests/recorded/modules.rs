@@ -256,7 +256,7 @@ pub fn references() -> Vec<Recorded> {
     for (name, dtype) in [("t5", DType::F32), ("t5_gated", DType::F64)] {
         let inputs = [("input_ids", "ids"), ("attention_mask", "mask"), ("decoder_input_ids", "begun")];
         all.push(pretrained::<T5<Cpu>>(name, dtype, &inputs, |m, x| {
-            m.decoder.logits(&x[2], &m.encode(&x[0], Some(&x[1]))?, None)
+            m.decoder()?.logits(&x[2], &m.encode(&x[0], Some(&x[1]))?, None)
         }));
     }
     all

@@ -4,7 +4,7 @@ use super::{ConversionRule as Rule, ConversionTable, tables::with};
 
 /// The rules that both kinds of T5 share.
 const OF_T5: [Rule; 27] = [
-    Rule::keep("shared", "decoder.embed_tokens"),
+    Rule::keep("shared", "embed_tokens"),
     // Copies of the token embedding.
     Rule::keep("encoder.embed_tokens", "encoder.embed_tokens"),
     Rule::keep("decoder.embed_tokens", "decoder.own_tokens"),

@@ -1,7 +1,10 @@
 //! T5: an encoder–decoder of text.
 
 use autograd::Var;
-use nn::{Activation, Forward, Init, Initializer, Module, ModuleExt};
+use nn::{
+    Activation, Embedding, Forward, Init, Initializer, Module, ModuleExt,
+    parallel::{CutLayer, Cuts},
+};
 use numcore::{DType, Error, Result, Runtime, Within, ops::Apply};
 use serde_json::{Map, Value, json};
 
@@ -21,14 +24,16 @@ use crate::{
 /// The sizes and options of a [`T5`], as `config.json` has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {
+    /// True for mT5, which has other defaults, and whose head takes states as they are.
+    pub multilingual: bool,
     /// The size of the vocabulary.
     pub vocab: usize,
     /// The number of channels, `C`.
     pub width: usize,
     /// The number of layers of the encoder.
     pub encoder_layers: usize,
-    /// The number of layers of the decoder.
-    pub decoder_layers: usize,
+    /// The number of layers of the decoder; `None` for an encoder alone.
+    pub decoder_layers: Option<usize>,
     /// The number of heads.
     pub heads: usize,
     /// The width of a head.
@@ -45,7 +50,7 @@ pub struct T5Config {
     pub eps: f64,
     /// True if the head is the token embedding (T5); false for a head of its own (T5 1.1).
     pub tied: bool,
-    /// True if the head takes states over `√C` (T5).
+    /// True if the head takes states over `√C` (T5; never mT5).
     pub scaled: bool,
     /// The fields of the file, all of which are written back.
     pub fields: Map<String, Value>,
@@ -53,31 +58,44 @@ pub struct T5Config {
 
 impl T5Config {
     /// Reads the fields of a `config.json`. Where weights are loaded, they tell whether the head is tied, as in
-    /// transformers 5: `tie_word_embeddings` is false of T5 1.1, and may be true of any head.
+    /// transformers 5: `tie_word_embeddings` is false of T5 1.1, and may be true of any head. The first of
+    /// `architectures` tells whether there is a decoder.
     ///
     /// # Errors
     /// Fails if a field is missing, malformed, or unknown and not known to be harmless.
     #[track_caller]
     pub fn read(fields: &ConfigFields) -> Result<Self> {
-        expect_type(fields, "t5").at_caller()?;
-        for (name, due) in [("is_encoder_decoder", true), ("is_decoder", false)] {
-            fields.require(name, due)?;
+        let multilingual = fields.text("model_type")? == Some("mt5");
+        expect_type(fields, if multilingual { "mt5" } else { "t5" }).at_caller()?;
+        let architecture = fields.list("architectures")?.and_then(|names| names.first().copied());
+        let decodes = !architecture.is_some_and(|name| name.ends_with("EncoderModel"));
+        match decodes {
+            true => fields.require("is_encoder_decoder", true)?,
+            // Some files of encoders say true.
+            false => fields.leave(&["is_encoder_decoder", "num_decoder_layers"]),
         }
+        fields.require("is_decoder", false)?;
         // Fields of older versions, and of initial values and dropout.
         fields.maybe_size("n_positions")?;
         fields.maybe_number("dropout_rate")?;
         fields.maybe_number("initializer_factor")?;
-        let (gated, activation) = feed_forward(fields).at_caller()?;
-        let encoder_layers = fields.layers_or("num_layers", 6)?;
+        let own = if multilingual { "gated-gelu" } else { "relu" };
+        let (gated, activation) = feed_forward(fields, own).at_caller()?;
+        let [vocab, layers, heads, hidden] = if multilingual { [250_112, 8, 6, 1024] } else { [32_128, 6, 8, 2048] };
+        let encoder_layers = fields.layers_or("num_layers", layers)?;
         let tied = fields.flag_or("tie_word_embeddings", true)?;
         let config = T5Config {
-            vocab: fields.size_or("vocab_size", 32_128)?,
+            multilingual,
+            vocab: fields.size_or("vocab_size", vocab)?,
             width: fields.size_or("d_model", 512)?,
             encoder_layers,
-            decoder_layers: fields.layers_or("num_decoder_layers", encoder_layers)?,
-            heads: fields.size_or("num_heads", 8)?,
+            decoder_layers: match decodes {
+                true => Some(fields.layers_or("num_decoder_layers", encoder_layers)?),
+                false => None,
+            },
+            heads: fields.size_or("num_heads", heads)?,
             head_dim: fields.size_or("d_kv", 64)?,
-            hidden: fields.size_or("d_ff", 2048)?,
+            hidden: fields.size_or("d_ff", hidden)?,
             activation,
             gated,
             relative: RelativeConfig {
@@ -87,7 +105,7 @@ impl T5Config {
             eps: fields.number_or("layer_norm_epsilon", 1e-6)?,
             tied: is_tied(fields, tied).at_caller()?,
             // Transformers 5 writes that all models are tied, and of T5 1.1 this.
-            scaled: fields.flag_or("scale_decoder_outputs", tied)?,
+            scaled: !multilingual && fields.flag_or("scale_decoder_outputs", tied)?,
             fields: fields.fields().clone(),
         };
         fields.part("quantization_config")?;
@@ -105,14 +123,15 @@ impl T5Config {
             activation_name(self.activation)
         };
         let gate = if self.gated { "gated-" } else { "" };
+        let family = if self.multilingual { "mt5" } else { "t5" };
+        let kind = if self.decoder_layers.is_some() { "ForConditionalGeneration" } else { "EncoderModel" };
         for (name, value) in [
-            ("model_type", json!("t5")),
-            ("architectures", json!(["T5ForConditionalGeneration"])),
-            ("is_encoder_decoder", true.into()),
+            ("model_type", json!(family)),
+            ("architectures", json!([family.to_uppercase() + kind])),
+            ("is_encoder_decoder", self.decoder_layers.is_some().into()),
             ("vocab_size", self.vocab.into()),
             ("d_model", self.width.into()),
             ("num_layers", self.encoder_layers.into()),
-            ("num_decoder_layers", self.decoder_layers.into()),
             ("num_heads", self.heads.into()),
             ("d_kv", self.head_dim.into()),
             ("d_ff", self.hidden.into()),
@@ -123,9 +142,12 @@ impl T5Config {
             ("relative_attention_max_distance", self.relative.distance.into()),
             ("layer_norm_epsilon", json!(self.eps)),
             ("tie_word_embeddings", self.tied.into()),
-            ("scale_decoder_outputs", self.scaled.into()),
         ] {
             fields.insert(name.into(), value);
+        }
+        fields.extend(self.decoder_layers.map(|layers| ("num_decoder_layers".into(), layers.into())));
+        if !self.multilingual {
+            fields.insert("scale_decoder_outputs".into(), self.scaled.into());
         }
         fields
     }
@@ -175,8 +197,8 @@ fn is_tied(fields: &ConfigFields, says: bool) -> Result<bool> {
 }
 
 /// The gate and the activation that `feed_forward_proj` names, as in `gated-gelu`.
-fn feed_forward(fields: &ConfigFields) -> Result<(bool, Activation)> {
-    let text = fields.text_or("feed_forward_proj", "relu")?;
+fn feed_forward(fields: &ConfigFields, default: &str) -> Result<(bool, Activation)> {
+    let text = fields.text_or("feed_forward_proj", default)?;
     let (gated, name) = text.strip_prefix("gated-").map_or((false, text), |name| (true, name));
     let activation = match (gated, name) {
         (_, "relu") => Activation::Relu,
@@ -198,15 +220,17 @@ fn feed_forward(fields: &ConfigFields) -> Result<(bool, Activation)> {
     Ok(written)
 }
 
-/// An encoder–decoder of text (Raffel et al. 2020): T5, T5 1.1 and Flan-T5.
+/// An encoder–decoder of text (Raffel et al. 2020): T5, T5 1.1, Flan-T5 and mT5; or the encoder alone.
 ///
 /// There is no dropout: its fields in `config.json` are kept and written back.
 #[derive(Debug, Module)]
 pub struct T5<R: Runtime> {
+    /// The token embedding of the encoder and the decoder, `[V, C]`.
+    pub embed_tokens: Embedding<R>,
     /// The layers of the encoder.
     pub encoder: LayerStack<R>,
-    /// The decoder, with the token embedding of both.
-    pub decoder: TextDecoder<R>,
+    /// The decoder, unless this is an encoder alone.
+    pub decoder: Option<TextDecoder<R>>,
     #[module(skip)]
     config: T5Config,
 }
@@ -222,10 +246,16 @@ impl<R: Runtime> T5<R> {
         config.check().at_caller()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let scale = if config.scaled { 1.0 / (config.width as f64).sqrt() } else { 1.0 };
-        let form = TextDecoderForm { vocab: config.vocab, positions: None, tied: config.tied, scale, padding: None };
+        let form = TextDecoderForm { positions: None, tied: config.tied, scale };
+        let embed_tokens = Embedding::new(init, config.vocab, config.width)?.with_cuts(Cuts::None);
+        let decoder = |layers| {
+            let table = Embedding::of(embed_tokens.weight.clone());
+            TextDecoder::new(init, table, form, config.layers(layers, true))
+        };
         let model = T5 {
             encoder: LayerStack::new(init, config.layers(config.encoder_layers, false)).at_caller()?,
-            decoder: TextDecoder::new(init, form, config.layers(config.decoder_layers, true)).at_caller()?,
+            decoder: config.decoder_layers.map(decoder).transpose().at_caller()?,
+            embed_tokens,
             config,
         };
         // A first pass gives parameters their names, which errors then have.
@@ -238,14 +268,24 @@ impl<R: Runtime> T5<R> {
         &self.config
     }
 
+    /// The decoder.
+    ///
+    /// # Errors
+    /// Fails if this is an encoder alone.
+    #[track_caller]
+    pub fn decoder(&self) -> Result<&TextDecoder<R>> {
+        let why = "is an encoder alone, without a decoder: call `states`, or load a whole model";
+        self.decoder.as_ref().ok_or_else(|| Error::state("t5", why)).at_caller()
+    }
+
     /// Reads a text, tokens `[B, S]` (`i64`), for the [decoder](T5::decoder). `mask`, `[B, S]`, of `bool` or numbers, is
     /// 0 for padding.
     ///
     /// # Errors
-    /// Fails if shapes do not fit, or weights are in `f16`.
+    /// Fails if shapes do not fit, weights are in `f16`, or this is an encoder alone.
     #[track_caller]
     pub fn encode(&self, tokens: &Var<R>, mask: Option<&Var<R>>) -> Result<StackMemory<R>> {
-        self.decoder.memory(&self.states(tokens, mask)?, mask)
+        self.decoder()?.memory(&self.states(tokens, mask)?, mask)
     }
 
     /// Computes the encoder's states `[B, S, C]` of tokens `[B, S]`.
@@ -258,7 +298,7 @@ impl<R: Runtime> T5<R> {
         if shape.rank() != 2 {
             return Err(Error::shape("t5", &[shape], "tokens must be [B, S]")).at_caller();
         }
-        let x = self.decoder.embed_tokens.forward(tokens).within("decoder.embed_tokens").at_caller()?;
+        let x = self.embed_tokens.forward(tokens).within("embed_tokens").at_caller()?;
         if x.dtype() == DType::F16 {
             let why = "states of T5 pass the largest number of f16: load the model in bf16 or f32";
             return Err(Error::unsupported("t5", why)).at_caller();
@@ -285,7 +325,7 @@ impl<R: Runtime> Pretrained<R> for T5<R> {
     fn tied_to(&self, parameter: &str) -> Option<&'static str> {
         let copies = ["encoder.embed_tokens.weight", "decoder.own_tokens.weight"];
         let is_copy = copies.contains(&parameter) || self.config.tied && parameter == "decoder.head.weight";
-        is_copy.then_some("decoder.embed_tokens.weight")
+        is_copy.then_some("embed_tokens.weight")
     }
 
     fn fields(&self) -> Map<String, Value> {

@@ -13,18 +13,15 @@ use numcore::{
 use super::{LayerStack, LayerStackConfig, StackMemory, stack::StackInputs};
 use crate::decoder::KvCache;
 
-/// The sizes of a [`TextDecoder`] besides those of its layers.
+/// The sizes of a [`TextDecoder`] besides those of its table and its layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct TextDecoderForm {
-    pub vocab: usize,
     /// The number of learned positions; none if `None`.
     pub positions: Option<usize>,
     /// True if the head is the table of tokens.
     pub tied: bool,
     /// The factor of states before the head.
     pub scale: f64,
-    /// The token whose embedding is not trained.
-    pub padding: Option<usize>,
 }
 
 /// A decoder of text that attends to the states of an encoder.
@@ -47,15 +44,21 @@ pub struct TextDecoder<R: Runtime> {
 }
 
 impl<R: Runtime> TextDecoder<R> {
-    pub(super) fn new(init: &Init<R>, form: TextDecoderForm, layers: LayerStackConfig) -> Result<Self> {
-        let TextDecoderForm { vocab, positions, tied, padding, .. } = form;
-        let table = |rows| Embedding::new(init, rows, layers.width).map(|table| table.with_cuts(Cuts::None));
-        let head = || Linear::new(init, layers.width, vocab).map(Linear::without_bias);
+    /// Creates a decoder with this table of tokens, which other modules may share.
+    pub(super) fn new(
+        init: &Init<R>,
+        embed_tokens: Embedding<R>,
+        form: TextDecoderForm,
+        layers: LayerStackConfig,
+    ) -> Result<Self> {
+        let [vocab, width] = [embed_tokens.weight.shape()[0], layers.width];
+        let table = |rows| Embedding::new(init, rows, width).map(|table| table.with_cuts(Cuts::None));
+        let head = || Linear::new(init, width, vocab).map(Linear::without_bias);
         Ok(TextDecoder {
-            embed_tokens: padding.into_iter().try_fold(table(vocab)?, Embedding::with_frozen_row)?,
-            embed_positions: positions.map(table).transpose()?,
+            embed_tokens,
+            embed_positions: form.positions.map(table).transpose()?,
             stack: LayerStack::new(init, layers)?,
-            head: (!tied).then(head).transpose()?,
+            head: (!form.tied).then(head).transpose()?,
             form,
         })
     }

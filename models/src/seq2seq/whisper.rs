@@ -210,17 +210,17 @@ impl<R: Runtime> Whisper<R> {
         config.check().at_caller()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let (width, options) = (config.width, Conv1dOptions { padding: 1, ..Default::default() });
-        let positions = Some(config.context);
-        let form =
-            TextDecoderForm { vocab: config.vocab, positions, tied: config.tied, scale: 1.0, padding: config.padding };
-        let embed_positions = Embedding::new(init, config.sounds, width)?.with_cuts(Cuts::None);
+        let form = TextDecoderForm { positions: Some(config.context), tied: config.tied, scale: 1.0 };
+        let table = |rows| Embedding::new(init, rows, width).map(|table| table.with_cuts(Cuts::None));
+        let embed_tokens = config.padding.into_iter().try_fold(table(config.vocab)?, Embedding::with_frozen_row)?;
+        let embed_positions = table(config.sounds)?;
         embed_positions.weight.set_requires_grad(false);
         let model = Whisper {
             conv1: Conv1d::new(init, config.bands, width, 3, options)?,
             conv2: Conv1d::new(init, width, width, 3, Conv1dOptions { stride: 2, ..options })?,
             embed_positions,
             encoder: LayerStack::new(init, config.layers(config.encoder, false)).at_caller()?,
-            decoder: TextDecoder::new(init, form, config.layers(config.decoder, true)).at_caller()?,
+            decoder: TextDecoder::new(init, embed_tokens, form, config.layers(config.decoder, true)).at_caller()?,
             config,
         };
         // A first pass gives parameters their names, which errors then have.

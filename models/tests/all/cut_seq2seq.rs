@@ -32,7 +32,7 @@ fn logits(comm: &Comm<Cpu>, name: &str, plan: &TensorPlan) -> Result<Tensor<Cpu>
     mesh.parallelize(&model, plan)?;
     let due = Reference::read(name);
     let memory = model.encode(&due.var("ids"), Some(&due.var("mask")))?;
-    model.decoder.logits(&due.var("begun"), &memory, None)?.value()
+    model.decoder()?.logits(&due.var("begun"), &memory, None)?.value()
 }
 
 fn all(ranks: usize, name: &str, plan: &TensorPlan) -> Result<Vec<Tensor<Cpu>>> {

@@ -28,13 +28,20 @@ fn t5_and_flan_t5() {
         json!({"d_ff": 2048, "d_model": 512, "num_heads": 8, "num_layers": 6, "task_specific_params": {"a": {}}});
     let small = T5Config::read(&fields(&[sizes.clone(), small])).unwrap();
     assert_eq!((small.tied, small.gated, small.activation), (true, false, Activation::Relu));
-    assert_eq!((small.encoder_layers, small.decoder_layers, small.relative.distance), (6, 6, 128));
+    assert_eq!((small.encoder_layers, small.decoder_layers, small.relative.distance), (6, Some(6), 128));
     let base = json!({
         "d_ff": 2048, "d_model": 768, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 12, "num_heads": 12,
         "num_layers": 12, "tie_word_embeddings": false, "transformers_version": "4.23.1", "use_cache": true
     });
-    let base = T5Config::read(&fields(&[sizes, base])).unwrap();
+    let base = T5Config::read(&fields(&[sizes.clone(), base])).unwrap();
     assert_eq!((base.tied, base.gated, base.activation), (false, true, Activation::GeluTanh));
+    let mt5 = json!({
+        "architectures": ["MT5ForConditionalGeneration"], "d_ff": 1024, "d_model": 512, "feed_forward_proj": "gated-gelu",
+        "model_type": "mt5", "num_decoder_layers": 8, "num_heads": 6, "num_layers": 8, "tie_word_embeddings": false,
+        "tokenizer_class": "T5Tokenizer", "use_cache": true, "vocab_size": 250112
+    });
+    let mt5 = T5Config::read(&fields(&[sizes, mt5])).unwrap();
+    assert_eq!((mt5.multilingual, mt5.tied, mt5.scaled, mt5.gated), (true, false, false, true));
 }
 
 #[test]

@@ -13,7 +13,8 @@ use serde_json::json;
 
 use crate::common::*;
 
-const T5S: [&str; 2] = ["t5", "t5_gated"];
+const T5S: [&str; 3] = ["t5", "t5_gated", "mt5"];
+const ENCODERS: [&str; 2] = ["t5_encoder", "mt5_encoder"];
 
 fn t5(name: &str, dtype: DType) -> T5<Cpu> {
     T5::from_pretrained(reference(name), &init().dtype(dtype)).unwrap()
@@ -21,7 +22,7 @@ fn t5(name: &str, dtype: DType) -> T5<Cpu> {
 
 fn logits(model: &T5<Cpu>, due: &Reference) -> V {
     let memory = model.encode(&due.var("ids"), Some(&due.var("mask"))).unwrap();
-    model.decoder.logits(&due.var("begun"), &memory, None).unwrap()
+    model.decoder().unwrap().logits(&due.var("begun"), &memory, None).unwrap()
 }
 
 #[test]
@@ -43,6 +44,29 @@ fn t5_is_that_of_transformers() {
     }
 }
 
+/// Padding is on either side of a text.
+#[test]
+fn encoders_alone_are_those_of_transformers() {
+    for name in ENCODERS {
+        let (model, due) = (t5(name, DType::F32), Reference::read(name));
+        let states = model.states(&due.var("ids"), Some(&due.var("mask"))).unwrap();
+        let seen = due.var("mask").to_dtype(DType::F32).unwrap().unsqueeze(2).unwrap();
+        close(name, &states.mul(&seen).unwrap().value().unwrap(), &due.tensor("states"), 2e-5);
+        let loss = cross_entropy(&states, &due.var("target")).unwrap();
+        check_grads(&model, &loss, &due, |theirs| (model.table().ours(theirs).unwrap().name, false));
+        let error = model.encode(&due.var("ids"), None).map(drop).unwrap_err().to_string();
+        assert!(error.contains("is an encoder alone, without a decoder"), "{error}");
+    }
+    // Encoders that are published say that they are encoder-decoders.
+    let folder = Scratch::copy_of("t5_encoder")
+        .with_config(|fields| drop(fields.insert("is_encoder_decoder".into(), true.into())));
+    T5::<Cpu>::from_pretrained(&folder.0, &init()).unwrap();
+    let half = Scratch::copy_of("mt5_encoder")
+        .with_config(|fields| drop(fields.insert("architectures".into(), json!(["MT5ForConditionalGeneration"]))));
+    let error = T5::<Cpu>::from_pretrained(&half.0, &init()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("`is_encoder_decoder` is false"), "{error}");
+}
+
 fn greedy(new: usize) -> GenerationOptions {
     GenerationOptions { max_new_tokens: new, ..Default::default() }
 }
@@ -57,19 +81,20 @@ fn greedy_text_is_that_of_transformers() {
     for name in T5S {
         let (model, due, texts) = (t5(name, DType::F32), Reference::read(name), lists(name));
         let memory = model.encode(&due.var("ids"), Some(&due.var("mask"))).unwrap();
-        let both = model.decoder.generate(&memory, &[prompt.clone(), prompt.clone()], &greedy(15), None).unwrap();
+        let both =
+            model.decoder().unwrap().generate(&memory, &[prompt.clone(), prompt.clone()], &greedy(15), None).unwrap();
         assert!(both.iter().map(|text| &text.tokens).eq(&texts), "{name}: {both:?}");
         // A row without its padding, alone, and with some tokens given.
         let alone = Var::new(due.tensor("ids").narrow(0, 1, 1).unwrap().narrow(1, 0, 11).unwrap());
         let memory = model.encode(&alone, None).unwrap();
         let begun = Prompt::from([vec![0], texts[1][..6].to_vec()].concat());
         let options = GenerationOptions { logprobs: true, ..greedy(9) };
-        let rest = model.decoder.generate(&memory, &[begun], &options, None).unwrap().remove(0);
+        let rest = model.decoder().unwrap().generate(&memory, &[begun], &options, None).unwrap().remove(0);
         assert_eq!((&rest.tokens[..], rest.reason), (&texts[1][6..], FinishReason::Length), "{name}");
         assert!(rest.logprobs.len() == 9 && rest.logprobs.iter().all(|p| *p < 0.0));
         let ends = GenerationOptions { eos_token_ids: vec![texts[0][3]], ..greedy(15) };
         let memory = model.encode(&due.var("ids"), Some(&due.var("mask"))).unwrap();
-        let ended = model.decoder.generate(&memory, &[prompt.clone(), prompt.clone()], &ends, None).unwrap();
+        let ended = model.decoder().unwrap().generate(&memory, &[prompt.clone(), prompt.clone()], &ends, None).unwrap();
         let at = texts[0].iter().position(|token| *token == texts[0][3]).unwrap();
         assert_eq!((&ended[0].tokens[..], ended[0].reason), (&texts[0][..=at], FinishReason::End));
     }
@@ -81,9 +106,9 @@ fn log_probabilities_are_wide() {
     let (model, due) = (t5("t5", DType::BF16), Reference::read("t5"));
     let memory = model.encode(&due.var("ids"), Some(&due.var("mask"))).unwrap();
     let options = GenerationOptions { logprobs: true, ..greedy(1) };
-    let texts = model.decoder.generate(&memory, &[vec![0].into(), vec![0].into()], &options, None).unwrap();
+    let texts = model.decoder().unwrap().generate(&memory, &[vec![0].into(), vec![0].into()], &options, None).unwrap();
     let begin = Var::new(Tensor::zeros(&cpu(), [2, 1], DType::I64).unwrap());
-    let logits = model.decoder.logits(&begin, &memory, None).unwrap().to_dtype(DType::F64).unwrap();
+    let logits = model.decoder().unwrap().logits(&begin, &memory, None).unwrap().to_dtype(DType::F64).unwrap();
     let all = logits.log_softmax(-1).unwrap().value().unwrap().to_f64s().unwrap();
     for (text, all) in texts.iter().zip(all.chunks(43)) {
         let (found, due) = (text.logprobs[0], all[text.tokens[0] as usize]);
@@ -98,10 +123,10 @@ fn a_cache_changes_nothing() {
         let (whole, begun) = (logits(&model, &due).value().unwrap(), due.tensor("begun"));
         let memory = model.encode(&due.var("ids"), Some(&due.var("mask"))).unwrap();
         for parts in [vec![9], vec![1; 9], vec![4, 1, 3, 1]] {
-            let (mut cache, mut at) = (model.decoder.cache(9, 2), 0);
+            let (mut cache, mut at) = (model.decoder().unwrap().cache(9, 2), 0);
             for len in parts {
                 let tokens = Var::new(begun.narrow(1, at, len).unwrap());
-                let found = no_grad(|| model.decoder.logits(&tokens, &memory, Some(&mut cache))).unwrap();
+                let found = no_grad(|| model.decoder().unwrap().logits(&tokens, &memory, Some(&mut cache))).unwrap();
                 close(name, &found.value().unwrap(), &whole.narrow(1, at, len).unwrap(), 1e-12);
                 at += len;
             }
@@ -123,7 +148,7 @@ fn half_precision_is_near() {
 
 #[test]
 fn saving_what_was_loaded_gives_the_same_bits() {
-    for name in T5S {
+    for name in T5S.into_iter().chain(ENCODERS) {
         let (model, scratch) = (t5(name, DType::F32), Scratch::new());
         model.save_pretrained(&scratch.0).unwrap();
         same_tensors(&weight_files(&reference(name)), &weight_files(&scratch.0));
@@ -215,7 +240,7 @@ fn what_is_no_t5_is_an_error() {
     let (model, due) = (t5("t5", DType::F32), Reference::read("t5"));
     let memory = model.encode(&due.var("ids"), None).unwrap();
     let generate = |prompts: &[Prompt], options: &GenerationOptions| {
-        model.decoder.generate(&memory, prompts, options, None).map(drop).unwrap_err().to_string()
+        model.decoder().unwrap().generate(&memory, prompts, options, None).map(drop).unwrap_err().to_string()
     };
     assert!(generate(&[Prompt::from(vec![0])], &greedy(2)).contains("prompts of [1] tokens for 2 rows"));
     assert!(generate(&[vec![0].into(), vec![0, 1].into()], &greedy(2)).contains("of one length"));
@@ -224,17 +249,17 @@ fn what_is_no_t5_is_an_error() {
     assert!(generate(&two, &long).contains("at most 1 leave no room"));
     let wrong = GenerationOptions { sampling: Some(Sampling { temperature: -1.0, ..Default::default() }), ..greedy(2) };
     assert!(generate(&two, &wrong).contains("temperature"));
-    let mut cache = model.decoder.cache(1, 2);
-    let error = no_grad(|| model.decoder.logits(&due.var("begun"), &memory, Some(&mut cache)));
+    let mut cache = model.decoder().unwrap().cache(1, 2);
+    let error = no_grad(|| model.decoder().unwrap().logits(&due.var("begun"), &memory, Some(&mut cache)));
     assert!(error.map(drop).unwrap_err().to_string().contains("room for 1 tokens"));
-    let mut padded = models::KvCache::new(model.decoder.stack.layers.len(), 9, vec![0, 2]);
-    let error = no_grad(|| model.decoder.logits(&due.var("begun"), &memory, Some(&mut padded)));
+    let mut padded = models::KvCache::new(model.decoder().unwrap().stack.layers.len(), 9, vec![0, 2]);
+    let error = no_grad(|| model.decoder().unwrap().logits(&due.var("begun"), &memory, Some(&mut padded)));
     assert!(error.map(drop).unwrap_err().to_string().contains("a cache with padding or windows"));
     let others = t5("t5", DType::F32).encode(&due.var("ids"), None).unwrap();
-    let error = model.decoder.logits(&due.var("begun"), &others, None).map(drop).unwrap_err().to_string();
+    let error = model.decoder().unwrap().logits(&due.var("begun"), &others, None).map(drop).unwrap_err().to_string();
     assert!(error.contains("keys and values of another decoder"), "{error}");
     let rows = Var::new(due.tensor("begun").narrow(0, 0, 1).unwrap());
-    let error = model.decoder.logits(&rows, &memory, None).map(drop).unwrap_err().to_string();
+    let error = model.decoder().unwrap().logits(&rows, &memory, None).map(drop).unwrap_err().to_string();
     assert!(error.contains("1 rows of tokens attend to an encoder's 2"), "{error}");
     assert!(model.named_parameters().iter().all(|(name, _)| !name.contains("head")));
 }
