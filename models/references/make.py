@@ -565,6 +565,45 @@ def whisper():
                     "states": out.encoder_last_hidden_state, **grads}, greedy=text[:, 3:].tolist())
 
 
+SPEECH = dict(eos_token_id=24, pad_token_id=24, decoder_start_token_id=25, lang_to_id={"<|en|>": 28, "<|de|>": 27, "<|fr|>": 30},
+              task_to_id={"transcribe": 29, "translate": 26}, no_timestamps_token_id=31, is_multilingual=True, max_length=16,
+              max_initial_timestamp_index=4, return_timestamps=False, suppress_tokens=[3, 9, 25, 26, 27, 28, 29, 30],
+              begin_suppress_tokens=[7, 24], forced_decoder_ids=[[1, None], [2, 29]], alignment_heads=[[0, 0]])
+
+
+def speech():
+    """Whisper's prompts, greedy texts with and without time stamps, and scores after its processors."""
+    from transformers.generation.logits_process import (
+        LogitsProcessorList, SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor,
+        WhisperTimeStampLogitsProcessor)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(
+        os.path.join(HERE, "whisper"), attn_implementation="eager").eval()
+    folder = fresh("speech")
+    model.generation_config = transformers.GenerationConfig(**SPEECH)
+    model.generation_config.save_pretrained(folder)
+    torch.manual_seed(0)
+    sounds, cases = torch.randn(8, 5, 18), []
+    for case in [dict(), dict(return_timestamps=True), dict(language="de"), dict(language="fr", task="translate", return_timestamps=True),
+                 dict(task="translate"), dict(language="en", return_timestamps=True, repetition_penalty=1.8)]:
+        out = model.generate(sounds, force_unique_generate_call=True, return_dict_in_generate=True, **case)
+        assert model.generation_config.suppress_tokens
+        rows = out["sequences"].tolist()
+        until = lambda row: row[:row.index(24) + 1] if 24 in row else row
+        cases.append({**case, "texts": [until(row) for row in rows]})
+    languages = model.detect_language(sounds).tolist()
+    scores = 2 * torch.randn(10, VOCAB)
+    scores[5:, 32:] -= 2.0
+    texts = [[], [33], [5], [33, 5], [5, 36], [33, 36], [33, 5, 36], [33, 5, 36, 36, 4], [36, 5, 6], [33, 5, 42]]
+    tensors = {"sounds": sounds, "scores": scores}
+    config = transformers.GenerationConfig(**SPEECH)
+    chain = LogitsProcessorList([SuppressTokensAtBeginLogitsProcessor(SPEECH["begin_suppress_tokens"], 3),
+                                 SuppressTokensLogitsProcessor(SPEECH["suppress_tokens"]),
+                                 WhisperTimeStampLogitsProcessor(config, begin_index=3)])
+    tensors["processed"] = torch.cat([chain(torch.tensor([[25, 26, 29] + text]), scores[i:i + 1])
+                                      for i, text in enumerate(texts)])
+    finish(folder, tensors, cases=cases, languages=languages, texts=texts)
+
+
 def clip():
     """CLIP, whose texts end at a token, or at the largest."""
     for name, end in [("clip", 40), ("clip_old", 2)]:
@@ -633,6 +672,7 @@ def main(names):
     wants("convolutions") and convolutions()
     wants("t5") and t5()
     wants("whisper") and whisper()
+    wants("speech") and speech()
     wants("clip") and clip()
     wants("clip_towers") and clip_towers()
     wants("sentences") and sentences()

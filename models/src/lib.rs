@@ -56,7 +56,8 @@ pub use encoder::{SentenceEncoder, cosine_similarities};
 pub use files::{JsonObject, SaveOptions};
 pub use gathered::gathered;
 pub use generate::{
-    FinishReason, Generated, GenerationOptions, Prompt, Rollout, RolloutBatch, Sampling, StopTexts, generate, rollouts,
+    FinishReason, Generated, GenerationOptions, Prompt, Rollout, RolloutBatch, Sampling, StopTexts, TimeStampRules,
+    generate, rollouts,
 };
 #[cfg(feature = "hub")]
 pub use hub::{Hub, HubOptions};
@@ -65,6 +66,6 @@ pub use pretrained::{Pretrained, require_unchanged};
 pub use quantize::{QuantizeConfig, Weight4bit, quantize};
 pub use report::PretrainedReport;
 pub use seq2seq::{
-    LayerStack, LayerStackConfig, RelativeBias, RelativeConfig, StackAttention, StackLayer, StackMemory, T5, T5Config,
-    TextDecoder, Whisper, WhisperConfig,
+    LayerStack, LayerStackConfig, RelativeBias, RelativeConfig, SpeechPrompt, StackAttention, StackLayer, StackMemory,
+    T5, T5Config, TextDecoder, Whisper, WhisperConfig,
 };

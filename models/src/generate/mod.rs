@@ -6,6 +6,7 @@ mod processors;
 mod rollout;
 mod row;
 mod stop;
+mod time_stamps;
 
 use autograd::{Var, no_grad};
 use nn::{ModuleExt, parallel::TensorStyle};
@@ -14,11 +15,13 @@ use numcore::{
     ops::{PointwiseOps, ViewOps},
 };
 
+pub(crate) use options::time_stamp_rules;
 pub use options::{GenerationOptions, Sampling};
 use processors::{Draw, process};
 pub use rollout::{Rollout, RolloutBatch, rollouts};
 pub(crate) use row::TextRow;
 pub use stop::{FinishReason, StopTexts};
+pub use time_stamps::TimeStampRules;
 
 use crate::{Decoder, DecoderInputs, KvCache};
 

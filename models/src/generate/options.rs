@@ -5,6 +5,7 @@ use std::path::Path;
 use numcore::{Error, Result, Within};
 use serde_json::Value;
 
+use super::TimeStampRules;
 use crate::{
     config::{ConfigFields, UNSUPPORTED, is_generation_field},
     files::JsonObject,
@@ -24,6 +25,12 @@ pub struct GenerationOptions {
     /// The divisor of the logits of tokens that are in the text already; negative logits are multiplied by it. 1
     /// changes nothing.
     pub repetition_penalty: f64,
+    /// The tokens that are never chosen.
+    pub suppress_tokens: Vec<u32>,
+    /// The tokens that are not chosen as the first after a prompt.
+    pub begin_suppress_tokens: Vec<u32>,
+    /// The rules of time stamps in texts of speech; none if `None`.
+    pub time_stamps: Option<TimeStampRules>,
     /// The seed of the random numbers.
     pub seed: u64,
     /// The most texts that are continued at a time; all if `None`. Others wait, and take the places of those that end.
@@ -55,6 +62,9 @@ impl Default for GenerationOptions {
             eos_token_ids: Vec::new(),
             sampling: None,
             repetition_penalty: 1.0,
+            suppress_tokens: Vec::new(),
+            begin_suppress_tokens: Vec::new(),
+            time_stamps: None,
             seed: 0,
             rows: None,
             logprobs: false,
@@ -68,8 +78,21 @@ impl Default for Sampling {
     }
 }
 
-/// Fields that Whisper's files have, and no others.
-const OF_WHISPER: [&str; 2] = ["is_multilingual", "no_timestamps_token_id"];
+/// Fields of Whisper's files. Prompts are made by [`SpeechPrompt`](crate::SpeechPrompt), and the places of heads that
+/// align words and sounds are not read.
+const OF_WHISPER: [&str; 11] = [
+    "alignment_heads",
+    "forced_decoder_ids",
+    "is_multilingual",
+    "lang_to_id",
+    "language",
+    "max_initial_timestamp_index",
+    "no_timestamps_token_id",
+    "prev_sot_token_id",
+    "return_timestamps",
+    "task",
+    "task_to_id",
+];
 
 impl GenerationOptions {
     /// Reads `generation_config.json` in a model's folder, or without that file the generation fields of `config.json`.
@@ -94,12 +117,9 @@ impl GenerationOptions {
 
     /// Reads a file of generation alone, in which every other field is an error.
     fn of_file(fields: &JsonObject) -> Result<Self> {
-        if let Some(name) = OF_WHISPER.into_iter().find(|name| fields.get(name).is_some()) {
-            let why = "is of Whisper, whose suppressed tokens and rules for time stamps are not computed: make options \
-                       by hand, with `eos_token_ids` and `max_length`, and give texts the tokens that they begin with";
-            return Err(fields.wrong(name, why));
-        }
-        let unknown = |name: &&String| fields.get(name).is_some() && !is_generation_field(name);
+        let unknown = |name: &&String| {
+            fields.get(name).is_some() && !is_generation_field(name) && !OF_WHISPER.contains(&name.as_str())
+        };
         if let Some(name) = fields.fields().keys().find(unknown) {
             let why = "is not known here, and may change what is generated; delete it if it does not";
             return Err(fields.wrong(name, why));
@@ -128,9 +148,12 @@ impl GenerationOptions {
             // Given both, transformers takes the number of new tokens.
             max_new_tokens: fields.count("max_new_tokens")?.or(max_length).unwrap_or(20),
             max_length: max_length.filter(|_| fields.get("max_new_tokens").is_none()),
-            eos_token_ids: eos_token_ids(fields)?,
+            eos_token_ids: tokens(fields, "eos_token_id")?,
             sampling: fields.flag("do_sample")?.unwrap_or(false).then_some(sampling),
             repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
+            suppress_tokens: tokens(fields, "suppress_tokens")?,
+            begin_suppress_tokens: tokens(fields, "begin_suppress_tokens")?,
+            time_stamps: time_stamp_rules(fields)?,
             seed: 0,
             rows: None,
             logprobs: false,
@@ -139,14 +162,15 @@ impl GenerationOptions {
         Ok(options)
     }
 
-    /// Changes the logits of the token after `text` as sampling does before it draws; tokens that are left out get −∞.
+    /// Changes the logits of the token after a prompt and the tokens that follow it, `new`, as sampling does before it
+    /// draws; tokens that are left out get −∞.
     ///
     /// # Errors
     /// Fails if an option is out of range, a logit is NaN or +∞, or there is no finite one.
     #[track_caller]
-    pub fn process(&self, logits: &mut [f32], text: &[u32]) -> Result<()> {
+    pub fn process(&self, logits: &mut [f32], prompt: &[u32], new: &[u32]) -> Result<()> {
         self.check().at_caller()?;
-        super::processors::process(logits, &[text], self).at_caller()
+        super::processors::process(logits, prompt, new, self).at_caller()
     }
 
     /// Checks that every option is in its range.
@@ -178,15 +202,29 @@ impl GenerationOptions {
     }
 }
 
-/// The tokens of `eos_token_id`: one, or a list.
-fn eos_token_ids(fields: &JsonObject) -> Result<Vec<u32>> {
+/// The tokens of a field: one, or a list.
+fn tokens(fields: &JsonObject, name: &str) -> Result<Vec<u32>> {
     let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-    let tokens = match fields.get("eos_token_id") {
+    let tokens = match fields.get(name) {
         None => Some(Vec::new()),
         Some(Value::Array(list)) => list.iter().map(token).collect(),
         Some(one) => token(one).map(|one| vec![one]),
     };
-    tokens.ok_or_else(|| fields.wrong("eos_token_id", "is neither a token nor a list of them"))
+    tokens.ok_or_else(|| fields.wrong(name, "is neither a token nor a list of them"))
+}
+
+/// The rules of time stamps, if the fields ask for them.
+pub(crate) fn time_stamp_rules(fields: &JsonObject) -> Result<Option<TimeStampRules>> {
+    let none = tokens(fields, "no_timestamps_token_id")?;
+    if !fields.flag("return_timestamps")?.unwrap_or(false) {
+        return Ok(None);
+    }
+    let (&[none], &[end, ..]) = (&none[..], &tokens(fields, "eos_token_id")?[..]) else {
+        let why = "is true without `no_timestamps_token_id` and `eos_token_id`, which the rules of time stamps need";
+        return Err(fields.wrong("return_timestamps", why));
+    };
+    let latest = tokens(fields, "max_initial_timestamp_index")?.first().copied();
+    Ok(Some(TimeStampRules { first: none.saturating_add(1), end, latest_begin: latest }))
 }
 
 #[cfg(test)]
@@ -227,10 +265,9 @@ mod tests {
             (r#"{"renormalize_logits": true}"#, "renormalize_logits"),
             (r#"{"stop_strings": ["x"]}"#, "stop_strings"),
             (r#"{"max_time": 2.5}"#, "max_time"),
-            (
-                r#"{"alignment_heads": [[2, 2]], "lang_to_id": {"<|en|>": 4}, "no_timestamps_token_id": 9}"#,
-                "`no_timestamps_token_id` is of Whisper",
-            ),
+            (r#"{"return_timestamps": true, "no_timestamps_token_id": 9}"#, "`return_timestamps` is true without"),
+            (r#"{"suppress_tokens": [-1]}"#, "suppress_tokens"),
+            (r#"{"no_speech_threshold": 0.6}"#, "no_speech_threshold"),
             (r#"{"is_assistant": true}"#, "is_assistant"),
             (r#"{"do_sample": true, "temperature": 0}"#, "temperature"),
             (r#"{"do_sample": true, "top_p": -0.5}"#, "top_p"),

@@ -4,11 +4,19 @@ use numcore::{Error, Result, Within, rng::philox4x32_10};
 
 use super::{GenerationOptions, Sampling};
 
-/// Changes the scores of the next token after `text`; tokens that are left out get −∞. Options must be in range.
-pub(super) fn process(scores: &mut [f32], text: &[&[u32]], options: &GenerationOptions) -> Result<()> {
+/// Changes the scores of the next token after `prompt` and `new`; tokens that are left out get −∞. Options must be in
+/// range.
+pub(super) fn process(scores: &mut [f32], prompt: &[u32], new: &[u32], options: &GenerationOptions) -> Result<()> {
     // Checked before any comparison, in which the place of a NaN would decide what is left out.
     expect_numbers(scores, "the model gave")?;
-    penalize(scores, text, options.repetition_penalty as f32);
+    penalize(scores, prompt.iter().chain(new), options.repetition_penalty as f32);
+    let first = options.begin_suppress_tokens.iter().filter(|_| new.is_empty());
+    for &token in options.suppress_tokens.iter().chain(first) {
+        scores.get_mut(token as usize).into_iter().for_each(|score| *score = f32::NEG_INFINITY);
+    }
+    if let Some(rules) = options.time_stamps {
+        rules.apply(scores, new);
+    }
     let Some(Sampling { temperature, top_k, top_p, min_p, typical_p }) = options.sampling else { return Ok(()) };
     scores.iter_mut().for_each(|score| *score /= temperature as f32);
     expect_numbers(scores, "the temperature is so low that there are")?;
@@ -39,12 +47,12 @@ fn expect_numbers(scores: &[f32], whence: &str) -> Result<()> {
 }
 
 /// Applies the repetition penalty to each token of the text, once however often it occurs.
-fn penalize(scores: &mut [f32], text: &[&[u32]], penalty: f32) {
+fn penalize<'t>(scores: &mut [f32], text: impl Iterator<Item = &'t u32>, penalty: f32) {
     if penalty == 1.0 {
         return;
     }
     let mut seen = vec![false; scores.len()];
-    for &token in text.iter().copied().flatten() {
+    for &token in text {
         let token = token as usize;
         if token < seen.len() && !std::mem::replace(&mut seen[token], true) {
             let score = &mut scores[token];
@@ -109,7 +117,7 @@ fn ascending(scores: &[f32]) -> Vec<usize> {
     order
 }
 
-fn softmax(scores: &[f32]) -> Vec<f64> {
+pub(super) fn softmax(scores: &[f32]) -> Vec<f64> {
     let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let exponents: Vec<f64> = scores.iter().map(|&score| f64::from(score - most).exp()).collect();
     let sum: f64 = exponents.iter().sum();
@@ -175,18 +183,18 @@ mod tests {
         let sampling = Sampling { top_k: Some(1), top_p: Some(0.5), ..Default::default() };
         let options = GenerationOptions { sampling: Some(sampling), ..Default::default() };
         for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
-            let error = options.process(&mut [1.0, bad, 3.0], &[]).unwrap_err().to_string();
+            let error = options.process(&mut [1.0, bad, 3.0], &[], &[]).unwrap_err().to_string();
             assert!(error.contains("for token 1"), "{error}");
         }
-        assert!(options.process(&mut [], &[]).unwrap_err().to_string().contains("no logits"));
-        assert!(options.process(&mut [f32::NEG_INFINITY], &[]).is_err());
-        options.process(&mut [1.0, f32::NEG_INFINITY], &[]).unwrap();
+        assert!(options.process(&mut [], &[], &[]).unwrap_err().to_string().contains("no logits"));
+        assert!(options.process(&mut [f32::NEG_INFINITY], &[], &[]).is_err());
+        options.process(&mut [1.0, f32::NEG_INFINITY], &[], &[]).unwrap();
     }
 
     #[test]
     fn options_out_of_range_are_found_without_a_model() {
         let of = |sampling| GenerationOptions { sampling: Some(sampling), ..Default::default() };
-        let error = |sampling: Sampling| of(sampling).process(&mut [1.0, 30.0], &[]).unwrap_err().to_string();
+        let error = |sampling: Sampling| of(sampling).process(&mut [1.0, 30.0], &[], &[]).unwrap_err().to_string();
         assert!(error(Sampling { top_k: Some(0), ..Default::default() }).contains("0 likeliest"));
         for temperature in [0.0, 1e-46, 1e-40, 1e39, f64::NAN] {
             assert!(error(Sampling { temperature, ..Default::default() }).contains("temperature of"), "{temperature}");
@@ -194,7 +202,7 @@ mod tests {
         assert!(error(Sampling { temperature: 1.2e-38, ..Default::default() }).contains("so low"));
         let mut none = [];
         let typical = Sampling { typical_p: Some(0.5), ..Default::default() };
-        assert!(of(typical).process(&mut none, &[]).is_err());
+        assert!(of(typical).process(&mut none, &[], &[]).is_err());
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl<'a> TextRow<'a> {
         most: usize,
     ) -> Result<()> {
         let step = self.new.len();
-        process(scores, &[&self.prompt.tokens, &self.new], options).within(format_args!("new token {step}"))?;
+        process(scores, &self.prompt.tokens, &self.new, options).within(format_args!("new token {step}"))?;
         let draw = Draw { seed: options.seed, stream: self.prompt.stream, step: step as u64 };
         let token = draw.choose(scores, options.sampling.is_some())?;
         self.new.push(token);

@@ -80,7 +80,7 @@ fn processors_are_those_of_transformers() {
         for row in 0..4 {
             let mut own = scores[43 * row..43 * (row + 1)].to_vec();
             let text: Vec<u32> = text[9 * row..9 * (row + 1)].iter().map(|&t| t as u32).collect();
-            options.process(&mut own, &text).unwrap();
+            options.process(&mut own, &text, &[]).unwrap();
             let same = |(a, b): (&f32, &f32)| a == b || (a - b).abs() < 1e-5;
             assert!(own.iter().zip(&due[43 * row..]).all(same), "{case}, row {row}");
         }

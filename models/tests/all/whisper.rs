@@ -1,7 +1,7 @@
 //! Whisper against transformers: logits, gradients, greedy text, files.
 
 use autograd::{Var, no_grad};
-use models::{GenerationOptions, Pretrained, Prompt, Whisper, WhisperConfig};
+use models::{GenerationOptions, Pretrained, Prompt, SpeechPrompt, TimeStampRules, Whisper, WhisperConfig};
 use nn::{ModuleExt, loss::cross_entropy};
 use numcore::{
     DType, Tensor,
@@ -66,6 +66,98 @@ fn greedy_text_after_given_tokens_is_that_of_transformers() {
     let options = GenerationOptions { max_new_tokens: 99, ..Default::default() };
     let longest = model.decoder.generate(&memory, &prompts, &options, None).unwrap();
     assert!(longest.iter().all(|text| text.tokens.len() == 14));
+}
+
+/// The fields of `reference.json` that say what transformers was asked for.
+fn asked(case: &serde_json::Value, of_file: &SpeechPrompt) -> (SpeechPrompt, GenerationOptions) {
+    let text = |name: &str| case.get(name).and_then(|value| value.as_str()).map(str::to_owned);
+    let options = GenerationOptions::of_folder(reference("speech")).unwrap();
+    let stamps = TimeStampRules { first: 32, end: 24, latest_begin: Some(4) };
+    let speech = SpeechPrompt {
+        language: text("language"),
+        task: text("task"),
+        time_stamps: case.get("return_timestamps").map(|_| stamps),
+        ..of_file.clone()
+    };
+    let repetition_penalty = case.get("repetition_penalty").and_then(|penalty| penalty.as_f64()).unwrap_or(1.0);
+    let options = GenerationOptions { repetition_penalty, time_stamps: speech.time_stamps, ..options };
+    (speech, options)
+}
+
+/// Prompts by language and task, detected languages, suppressed tokens and time stamps.
+#[test]
+fn texts_of_speech_are_those_of_transformers() {
+    let (model, facts) = (whisper(DType::F32), facts("speech"));
+    let memory = model.encode(&Reference::read("speech").var("sounds")).unwrap();
+    let of_file = SpeechPrompt::of_folder(reference("speech")).unwrap();
+    assert_eq!((of_file.forced.as_slice(), of_file.time_stamps), (&[None, Some(29)][..], None));
+    for case in facts["cases"].as_array().unwrap() {
+        let (speech, options) = asked(case, &of_file);
+        assert_eq!((options.max_length, options.begin_suppress_tokens.as_slice()), (Some(16), &[7, 24][..]));
+        let prompts = model.prompts(&memory, &speech).unwrap();
+        let texts = model.decoder.generate(&memory, &prompts, &options, None).unwrap();
+        let whole = prompts.iter().zip(&texts).map(|(prompt, text)| [&prompt.tokens[..], &text.tokens].concat());
+        let due: Vec<Vec<u32>> = serde_json::from_value(case["texts"].clone()).unwrap();
+        assert_eq!(whole.collect::<Vec<_>>(), due, "{case}");
+    }
+    let detected = SpeechPrompt { forced: Vec::new(), no_time_stamps: None, ..of_file.clone() };
+    let detected = model.prompts(&memory, &detected).unwrap();
+    let due: Vec<u32> = serde_json::from_value(facts["languages"].clone()).unwrap();
+    assert!(detected.iter().map(|prompt| &prompt.tokens[..]).eq(due.iter().map(|&language| [25, language])));
+    for (wrong, due) in [
+        (SpeechPrompt { language: Some("it".into()), ..of_file.clone() }, "`<|it|>` is none of this model's: <|de|>, "),
+        (SpeechPrompt { task: Some("sing".into()), ..of_file.clone() }, "`sing` is none of this model's: transcribe"),
+    ] {
+        let error = model.prompts(&memory, &wrong).unwrap_err().to_string();
+        assert!(error.contains(due), "{error}");
+    }
+}
+
+#[test]
+fn scores_after_rules_of_time_stamps_are_those_of_transformers() {
+    let (due, facts) = (Reference::read("speech"), facts("speech"));
+    let [scores, processed] = ["scores", "processed"].map(|name| due.tensor(name).to_vec::<f32>().unwrap());
+    let of_file = SpeechPrompt::of_folder(reference("speech")).unwrap();
+    let (_, options) = asked(&json!({"return_timestamps": true}), &of_file);
+    let texts: Vec<Vec<u32>> = serde_json::from_value(facts["texts"].clone()).unwrap();
+    for (i, text) in texts.iter().enumerate() {
+        let mut own = scores[43 * i..43 * (i + 1)].to_vec();
+        options.process(&mut own, &[25, 26, 29], text).unwrap();
+        assert_eq!(own, processed[43 * i..43 * (i + 1)], "{text:?}");
+    }
+}
+
+/// A file that asks for time stamps, and one of a model of English alone.
+#[test]
+fn files_of_generation_are_read_as_transformers_reads_them() {
+    let read = |change: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>)| {
+        let (folder, path) = (Scratch::new(), reference("speech").join("generation_config.json"));
+        let mut fields: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        change(fields.as_object_mut().unwrap());
+        std::fs::write(folder.0.join("generation_config.json"), fields.to_string()).unwrap();
+        let outer = json!({"decoder_start_token_id": 21, "forced_decoder_ids": [[1, 22]]});
+        std::fs::write(folder.0.join("config.json"), outer.to_string()).unwrap();
+        let options = GenerationOptions::of_folder(&folder.0).map(|options| options.time_stamps);
+        (options, SpeechPrompt::of_folder(&folder.0))
+    };
+    let (options, speech) = read(&|fields| drop(fields.insert("return_timestamps".into(), true.into())));
+    let due = Some(TimeStampRules { first: 32, end: 24, latest_begin: Some(4) });
+    assert_eq!((options.unwrap(), speech.unwrap().time_stamps), (due, due));
+    let (_, speech) = read(&|fields| {
+        fields.remove("decoder_start_token_id");
+        fields.remove("forced_decoder_ids");
+        fields.insert("is_multilingual".into(), false.into());
+    });
+    let speech = speech.unwrap();
+    assert_eq!((speech.start, speech.forced.as_slice(), speech.languages.len()), (21, &[Some(22)][..], 0));
+    for (field, value, due) in [
+        ("forced_decoder_ids", json!([[2, 5]]), "is no list of tokens at places 1, 2"),
+        ("lang_to_id", json!({"<|en|>": -1}), "`<|en|>` is -1, not a count"),
+        ("no_timestamps_token_id", json!(1u64 << 40), "which is no token"),
+    ] {
+        let error = read(&|fields| drop(fields.insert(field.into(), value.clone()))).1.unwrap_err().to_string();
+        assert!(error.contains(due), "{field}: {error}");
+    }
 }
 
 #[test]
