@@ -159,6 +159,19 @@ def decoder(name):
     return model, ids
 
 
+def router():
+    """DeepSeek-V3's router of states and weights in bf16, which it computes in f32."""
+    torch.manual_seed(23)
+    model = transformers.DeepseekV3ForCausalLM.from_pretrained(os.path.join(HERE, "deepseek_v3"))
+    gate = model.model.layers[1].mlp.gate
+    gate.weight.data = gate.weight.data.to(torch.bfloat16)
+    states = (2 * torch.randn(60, 12)).to(torch.bfloat16)
+    logits, weights, experts = gate(states)
+    order = experts.argsort(-1)
+    finish(fresh("router"), {"states": states, "logits": logits, "experts": experts.gather(1, order),
+                             "weights": weights.gather(1, order)})
+
+
 def adapter(name, base, **options):
     """An adapter by peft of the model in `base`: its files, the logits with it, and the merged weights."""
     import peft
@@ -664,6 +677,7 @@ def main(names):
         return not names or name in names
     for name in filter(wants, DECODERS):
         decoder(name)
+    wants("router") and router()
     wants("sampling") and sampling()
     wants("chat") and chat()
     wants("bert") and bert()

@@ -123,10 +123,11 @@ impl DecoderConfig {
         fields
     }
 
-    /// The number of layers in files, after the others, that predict more tokens (DeepSeek-V3). They are left out.
+    /// The number of layers in files, after the others, that predict more tokens (DeepSeek-V3). They are left out, as in
+    /// transformers, whose default is one.
     pub(crate) fn later_layers(&self) -> usize {
         let count = LATER_LAYERS.iter().find_map(|name| self.fields.get(*name)?.as_u64());
-        count.map_or(0, |count| count.min(64) as usize)
+        count.unwrap_or(u64::from(self.family == Family::DeepseekV3)).min(64) as usize
     }
 
     /// The mixture of experts that a layer has in place of its linear layers, if any.

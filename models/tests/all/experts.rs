@@ -12,7 +12,7 @@ use distributed::{
 use models::{
     ConfigFields, Decoder, DecoderConfig, DecoderInputs, GenerationOptions, JsonObject, Pretrained, Prompt, generate,
 };
-use nn::{Init, ModuleExt, parallel::VocabularyLoss};
+use nn::{Init, ModuleExt, moe::MixtureOfExperts, parallel::VocabularyLoss};
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -269,10 +269,34 @@ fn the_layer_that_predicts_one_more_token_is_left_out() {
     report.strict().unwrap();
     assert_eq!(report.ignored, more);
     assert_eq!(model.fields()["num_nextn_predict_layers"], 0);
+    // A file that does not say how many has one.
+    let folder = folder.with_config(|fields| {
+        ["num_nextn_predict_layers", "num_mtp_layers"].iter().for_each(|name| drop(fields.remove(*name)));
+    });
+    Decoder::from_pretrained(&folder.0, &init()).unwrap();
     tensors.push(("model.layers.4.eh_proj.weight".into(), zeros));
     safetensors::save(&path, &tensors, &Default::default()).unwrap();
     let error = Decoder::from_pretrained(&folder.0, &init()).map(drop).unwrap_err().to_string();
     assert!(error.contains("1 unexpected: model.layers.4.eh_proj.weight"), "{error}");
+}
+
+/// Logits and scores are those of `f32` where states and weights are in `bf16`.
+#[test]
+fn a_router_computes_in_f32() {
+    let (due, config) = (Reference::read("router"), decoder("deepseek_v3").config().clone());
+    let layer = MixtureOfExperts::new(&init().dtype(DType::BF16), config.mixture_of(1).unwrap()).unwrap();
+    let given = safetensors::load(reference("deepseek_v3").join("model.safetensors"), &cpu()).unwrap();
+    let of_file = |end: &str| given.iter().find(|(name, _)| name == &format!("model.layers.1.mlp.gate.{end}")).unwrap();
+    layer.gate.weight.set(of_file("weight").1.to_dtype(DType::BF16).unwrap()).unwrap();
+    layer.gate.e_score_correction_bias.as_ref().unwrap().set(of_file("e_score_correction_bias").1.clone()).unwrap();
+    let routing = layer.gate.route(&due.var("states")).unwrap();
+    close("logits", &routing.logits.value().unwrap(), &due.tensor("logits"), 1e-6);
+    let (experts, weights) = (routing.experts.value().unwrap(), routing.weights.value().unwrap());
+    let mut picked: Vec<_> = experts.to_vec::<i64>().unwrap().into_iter().zip(weights.to_f64s().unwrap()).collect();
+    picked.chunks_mut(3).for_each(|token| token.sort_by_key(|(expert, _)| *expert));
+    assert!(picked.iter().map(|(expert, _)| *expert).eq(due.tensor("experts").to_vec::<i64>().unwrap()));
+    let weights = picked.iter().zip(due.tensor("weights").to_f64s().unwrap()).map(|((_, a), b)| (a - b).abs());
+    assert!(weights.fold(0.0, f64::max) < 1e-6);
 }
 
 #[test]
