@@ -159,6 +159,42 @@ def decoder(name):
     return model, ids
 
 
+def mxfp4():
+    """GPT-OSS with experts in MXFP4, and a weight with every scale."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    torch.manual_seed(29)
+    config = transformers.GptOssConfig(
+        **{**SIZES, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+           "num_key_value_heads": 1}, head_dim=6, num_local_experts=3, num_experts_per_tok=2, tie_word_embeddings=True)
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = transformers.GptOssForCausalLM(config).eval()
+    randomize(model)
+    model = model.to(torch.bfloat16)
+    state, tensors = model.state_dict(), {}
+    state.pop("lm_head.weight")
+    for name, rows, columns in [("gate_up_proj", 64, 64), ("down_proj", 64, 32)]:
+        at = f"model.layers.0.mlp.experts.{name}"
+        blocks = torch.randint(0, 256, (3, rows, columns // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(122, 127, (3, rows, columns // 32), dtype=torch.uint8)
+        tensors[name] = convert_moe_packed_tensors(blocks, scales)
+        model.get_parameter(at).data = tensors[name]
+        del state[at]
+        state[f"{at}_blocks"], state[f"{at}_scales"] = blocks, scales
+    every = torch.arange(256, dtype=torch.uint8)[:192].reshape(3, 64, 1) + 64 * (torch.arange(64, dtype=torch.uint8) % 2)[None, :, None]
+    tensors["every_scale"], tensors["every"] = every, convert_moe_packed_tensors(blocks, every)
+    folder = fresh("mxfp4")
+    save_file(state, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    config.architectures = ["GptOssForCausalLM"]
+    config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    config.save_pretrained(folder)
+    given = transformers.Mxfp4Config(dequantize=True)
+    again = transformers.GptOssForCausalLM.from_pretrained(
+        folder, quantization_config=given, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+    assert torch.equal(again.get_parameter(at), tensors["down_proj"].float())
+    ids = torch.randint(0, VOCAB, (2, 9))
+    finish(folder, {"ids": ids, "logits": again.double().eval()(ids).logits, **tensors})
+
+
 def router():
     """DeepSeek-V3's router of states and weights in bf16, which it computes in f32."""
     torch.manual_seed(23)
@@ -678,6 +714,7 @@ def main(names):
     for name in filter(wants, DECODERS):
         decoder(name)
     wants("router") and router()
+    wants("mxfp4") and mxfp4()
     wants("sampling") and sampling()
     wants("chat") and chat()
     wants("bert") and bert()

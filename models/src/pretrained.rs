@@ -18,7 +18,7 @@ use crate::{
     config::ConfigFields,
     convert::{ConversionTable, Converted, StackNames, StackPlace},
     files::{SaveOptions, WeightWriter, Weights},
-    quantize::{self, Base4bit, LinearPlace, StoredWeight},
+    quantize::{self, Base4bit, LinearPlace, QuantizedForm, StoredWeight},
     report::PretrainedReport,
     source::{Source, SourceNames, require_uncut, written, written_experts},
     tied::{take_copies, untied},
@@ -85,12 +85,18 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     fn from_pretrained_partly(path: impl AsRef<Path>, init: &Init<R>) -> Result<(Self, PretrainedReport)> {
         let path = path.as_ref();
         let fields = ConfigFields::open(path).at_caller()?;
-        let weights = Arc::new(Weights::open(path, WEIGHTS).at_caller()?);
+        let form = quantize::quantization(&fields).at_caller()?;
+        let weights = Weights::open(path, WEIGHTS).at_caller()?;
+        let weights = match form {
+            Some(QuantizedForm::Mxfp4) => weights.with_mxfp4().at_caller()?,
+            _ => weights,
+        };
+        let weights = Arc::new(weights);
         let fields = fields.with_weights(&weights);
         let model = Self::from_fields(&init.clone().lazily(), &fields).at_caller()?;
         let plan = Plan::of(&model, &weights).at_caller()?;
         plan.report.check_shapes().at_caller()?;
-        if quantize::quantization(&fields).at_caller()? && plan.quantised.is_empty() {
+        if form == Some(QuantizedForm::Nf4) && plan.quantised.is_empty() {
             let why = "says that weights are stored in four bits, and none of this model's is";
             return Err(fields.wrong("quantization_config", why)).at_caller();
         }

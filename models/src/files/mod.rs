@@ -2,6 +2,7 @@
 
 mod gguf;
 mod json;
+mod mxfp4;
 mod pickle;
 mod staged;
 mod tensors;

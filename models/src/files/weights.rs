@@ -1,7 +1,7 @@
 //! The weights of a model: one file of tensors, or several and their index.
 
 use std::{
-    collections::{BTreeMap, btree_map},
+    collections::{BTreeMap, BTreeSet, btree_map},
     fmt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -11,7 +11,7 @@ use data::gguf::GgufFile;
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, placement::TensorPlacement};
 use serde_json::Value;
 
-use super::{JsonObject, tensors::TensorFile};
+use super::{JsonObject, mxfp4, tensors::TensorFile};
 use crate::convert::ConversionTable;
 
 /// The tensors of a model by name, read one at a time. A file is opened when one of its tensors is first read.
@@ -22,6 +22,8 @@ pub(crate) struct Weights {
     open: Mutex<BTreeMap<String, Arc<TensorFile>>>,
     /// The table of names, if the files have their own.
     table: Option<ConversionTable>,
+    /// The names of weights in MXFP4, whose elements and scales are tensors of their own.
+    packed: BTreeSet<String>,
 }
 
 impl Weights {
@@ -45,7 +47,13 @@ impl Weights {
             }
             if index.is_file() {
                 let places = indexed(&JsonObject::open(&index)?)?;
-                return Ok(Weights { folder: folder.into(), places, open: Mutex::default(), table: None });
+                return Ok(Weights {
+                    folder: folder.into(),
+                    places,
+                    open: Mutex::default(),
+                    table: None,
+                    packed: BTreeSet::new(),
+                });
             }
         }
         Err(missing(folder, &single, &pickled))
@@ -56,7 +64,26 @@ impl Weights {
         let places = file.names().into_iter().map(|tensor| (tensor, name.to_owned())).collect();
         let table = file.table();
         let open = Mutex::new(BTreeMap::from([(name.to_owned(), Arc::new(file))]));
-        Ok(Weights { folder: folder.into(), places, open, table })
+        Ok(Weights { folder: folder.into(), places, open, table, packed: BTreeSet::new() })
+    }
+
+    /// Takes elements and scales of MXFP4 for the weights that they are of, which are read in `bf16`.
+    ///
+    /// # Errors
+    /// Fails if there is no such weight.
+    pub(crate) fn with_mxfp4(mut self) -> Result<Self> {
+        let whole = |name: &String| Some(name.strip_suffix(mxfp4::PARTS[0])?.to_owned());
+        let has_both = |name: &String| self.places.contains_key(&format!("{name}{}", mxfp4::PARTS[1]));
+        self.packed = self.places.keys().filter_map(whole).filter(has_both).collect();
+        match self.packed.is_empty() {
+            true => Err(Error::state("quantization_config", "says that weights are in MXFP4, and none is")),
+            false => Ok(self),
+        }
+    }
+
+    /// Tells whether a tensor is a part of a weight in MXFP4.
+    fn is_packed_part(&self, name: &str) -> bool {
+        mxfp4::PARTS.iter().any(|part| name.strip_suffix(part).is_some_and(|whole| self.packed.contains(whole)))
     }
 
     /// The conversion table of names, if the files have others than the family's.
@@ -64,14 +91,14 @@ impl Weights {
         self.table
     }
 
-    /// The names of all tensors, sorted.
+    /// The names of all tensors, sorted, and then those of weights in MXFP4.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+        self.places.keys().filter(|name| !self.is_packed_part(name)).chain(&self.packed).map(String::as_str)
     }
 
     /// Tells whether there is a tensor of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.places.contains_key(name)
+        self.places.contains_key(name) || self.packed.contains(name)
     }
 
     /// The element type and shape of a tensor.
@@ -79,6 +106,10 @@ impl Weights {
     /// # Errors
     /// Fails if it is not there, its file is malformed, or its element type is not supported.
     pub(crate) fn spec(&self, name: &str) -> Result<(DType, Shape)> {
+        if self.packed.contains(name) {
+            let [elements, scales] = mxfp4::PARTS.map(|part| self.spec(&format!("{name}{part}")));
+            return Ok((DType::BF16, mxfp4::shape(name, elements?, scales?)?));
+        }
         self.reader(name)?.tensor(name)
     }
 
@@ -98,37 +129,43 @@ impl Weights {
     /// Fails if [`spec`](Weights::spec) would fail, the piece is of a tensor of another shape, or the bytes cannot be
     /// read.
     pub(crate) fn piece<R: Runtime>(&self, rt: &R, name: &str, piece: &TensorPlacement) -> Result<Tensor<R>> {
-        let reader = self.reader(name)?;
-        let (dtype, shape) = reader.tensor(name)?;
+        let (dtype, shape) = self.spec(name)?;
         if shape != piece.logical() {
             let why = format!("a piece of the second shape is asked for of `{name}`, which has the first");
             return Err(Error::shape("weights", &[shape, piece.logical()], why));
         }
-        let (local, size) = (piece.local(), dtype.size());
-        let is_row_major = reader.is_row_major(name)?;
-        let read = |bytes: &mut [u8]| {
-            if !is_row_major {
-                let mut all = vec![0; shape.numel() * size];
-                reader.read(name, 0, &mut all)?;
-                piece.runs(0..local.numel()).for_each(|run| {
-                    let from = &all[run.logical * size..][..run.len * size];
-                    bytes[run.local * size..][..run.len * size].copy_from_slice(from);
-                });
-                return Ok(());
-            }
-            piece
-                .runs(0..local.numel())
-                .try_for_each(|run| reader.read(name, run.logical, &mut bytes[run.local * size..][..run.len * size]))
-        };
+        let local = piece.local();
         // Host memory is read into directly.
         let mut memory = TensorMut::alloc(rt, local, dtype)?;
         if let Some(bytes) = memory.host_bytes_mut() {
-            read(bytes)?;
+            self.read_piece(name, piece, bytes)?;
             return memory.freeze();
         }
-        let mut bytes = vec![0; local.numel() * size];
-        read(&mut bytes)?;
+        let mut bytes = vec![0; local.numel() * dtype.size()];
+        self.read_piece(name, piece, &mut bytes)?;
         Tensor::from_bytes(rt, local, dtype, &bytes)
+    }
+
+    /// Fills `bytes` with a piece of a tensor of the piece's logical shape.
+    fn read_piece(&self, name: &str, piece: &TensorPlacement, bytes: &mut [u8]) -> Result<()> {
+        if self.packed.contains(name) {
+            let parts = mxfp4::PARTS.map(|part| format!("{name}{part}"));
+            return mxfp4::read_piece(piece, bytes, |part, piece, bytes| self.read_piece(&parts[part], piece, bytes));
+        }
+        let reader = self.reader(name)?;
+        let (size, runs) = (reader.tensor(name)?.0.size(), piece.runs(0..piece.local().numel()));
+        if reader.is_row_major(name)? {
+            return runs
+                .into_iter()
+                .try_for_each(|run| reader.read(name, run.logical, &mut bytes[run.local * size..][..run.len * size]));
+        }
+        let mut all = vec![0; piece.logical().numel() * size];
+        reader.read(name, 0, &mut all)?;
+        runs.into_iter().for_each(|run| {
+            let from = &all[run.logical * size..][..run.len * size];
+            bytes[run.local * size..][..run.len * size].copy_from_slice(from);
+        });
+        Ok(())
     }
 
     /// Reads the bytes of a tensor.
@@ -136,10 +173,9 @@ impl Weights {
     /// # Errors
     /// Fails if it is not there, or cannot be read.
     pub(crate) fn bytes(&self, name: &str) -> Result<Vec<u8>> {
-        let reader = self.reader(name)?;
-        let (dtype, shape) = reader.tensor(name)?;
+        let (dtype, shape) = self.spec(name)?;
         let mut bytes = vec![0; shape.numel() * dtype.size()];
-        reader.read(name, 0, &mut bytes)?;
+        self.read_piece(name, &TensorPlacement::whole(shape), &mut bytes)?;
         Ok(bytes)
     }
 

@@ -156,24 +156,43 @@ const KNOWN: [&str; 13] = [
     "quant_method",
 ];
 
-/// Tells whether a `config.json` describes weights in four bits.
+/// The fields of the configuration of MXFP4.
+const KNOWN_OF_MXFP4: [&str; 3] = ["dequantize", "modules_to_not_convert", "quant_method"];
+
+/// A form of quantised weights in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QuantizedForm {
+    /// NF4 of bitsandbytes, in which linear layers are computed.
+    Nf4,
+    /// MXFP4 of the experts of GPT-OSS, dequantised as they are read.
+    Mxfp4,
+}
+
+/// The form of quantised weights that a `config.json` describes, if it describes some.
 ///
 /// # Errors
 /// Fails if it describes quantised weights of another kind.
-pub(crate) fn quantization(fields: &JsonObject) -> Result<bool> {
-    let Some(part) = fields.object("quantization_config")? else { return Ok(false) };
+pub(crate) fn quantization(fields: &JsonObject) -> Result<Option<QuantizedForm>> {
+    let Some(part) = fields.object("quantization_config")? else { return Ok(None) };
+    let form = |form, known: &[&str]| {
+        let unknown = |name: &&String| part.get(name).is_some() && !known.contains(&name.as_str());
+        match part.fields().keys().find(unknown) {
+            Some(name) => Err(part.wrong(name, "is not known here, and may change what is stored")),
+            None => Ok(Some(form)),
+        }
+    };
+    if part.text("quant_method")? == Some("mxfp4") {
+        return form(QuantizedForm::Mxfp4, &KNOWN_OF_MXFP4);
+    }
     let is_known = part.flag("load_in_4bit")? == Some(true)
         && part.flag("load_in_8bit")? != Some(true)
         && matches!(part.text("quant_method")?, None | Some("bitsandbytes"))
         && part.text("bnb_4bit_quant_type")? == Some("nf4")
         && matches!(part.text("bnb_4bit_quant_storage")?, None | Some("uint8"));
     if is_known {
-        return match part.fields().keys().find(|name| part.get(name).is_some() && !KNOWN.contains(&name.as_str())) {
-            Some(name) => Err(part.wrong(name, "is not known here, and may change what is stored")),
-            None => Ok(true),
-        };
+        return form(QuantizedForm::Nf4, &KNOWN);
     }
-    let why = "is no NF4 of bitsandbytes' with `uint8` storage: other quantised weights are not read; use the unquantised model";
+    let why = "is neither MXFP4 nor NF4 of bitsandbytes' with `uint8` storage: other quantised weights are not read; use the unquantised model";
     Err(fields.wrong("quantization_config", why))
 }
 

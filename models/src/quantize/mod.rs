@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use nn::{Module, ModuleEntry, ModuleExt, walk};
 use numcore::{DType, Error, Result, Runtime, Within};
 
-pub(crate) use files::{StoredWeight, is_part, quantization, quantization_fields};
+pub(crate) use files::{QuantizedForm, StoredWeight, is_part, quantization, quantization_fields};
 pub use layer::Weight4bit;
 pub(crate) use layer::{Base4bit, LinearPlace, slots};
 

@@ -115,7 +115,7 @@ fn configurations_that_are_not_understood() {
         ("gemma3", "attn_logit_softcapping", json!(3.0), "no soft cap of scores"),
         ("gemma3", "rope_parameters", json!({"rope_theta": 500.0}), "`rope_theta`"),
         ("gemma3", "rope_parameters", json!({"full_attention": {"rope_type": "dynamic"}}), "`dynamic`"),
-        ("gpt_oss", "quantization_config", json!({"quant_method": "mxfp4"}), "use the unquantised model"),
+        ("gpt_oss", "quantization_config", json!({"quant_method": "mxfp4"}), "weights are in MXFP4, and none is"),
         ("gpt_oss", "swiglu_limit", json!(0.0), "`swiglu_limit` is 0"),
         ("gpt_oss", "hidden_act", json!("gelu"), "is not `silu`"),
         ("gemma3", "rope_scaling", json!({"rope_type": "linear", "factor": 2.0}), "differs from `rope_scaling`"),
