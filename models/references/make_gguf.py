@@ -8,6 +8,7 @@
 import json
 import os
 import struct
+import sys
 
 import gguf
 import numpy as np
@@ -99,6 +100,66 @@ def llama(out):
             x = interleaved(x, config["num_key_value_heads"])
         add(writer, names.get_name(name, [".weight", ".bias"]), x, F16)
     finish(writer)
+
+
+def family(out, name, arch, **changes):
+    """A family's tiny model as llama.cpp's converter writes it: norms of Gemma with 1 added, and the rows of SmolLM 3's
+    queries and keys interleaved. Its last layer, which has no positions, is the first once more."""
+    config = {**json.load(open(os.path.join(HERE, name, "config.json"))), **changes}
+    weights = tensors(os.path.join(HERE, name, "model.safetensors"))
+    layers = config["num_hidden_layers"]
+    if name == "smollm3":
+        weights |= {n.replace("layers.0.", f"layers.{layers}."): x for n, x in weights.items() if "layers.0." in n}
+        layers += 1
+    writer = gguf.GGUFWriter(os.path.join(out, f"{name}.gguf"), gguf.MODEL_ARCH_NAMES[arch])
+    head(writer, 0, config["vocab_size"], config["max_position_embeddings"], config["hidden_size"], layers,
+         config["intermediate_size"], config["num_attention_heads"], config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head_dim))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if config.get("pad_token_id") is not None:
+        writer.add_pad_token_id(config["pad_token_id"])
+    if name.startswith("gemma"):
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern(config.get("sliding_window_pattern", 2))
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if name.startswith("phi3"):
+        writer.add_sliding_window(0)
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        first = config["original_max_position_embeddings"]
+        scale = config["max_position_embeddings"] / first
+        writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(scale) / np.log(first)))
+        add(writer, "rope_factors_long.weight", np.array(rope["long_factor"]), F32)
+        add(writer, "rope_factors_short.weight", np.array(rope["short_factor"]), F32)
+    names = gguf.get_tensor_name_map(arch, layers)
+    for n, x in sorted(weights.items()):
+        if name.startswith("gemma") and n.endswith("norm.weight"):
+            x = x + np.float32(1)
+        if name == "smollm3" and ("q_proj" in n or "k_proj" in n):
+            x = interleaved(x, config["num_attention_heads" if "q_proj" in n else "num_key_value_heads"])
+        add(writer, names.get_name(n, [".weight", ".bias"]), x, F32)
+    finish(writer)
+
+
+def families(out):
+    arch = gguf.MODEL_ARCH
+    for name, of in [("gemma2", arch.GEMMA2), ("gemma3", arch.GEMMA3), ("phi3", arch.PHI3), ("phi3_long", arch.PHI3),
+                     ("olmo2", arch.OLMO2), ("smollm3", arch.SMOLLM3)]:
+        family(out, name, of)
 
 
 def tokenizer(out):
@@ -206,8 +267,6 @@ def pieces(out):
 if __name__ == "__main__":
     out = os.path.join(HERE, "gguf")
     os.makedirs(out, exist_ok=True)
-    llama(out)
-    tokenizer(out)
-    blocks(out)
-    types(out)
-    pieces(out)
+    # Parts may be named: `families`.
+    for part in [llama, families, tokenizer, blocks, types, pieces]:
+        len(sys.argv) > 1 and part.__name__ not in sys.argv or part(out)

@@ -201,7 +201,7 @@ fn divisors(part: &JsonObject, name: &str) -> Result<Vec<f64>> {
 }
 
 /// The factor of cosines and sines in LongRoPE, where a file gives none.
-fn long_attention(factor: f64, original: f64) -> f64 {
+pub(super) fn long_attention(factor: f64, original: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
 }
 

@@ -1,35 +1,87 @@
-//! The names of a decoder's parts in GGUF files.
+//! The names of a decoder's parts in GGUF files, and what else differs between an architecture's files and folders.
 
-use super::{ConversionRule as Rule, ConversionTable};
+use super::{ConversionRule as Rule, ConversionTable, tables::with};
 
-/// The conversion table of decoders to llama.cpp's names, all families in one. Weights are `[O, I]` in both.
+/// The rules that all architectures share.
+const SHARED: [Rule; 14] = [
+    Rule::keep("token_embd", "embed_tokens"),
+    Rule::keep("position_embd", "embed_positions"),
+    Rule::keep("blk.{}.attn_norm", "layers.{}.input_norm"),
+    Rule::keep("blk.{}.attn_qkv", "layers.{}.self_attn.qkv_proj"),
+    Rule::keep("blk.{}.attn_q", "layers.{}.self_attn.q_proj"),
+    Rule::keep("blk.{}.attn_k", "layers.{}.self_attn.k_proj"),
+    Rule::keep("blk.{}.attn_v", "layers.{}.self_attn.v_proj"),
+    Rule::keep("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm"),
+    Rule::keep("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm"),
+    Rule::keep("blk.{}.attn_output", "layers.{}.self_attn.o_proj"),
+    Rule::keep("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj"),
+    Rule::keep("blk.{}.ffn_down", "layers.{}.mlp.down_proj"),
+    Rule::keep("output_norm", "norm"),
+    Rule::keep("output", "lm_head"),
+];
+
+/// The conversion table of decoders to llama.cpp's names, of most families in one. Weights are `[O, I]` in both.
 pub const GGUF_TABLE: ConversionTable = ConversionTable {
-    rules: &[
-        Rule::keep("token_embd", "embed_tokens"),
-        Rule::keep("position_embd", "embed_positions"),
-        Rule::keep("blk.{}.attn_norm", "layers.{}.input_norm"),
-        Rule::keep("blk.{}.attn_qkv", "layers.{}.self_attn.qkv_proj"),
-        Rule::keep("blk.{}.attn_q", "layers.{}.self_attn.q_proj"),
-        Rule::keep("blk.{}.attn_k", "layers.{}.self_attn.k_proj"),
-        Rule::keep("blk.{}.attn_v", "layers.{}.self_attn.v_proj"),
-        Rule::keep("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm"),
-        Rule::keep("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm"),
-        Rule::keep("blk.{}.attn_output", "layers.{}.self_attn.o_proj"),
-        Rule::keep("blk.{}.ffn_norm", "layers.{}.mlp_norm"),
-        Rule::keep("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj"),
-        Rule::keep("blk.{}.ffn_up", "layers.{}.mlp.up_proj"),
-        Rule::keep("blk.{}.ffn_down", "layers.{}.mlp.down_proj"),
-        Rule::keep("output_norm", "norm"),
-        Rule::keep("output", "lm_head"),
-    ],
+    rules: &with::<4, 14, 18>(
+        [
+            Rule::keep("blk.{}.ffn_norm", "layers.{}.mlp_norm"),
+            Rule::keep("blk.{}.ffn_up", "layers.{}.mlp.up_proj"),
+            Rule::keep("blk.{}.post_attention_norm", "layers.{}.post_attention_norm"),
+            Rule::keep("blk.{}.post_ffw_norm", "layers.{}.post_mlp_norm"),
+        ],
+        SHARED,
+    ),
     stacks: &[],
     prefix: "",
     old_leaves: &[],
     // The divisors of frequencies, which the configuration is read from.
-    ignored: &["rope_freqs.weight"],
+    ignored: &["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"],
     modules: &[],
     later_layers: [0, 0],
 };
+
+/// The table of Phi 3, whose gate is in one matrix with the other rows.
+const PHI3: ConversionTable = ConversionTable {
+    rules: &with::<2, 14, 16>(
+        [
+            Rule::keep("blk.{}.ffn_norm", "layers.{}.mlp_norm"),
+            Rule::keep("blk.{}.ffn_up", "layers.{}.mlp.gate_up_proj"),
+        ],
+        SHARED,
+    ),
+    ..GGUF_TABLE
+};
+
+/// An architecture of llama.cpp's, and how its files differ from folders.
+pub(crate) struct GgufForm {
+    /// The name in files, which its keys begin with.
+    pub architecture: &'static str,
+    /// The family's `model_type`.
+    pub family: &'static str,
+    /// The names of weights.
+    pub table: ConversionTable,
+    /// True if the rows of queries and keys are in the order of adjacent components, which are rotated together.
+    pub interleaved: bool,
+    /// The number that files add to the weights of norms.
+    pub norm_offset: f32,
+}
+
+const fn form(architecture: &'static str, family: &'static str) -> GgufForm {
+    GgufForm { architecture, family, table: GGUF_TABLE, interleaved: false, norm_offset: 0.0 }
+}
+
+/// The architectures that are read.
+pub(crate) const GGUF_FORMS: &[GgufForm] = &[
+    form("gpt2", "gpt2"),
+    GgufForm { interleaved: true, ..form("llama", "llama") },
+    form("qwen2", "qwen2"),
+    form("qwen3", "qwen3"),
+    form("olmo2", "olmo2"),
+    GgufForm { table: PHI3, ..form("phi3", "phi3") },
+    GgufForm { interleaved: true, ..form("smollm3", "smollm3") },
+    GgufForm { norm_offset: 1.0, ..form("gemma2", "gemma2") },
+    GgufForm { norm_offset: 1.0, ..form("gemma3", "gemma3_text") },
+];
 
 #[cfg(test)]
 mod tests {

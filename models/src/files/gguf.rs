@@ -1,14 +1,18 @@
-//! The weights of a GGUF file, in the order of rows that this project computes with.
+//! The weights of a GGUF file, in the order of rows and with the values that this project computes with.
 
 use std::path::Path;
 
 use data::gguf::{GgufFile, GgufValue};
-use numcore::{DType, Result, Shape};
+use numcore::{DType, Error, Result, Shape};
 
-/// The tensors of a GGUF file. For the architecture `llama`, llama.cpp rotates adjacent components of a head together,
-/// and files have the rows of queries and keys in that order. They are read in the order of halves.
+use crate::convert::{ConversionTable, GGUF_FORMS, GGUF_TABLE, GgufForm};
+
+/// The tensors of a GGUF file. For some architectures llama.cpp rotates adjacent components of a head together, and
+/// files have the rows of queries and keys in that order. They are read in the order of halves.
 pub(super) struct GgufWeightFile {
     file: GgufFile,
+    /// The form of the architecture, if it is known.
+    form: Option<&'static GgufForm>,
     /// The numbers of heads of queries and of keys, if their rows are reordered.
     heads: Option<[usize; 2]>,
 }
@@ -20,17 +24,25 @@ impl GgufWeightFile {
     /// Fails if it is malformed.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let file = GgufFile::open(path)?;
+        let architecture = file.get("general.architecture").and_then(GgufValue::text);
+        let form = GGUF_FORMS.iter().find(|form| Some(form.architecture) == architecture);
+        let interleaved = form.filter(|form| form.interleaved);
         let count = |name: &str| {
-            let count = file.typed(&format!("llama.attention.{name}"), "a count", GgufValue::count)?;
-            Ok::<_, numcore::Error>(count.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0))
+            let Some(form) = interleaved else { return Ok(None) };
+            let count = file.typed(&format!("{}.attention.{name}", form.architecture), "a count", GgufValue::count)?;
+            Ok::<_, Error>(count.and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0))
         };
-        let is_llama = file.get("general.architecture").and_then(GgufValue::text) == Some("llama");
-        let queries = if is_llama { count("head_count")? } else { None };
+        let queries = count("head_count")?;
         let heads = match queries {
             Some(queries) => Some([queries, count("head_count_kv")?.unwrap_or(queries)]),
             None => None,
         };
-        Ok(GgufWeightFile { file, heads })
+        Ok(GgufWeightFile { file, form, heads })
+    }
+
+    /// The names of weights.
+    pub(super) fn table(&self) -> ConversionTable {
+        self.form.map_or(GGUF_TABLE, |form| form.table)
     }
 
     /// The names of all tensors, sorted.
@@ -46,6 +58,18 @@ impl GgufWeightFile {
     /// Reads elements of a tensor from element `from` on, row by row where rows are reordered.
     pub(super) fn read(&self, name: &str, from: usize, into: &mut [u8]) -> Result<()> {
         let (kind, shape) = self.file.tensor(name)?;
+        let offset = self.form.map_or(0.0, |form| form.norm_offset);
+        if offset != 0.0 && name.ends_with("norm.weight") {
+            if kind.dtype() != DType::F32 {
+                let why = format!("is {kind:?}, and weights of norms are f32: convert the file again");
+                return Err(Error::state(name, why));
+            }
+            self.file.read(name, from, into)?;
+            for bytes in into.as_chunks_mut::<4>().0 {
+                *bytes = (f32::from_le_bytes(*bytes) - offset).to_le_bytes();
+            }
+            return Ok(());
+        }
         let [q, k] = self.heads.unwrap_or([1; 2]);
         let heads = if name.contains(".attn_q.") { q } else { k };
         let is_reordered = self.heads.is_some() && (name.contains(".attn_q.") || name.contains(".attn_k."));

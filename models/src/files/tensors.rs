@@ -5,7 +5,7 @@ use std::path::Path;
 use numcore::{DType, Result, Shape, safetensors::Reader};
 
 use super::{gguf::GgufWeightFile, pickle::PickleFile};
-use crate::convert::{ConversionTable, GGUF_TABLE};
+use crate::convert::ConversionTable;
 
 /// An open file of tensors, which are read piece by piece.
 pub(super) enum TensorFile {
@@ -37,7 +37,7 @@ impl TensorFile {
 
     /// The table of names, if the format has its own.
     pub(super) fn table(&self) -> Option<ConversionTable> {
-        matches!(self, TensorFile::Gguf(_)).then_some(GGUF_TABLE)
+        if let TensorFile::Gguf(file) = self { Some(file.table()) } else { None }
     }
 
     /// The element type and shape of a tensor.

@@ -8,11 +8,12 @@ use distributed::{
     train::TrainStep,
     zero::{UnitOf, ZeroOptions, ZeroStage},
 };
-use models::{Bert, Decoder, GenerationOptions, Pretrained, SaveOptions};
+use models::{Bert, Decoder, DecoderConfig, GenerationOptions, Pretrained, SaveOptions};
 use nn::{Forward, Init, ModuleExt, Stage};
-use numcore::{DType, ops::PointwiseOps, placement::TensorPlacement};
+use numcore::{DType, ops::PointwiseOps, placement::TensorPlacement, safetensors};
 use optim::SgdConfig;
 use runtime_cpu::Cpu;
+use serde_json::Value;
 
 use crate::common::*;
 
@@ -72,6 +73,52 @@ fn a_llama_of_llama_cpps_writer_is_the_folders() {
     own.save_pretrained(&folder.0).unwrap();
     let again = Decoder::from_pretrained(&folder.0, &init()).unwrap();
     assert_eq!(logits(&again).to_bytes().unwrap(), logits(&own).to_bytes().unwrap());
+}
+
+/// A family's file, and the folder that it was made of with the options that llama.cpp has.
+fn family(name: &str) -> (Decoder<Cpu>, Decoder<Cpu>) {
+    let own = Decoder::from_pretrained(reference("gguf").join(name).with_extension("gguf"), &init()).unwrap();
+    let folder = Scratch::copy_of(name).with_config(|fields| match name {
+        "gemma2" | "gemma3" => drop(fields.insert("query_pre_attn_scalar".into(), 6.into())),
+        "phi3" => {
+            drop(fields.remove("sliding_window").and_then(|_| fields.insert("sliding_window".into(), Value::Null)))
+        }
+        "smollm3" => {
+            ["no_rope_layers", "layer_types", "sliding_window"].iter().for_each(|field| drop(fields.remove(*field)));
+            fields.insert("use_sliding_window".into(), false.into());
+            fields.insert("num_hidden_layers".into(), 4.into());
+        }
+        _ => {}
+    });
+    if name == "smollm3" {
+        let path = folder.0.join("model.safetensors");
+        let mut tensors = safetensors::load(&path, &cpu()).unwrap();
+        let first = tensors.iter().filter(|(name, _)| name.contains("layers.0."));
+        let last: Vec<_> = first.map(|(name, x)| (name.replace("layers.0.", "layers.3."), x.clone())).collect();
+        tensors.extend(last);
+        safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    }
+    (own, Decoder::from_pretrained(&folder.0, &init()).unwrap())
+}
+
+/// Names, keys, norms with 1 added, the order of rows, and divisors of frequencies.
+#[test]
+fn families_of_llama_cpps_writer_are_the_folders() {
+    for name in ["gemma2", "gemma3", "phi3", "phi3_long", "olmo2", "smollm3"] {
+        let (own, due) = family(name);
+        let config = DecoderConfig { fields: due.config().fields.clone(), ..own.config().clone() };
+        assert_eq!(config, *due.config(), "{name}");
+        for ((name, own), (_, due)) in own.state_dict().unwrap().iter().zip(&due.state_dict().unwrap()) {
+            close(name, own, due, 2e-7);
+        }
+        let ids = Reference::read(name).var("ids");
+        let logits = |model: &Decoder<Cpu>| model.forward(&ids).unwrap().value().unwrap();
+        close(name, &logits(&own), &logits(&due), 1e-5);
+        let saved = Scratch::new();
+        own.save_pretrained(&saved.0).unwrap();
+        let again = Decoder::from_pretrained(&saved.0, &init()).unwrap();
+        assert_eq!(logits(&again).to_bytes().unwrap(), logits(&own).to_bytes().unwrap(), "{name}");
+    }
 }
 
 #[test]
