@@ -24,8 +24,13 @@ def tensors(path):
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         data = file.read()
     header.pop("__metadata__", None)
-    return {name: np.frombuffer(data[t["data_offsets"][0]:t["data_offsets"][1]], KINDS[t["dtype"]]).reshape(t["shape"])
-            for name, t in header.items()}
+    def of(t):
+        stored = data[t["data_offsets"][0]:t["data_offsets"][1]]
+        if t["dtype"] == "BF16":
+            wide = np.frombuffer(stored, np.uint16).astype(np.uint32) << 16
+            return wide.view(np.float32).reshape(t["shape"])
+        return np.frombuffer(stored, KINDS[t["dtype"]]).reshape(t["shape"])
+    return {name: of(t) for name, t in header.items()}
 
 
 def interleaved(x, heads):
@@ -136,6 +141,14 @@ def family(out, name, arch, **changes):
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if "num_local_experts" in config:
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if name.startswith("phi3"):
         writer.add_sliding_window(0)
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
@@ -147,6 +160,11 @@ def family(out, name, arch, **changes):
         add(writer, "rope_factors_short.weight", np.array(rope["short_factor"]), F32)
     names = gguf.get_tensor_name_map(arch, layers)
     for n, x in sorted(weights.items()):
+        if ".experts." in n:
+            experts(writer, n, x, weights, names)
+            continue
+        if n.endswith("sinks"):
+            n += ".weight"
         if name.startswith("gemma") and n.endswith("norm.weight"):
             x = x + np.float32(1)
         if name == "smollm3" and ("q_proj" in n or "k_proj" in n):
@@ -155,10 +173,32 @@ def family(out, name, arch, **changes):
     finish(writer)
 
 
+def experts(writer, name, x, weights, names):
+    """Rows of the gate and the other ones, which take turns in folders, as two tensors; weights are transposed. Blocks in
+    MXFP4 have their scale before them, and the first half of the elements in lower halves of bytes."""
+    if name.endswith("_scales"):
+        return
+    kind = F32
+    if name.endswith("_blocks"):
+        low, high = x & 15, x >> 4
+        both = np.stack([low, high], -1).reshape(*x.shape[:-1], 32)
+        packed = both[..., :16] | both[..., 16:] << 4
+        x = np.concatenate([weights[name.replace("_blocks", "_scales")][..., None], packed], -1).reshape(*x.shape[:2], -1)
+        name, kind = name.removesuffix("_blocks"), gguf.GGMLQuantizationType.MXFP4
+    elif not name.endswith("_bias"):
+        x = x.swapaxes(1, 2)
+    end = ".bias" if name.endswith("_bias") else ".weight"
+    name = name.removesuffix("_bias")
+    for part, rows in [("gate_proj", x[:, ::2]), ("up_proj", x[:, 1::2])] if "gate_up" in name else [("down_proj", x)]:
+        to = names.get_name(name.rsplit(".", 1)[0] + "." + part + end, [".weight", ".bias"])
+        rows = np.ascontiguousarray(rows)
+        writer.add_tensor(to, rows if kind != F32 else rows.astype(np.float32), raw_dtype=None if kind == F32 else kind)
+
+
 def families(out):
     arch = gguf.MODEL_ARCH
     for name, of in [("gemma2", arch.GEMMA2), ("gemma3", arch.GEMMA3), ("phi3", arch.PHI3), ("phi3_long", arch.PHI3),
-                     ("olmo2", arch.OLMO2), ("smollm3", arch.SMOLLM3)]:
+                     ("olmo2", arch.OLMO2), ("smollm3", arch.SMOLLM3), ("gpt_oss", arch.GPT_OSS), ("mxfp4", arch.GPT_OSS)]:
         family(out, name, of)
 
 
@@ -217,12 +257,15 @@ def types(out):
     writer.add_array("odd.empty_texts", [])
     due = []
     # The bytes of each block that hold f16.
-    for name, halves in {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}.items():
+    for name, halves in {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "MXFP4": []}.items():
         kind = gguf.GGMLQuantizationType[name]
         elements, size = gguf.GGML_QUANT_SIZES[kind]
         packed = rng.integers(0, 256, (2 * 256 // elements, size), dtype=np.uint8)
         for at in halves:
             packed[:, at:at + 2] = rng.normal(size=(len(packed), 1)).astype(np.float16).view(np.uint8)
+        if name == "MXFP4":
+            # Every kind of scale, from the smallest.
+            packed[:, 0] = np.concatenate([[0, 1, 2, 254, 255], rng.integers(120, 134, len(packed) - 5)])
         packed = packed.reshape(2, -1)
         writer.add_tensor(name.lower(), packed, raw_dtype=kind)
         due.append(gguf.quants.dequantize(packed, kind))

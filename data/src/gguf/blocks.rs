@@ -31,11 +31,13 @@ pub enum GgufType {
     Q5_K,
     /// 6 bits in blocks of 256, with 16 scales of 8 bits.
     Q6_K,
+    /// 4 bits in blocks of 32, a power of two.
+    MXFP4,
 }
 
 impl GgufType {
     /// All types that are read.
-    pub const ALL: [GgufType; 12] = [
+    pub const ALL: [GgufType; 13] = [
         GgufType::F32,
         GgufType::F16,
         GgufType::BF16,
@@ -48,6 +50,7 @@ impl GgufType {
         GgufType::Q4_K,
         GgufType::Q5_K,
         GgufType::Q6_K,
+        GgufType::MXFP4,
     ];
 
     /// The number of the type in files, and the elements and bytes of a block.
@@ -65,6 +68,7 @@ impl GgufType {
             GgufType::Q6_K => (14, 256, 210),
             GgufType::F64 => (28, 1, 8),
             GgufType::BF16 => (30, 1, 2),
+            GgufType::MXFP4 => (39, 32, 17),
         }
     }
 
@@ -109,6 +113,7 @@ impl GgufType {
             GgufType::Q4_K => q4_k,
             GgufType::Q5_K => q5_k,
             GgufType::Q6_K => q6_k,
+            GgufType::MXFP4 => mxfp4,
             GgufType::F32 | GgufType::F16 | GgufType::BF16 | GgufType::F64 => return,
         };
         bytes.chunks_exact(self.row().2).for_each(|block| decode(block, to));
@@ -200,4 +205,15 @@ fn q6_k(block: &[u8], to: &mut Vec<f32>) {
             }
         }
     }
+}
+
+/// Numbers of a sign and three bits, which have these values, times half of a power of two.
+fn mxfp4(block: &[u8], to: &mut Vec<f32>) {
+    const VALUES: [i8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
+    let scale = f32::from_bits(match block[0] {
+        exponent @ 0..2 => 0x0020_0000 << exponent,
+        exponent => u32::from(exponent - 1) << 23,
+    });
+    let value = |x: u8| if x < 8 { VALUES[usize::from(x)] } else { -VALUES[usize::from(x & 7)] };
+    to.extend(nibbles(&block[1..]).map(|x| f32::from(value(x)) * scale));
 }

@@ -45,7 +45,7 @@ fn blocks_are_dequantised_to_the_bits_of_gguf() {
     let file = GgufFile::open(folder.file("types.gguf", golden("types.gguf"))).unwrap();
     assert_eq!(file.get("general.alignment"), Some(&GgufValue::U32(64)));
     let due = floats(&golden("types.f32"));
-    let names = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"];
+    let names = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "mxfp4"];
     assert_eq!(file.names().count(), names.len());
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for (name, due) in names.into_iter().zip(due.chunks_exact(512)) {

@@ -114,7 +114,8 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
     }
     let context = keys.need("context_length")?;
     let kv_heads = keys.count("attention.head_count_kv")?.unwrap_or(heads);
-    for (name, harmless) in OFF {
+    let has_experts = architecture == "gpt-oss";
+    for (name, harmless) in OFF.into_iter().filter(|(name, _)| !has_experts || !name.starts_with("expert")) {
         let value = keys.typed(name, "a number", |v| v.number().or(v.count().map(|n| n as f64)))?;
         if let Some(value) = value.filter(|value| *value != harmless) {
             return Err(keys.wrong(name, format_args!("is {value}, which is not computed here")));
@@ -125,7 +126,7 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
     }
     // llama.cpp does not compute the window of other architectures.
     let window = keys.count("attention.sliding_window")?.filter(|window| *window > 0);
-    if let Some(window) = window.filter(|window| !is_gemma && *window < context) {
+    if let Some(window) = window.filter(|window| !is_gemma && !has_experts && *window < context) {
         let why = format!("is {window}, less than the context of {context}: whether it is computed differs by program");
         return Err(keys.wrong("attention.sliding_window", why));
     }
@@ -165,6 +166,18 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
     if is_gemma {
         let head_dim = fields["head_dim"].as_u64().unwrap_or_default();
         gemma(&mut keys, &mut fields, window, if matches!(layers, 46 | 62) { width / heads } else { head_dim })?;
+    }
+    if has_experts {
+        let experts = json!({
+            "num_local_experts": keys.need("expert_count")?, "num_experts_per_tok": keys.need("expert_used_count")?,
+            "intermediate_size": keys.need("expert_feed_forward_length")?, "sliding_window": keys.need("attention.sliding_window")?,
+        });
+        extend(&mut fields, experts);
+        // In the published models the transition begins and ends within pairs. llama.cpp has no key of it, and takes whole
+        // pairs.
+        if fields["rope_parameters"]["rope_type"] == "yarn" {
+            fields["rope_parameters"]["truncate"] = false.into();
+        }
     }
     keys.finish()?;
     let has = |name: &str| file.tensor(name).is_ok();

@@ -1,6 +1,8 @@
 //! The names of a decoder's parts in GGUF files, and what else differs between an architecture's files and folders.
 
-use super::{ConversionRule as Rule, ConversionTable, tables::with};
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{ConversionRule as Rule, ConversionTable, pattern::renamed, tables::with};
 
 /// The rules that all architectures share.
 const SHARED: [Rule; 14] = [
@@ -52,6 +54,33 @@ const PHI3: ConversionTable = ConversionTable {
     ..GGUF_TABLE
 };
 
+/// The table of GPT-OSS, whose norm before the linear layers is called one after attention.
+const GPT_OSS: ConversionTable = ConversionTable {
+    rules: &with::<7, 14, 21>(
+        [
+            Rule::keep("blk.{}.post_attention_norm", "layers.{}.mlp_norm"),
+            Rule::keep("blk.{}.attn_sinks.weight", "layers.{}.self_attn.sinks"),
+            Rule::keep("blk.{}.ffn_gate_inp", "layers.{}.mlp.gate"),
+            Rule::keep("blk.{}.ffn_gate_up_exps.weight", "layers.{}.mlp.experts.gate_up_proj"),
+            Rule::keep("blk.{}.ffn_gate_up_exps.bias", "layers.{}.mlp.experts.gate_up_proj_bias"),
+            Rule::keep("blk.{}.ffn_down_exps.weight", "layers.{}.mlp.experts.down_proj"),
+            Rule::keep("blk.{}.ffn_down_exps.bias", "layers.{}.mlp.experts.down_proj_bias"),
+        ],
+        SHARED,
+    ),
+    ..GGUF_TABLE
+};
+
+/// A weight, and the tensors whose rows are its columns in turn. `{}` is the layer.
+type Weave = (&'static str, &'static [&'static str]);
+
+/// The experts of GPT-OSS: columns of the gate and the other ones take turns.
+const GPT_OSS_EXPERTS: &[Weave] = &[
+    ("blk.{}.ffn_gate_up_exps.weight", &["blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"]),
+    ("blk.{}.ffn_gate_up_exps.bias", &["blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"]),
+    ("blk.{}.ffn_down_exps.weight", &["blk.{}.ffn_down_exps.weight"]),
+];
+
 /// An architecture of llama.cpp's, and how its files differ from folders.
 pub(crate) struct GgufForm {
     /// The name in files, which its keys begin with.
@@ -64,10 +93,26 @@ pub(crate) struct GgufForm {
     pub interleaved: bool,
     /// The number that files add to the weights of norms.
     pub norm_offset: f32,
+    /// Weights whose columns are rows in files.
+    weaves: &'static [Weave],
+}
+
+impl GgufForm {
+    /// The weights whose columns are rows of tensors among `names`, and these tensors.
+    pub(crate) fn woven<'n>(&self, names: impl Iterator<Item = &'n str>) -> BTreeMap<String, Vec<String>> {
+        let all: BTreeSet<_> = names.collect();
+        let of = |name: &str, &(whole, parts): &Weave| {
+            let first = parts.first()?;
+            let parts = parts.iter().map(|part| renamed(first, part, name)).collect::<Option<Vec<_>>>()?;
+            let has_all = parts.iter().all(|part| all.contains(&**part));
+            renamed(first, whole, name).filter(|_| has_all).map(|whole| (whole, parts))
+        };
+        all.iter().flat_map(|name| self.weaves.iter().filter_map(|weave| of(name, weave))).collect()
+    }
 }
 
 const fn form(architecture: &'static str, family: &'static str) -> GgufForm {
-    GgufForm { architecture, family, table: GGUF_TABLE, interleaved: false, norm_offset: 0.0 }
+    GgufForm { architecture, family, table: GGUF_TABLE, interleaved: false, norm_offset: 0.0, weaves: &[] }
 }
 
 /// The architectures that are read.
@@ -81,6 +126,7 @@ pub(crate) const GGUF_FORMS: &[GgufForm] = &[
     GgufForm { interleaved: true, ..form("smollm3", "smollm3") },
     GgufForm { norm_offset: 1.0, ..form("gemma2", "gemma2") },
     GgufForm { norm_offset: 1.0, ..form("gemma3", "gemma3_text") },
+    GgufForm { table: GPT_OSS, weaves: GPT_OSS_EXPERTS, ..form("gpt-oss", "gpt_oss") },
 ];
 
 #[cfg(test)]

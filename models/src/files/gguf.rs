@@ -1,6 +1,6 @@
 //! The weights of a GGUF file, in the order of rows and with the values that this project computes with.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use data::gguf::{GgufFile, GgufValue};
 use numcore::{DType, Error, Result, Shape};
@@ -43,6 +43,11 @@ impl GgufWeightFile {
     /// The names of weights.
     pub(super) fn table(&self) -> ConversionTable {
         self.form.map_or(GGUF_TABLE, |form| form.table)
+    }
+
+    /// Weights whose columns are rows of these tensors in turn.
+    pub(super) fn woven(&self) -> BTreeMap<String, Vec<String>> {
+        self.form.map_or_else(BTreeMap::new, |form| form.woven(self.file.names()))
     }
 
     /// The names of all tensors, sorted.

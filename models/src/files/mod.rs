@@ -7,6 +7,7 @@ mod pickle;
 mod staged;
 mod tensors;
 mod weights;
+mod woven;
 mod writer;
 
 pub use json::JsonObject;

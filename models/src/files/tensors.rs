@@ -1,6 +1,6 @@
 //! Files of named tensors, of any format that is read.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use numcore::{DType, Result, Shape, safetensors::Reader};
 
@@ -38,6 +38,11 @@ impl TensorFile {
     /// The table of names, if the format has its own.
     pub(super) fn table(&self) -> Option<ConversionTable> {
         if let TensorFile::Gguf(file) = self { Some(file.table()) } else { None }
+    }
+
+    /// Weights whose columns are rows of these tensors in turn.
+    pub(super) fn woven(&self) -> BTreeMap<String, Vec<String>> {
+        if let TensorFile::Gguf(file) = self { file.woven() } else { BTreeMap::new() }
     }
 
     /// The element type and shape of a tensor.

@@ -11,10 +11,11 @@ use data::gguf::GgufFile;
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, placement::TensorPlacement};
 use serde_json::Value;
 
-use super::{JsonObject, mxfp4, tensors::TensorFile};
+use super::{JsonObject, mxfp4, tensors::TensorFile, woven};
 use crate::convert::ConversionTable;
 
 /// The tensors of a model by name, read one at a time. A file is opened when one of its tensors is first read.
+#[derive(Default)]
 pub(crate) struct Weights {
     folder: PathBuf,
     /// The file of each tensor.
@@ -22,8 +23,10 @@ pub(crate) struct Weights {
     open: Mutex<BTreeMap<String, Arc<TensorFile>>>,
     /// The table of names, if the files have their own.
     table: Option<ConversionTable>,
-    /// The names of weights in MXFP4, whose elements and scales are tensors of their own.
+    /// The names of tensors in MXFP4, whose elements and scales are tensors of their own.
     packed: BTreeSet<String>,
+    /// Weights whose columns are rows of these tensors in turn.
+    woven: BTreeMap<String, Vec<String>>,
 }
 
 impl Weights {
@@ -47,13 +50,7 @@ impl Weights {
             }
             if index.is_file() {
                 let places = indexed(&JsonObject::open(&index)?)?;
-                return Ok(Weights {
-                    folder: folder.into(),
-                    places,
-                    open: Mutex::default(),
-                    table: None,
-                    packed: BTreeSet::new(),
-                });
+                return Ok(Weights { folder: folder.into(), places, ..Default::default() });
             }
         }
         Err(missing(folder, &single, &pickled))
@@ -62,9 +59,9 @@ impl Weights {
     fn single(folder: &Path, name: &str, path: &Path) -> Result<Self> {
         let file = TensorFile::open(path)?;
         let places = file.names().into_iter().map(|tensor| (tensor, name.to_owned())).collect();
-        let table = file.table();
+        let (table, woven) = (file.table(), file.woven());
         let open = Mutex::new(BTreeMap::from([(name.to_owned(), Arc::new(file))]));
-        Ok(Weights { folder: folder.into(), places, open, table, packed: BTreeSet::new() })
+        Ok(Weights { folder: folder.into(), places, open, table, woven, packed: BTreeSet::new() })
     }
 
     /// Takes elements and scales of MXFP4 for the weights that they are of, which are read in `bf16`.
@@ -75,15 +72,17 @@ impl Weights {
         let whole = |name: &String| Some(name.strip_suffix(mxfp4::PARTS[0])?.to_owned());
         let has_both = |name: &String| self.places.contains_key(&format!("{name}{}", mxfp4::PARTS[1]));
         self.packed = self.places.keys().filter_map(whole).filter(has_both).collect();
+        self.woven.extend(self.packed.iter().map(|name| (name.clone(), vec![name.clone()])));
         match self.packed.is_empty() {
             true => Err(Error::state("quantization_config", "says that weights are in MXFP4, and none is")),
             false => Ok(self),
         }
     }
 
-    /// Tells whether a tensor is a part of a weight in MXFP4.
-    fn is_packed_part(&self, name: &str) -> bool {
-        mxfp4::PARTS.iter().any(|part| name.strip_suffix(part).is_some_and(|whole| self.packed.contains(whole)))
+    /// Tells whether a tensor is a part of others alone.
+    fn is_part(&self, name: &str) -> bool {
+        let is_packed = |part| name.strip_suffix(part).is_some_and(|whole| self.packed.contains(whole));
+        mxfp4::PARTS.into_iter().any(is_packed) || self.woven.values().flatten().any(|part| part == name)
     }
 
     /// The conversion table of names, if the files have others than the family's.
@@ -91,14 +90,14 @@ impl Weights {
         self.table
     }
 
-    /// The names of all tensors, sorted, and then those of weights in MXFP4.
+    /// The names of all tensors, sorted, and then those of weights that are made of several.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().filter(|name| !self.is_packed_part(name)).chain(&self.packed).map(String::as_str)
+        self.places.keys().filter(|name| !self.is_part(name)).chain(self.woven.keys()).map(String::as_str)
     }
 
     /// Tells whether there is a tensor of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.places.contains_key(name) || self.packed.contains(name)
+        self.places.contains_key(name) || self.woven.contains_key(name)
     }
 
     /// The element type and shape of a tensor.
@@ -106,11 +105,22 @@ impl Weights {
     /// # Errors
     /// Fails if it is not there, its file is malformed, or its element type is not supported.
     pub(crate) fn spec(&self, name: &str) -> Result<(DType, Shape)> {
-        if self.packed.contains(name) {
-            let [elements, scales] = mxfp4::PARTS.map(|part| self.spec(&format!("{name}{part}")));
-            return Ok((DType::BF16, mxfp4::shape(name, elements?, scales?)?));
+        match self.woven.get(name) {
+            Some(parts) => {
+                let parts = parts.iter().map(|part| self.stored(part)).collect::<Result<Vec<_>>>()?;
+                woven::spec(name, &parts)
+            }
+            None => self.stored(name),
         }
-        self.reader(name)?.tensor(name)
+    }
+
+    /// The element type and shape of a tensor as it is stored.
+    fn stored(&self, name: &str) -> Result<(DType, Shape)> {
+        if !self.packed.contains(name) {
+            return self.reader(name)?.tensor(name);
+        }
+        let [elements, scales] = mxfp4::PARTS.map(|part| self.stored(&format!("{name}{part}")));
+        mxfp4::spec(name, elements?, scales?)
     }
 
     /// Reads a tensor as the file holds it, and nothing else of the file.
@@ -148,9 +158,16 @@ impl Weights {
 
     /// Fills `bytes` with a piece of a tensor of the piece's logical shape.
     fn read_piece(&self, name: &str, piece: &TensorPlacement, bytes: &mut [u8]) -> Result<()> {
+        let Some(parts) = self.woven.get(name) else { return self.read_stored(name, piece, bytes) };
+        let sizes = [parts.len(), self.spec(name)?.0.size()];
+        woven::read_piece(piece, sizes, bytes, |part, piece, bytes| self.read_stored(&parts[part], piece, bytes))
+    }
+
+    /// Fills `bytes` with a piece of a tensor as it is stored.
+    fn read_stored(&self, name: &str, piece: &TensorPlacement, bytes: &mut [u8]) -> Result<()> {
         if self.packed.contains(name) {
             let parts = mxfp4::PARTS.map(|part| format!("{name}{part}"));
-            return mxfp4::read_piece(piece, bytes, |part, piece, bytes| self.read_piece(&parts[part], piece, bytes));
+            return mxfp4::read_piece(piece, bytes, |part, piece, bytes| self.read_stored(&parts[part], piece, bytes));
         }
         let reader = self.reader(name)?;
         let (size, runs) = (reader.tensor(name)?.0.size(), piece.runs(0..piece.local().numel()));

@@ -83,6 +83,9 @@ fn family(name: &str) -> (Decoder<Cpu>, Decoder<Cpu>) {
         "phi3" => {
             drop(fields.remove("sliding_window").and_then(|_| fields.insert("sliding_window".into(), Value::Null)))
         }
+        "gpt_oss" => {
+            ["swiglu_alpha", "swiglu_limit"].iter().for_each(|field| drop(fields.remove(*field)));
+        }
         "smollm3" => {
             ["no_rope_layers", "layer_types", "sliding_window"].iter().for_each(|field| drop(fields.remove(*field)));
             fields.insert("use_sliding_window".into(), false.into());
@@ -104,7 +107,7 @@ fn family(name: &str) -> (Decoder<Cpu>, Decoder<Cpu>) {
 /// Names, keys, norms with 1 added, the order of rows, and divisors of frequencies.
 #[test]
 fn families_of_llama_cpps_writer_are_the_folders() {
-    for name in ["gemma2", "gemma3", "phi3", "phi3_long", "olmo2", "smollm3"] {
+    for name in ["gemma2", "gemma3", "phi3", "phi3_long", "olmo2", "smollm3", "gpt_oss", "mxfp4"] {
         let (own, due) = family(name);
         let config = DecoderConfig { fields: due.config().fields.clone(), ..own.config().clone() };
         assert_eq!(config, *due.config(), "{name}");
@@ -118,6 +121,31 @@ fn families_of_llama_cpps_writer_are_the_folders() {
         own.save_pretrained(&saved.0).unwrap();
         let again = Decoder::from_pretrained(&saved.0, &init()).unwrap();
         assert_eq!(logits(&again).to_bytes().unwrap(), logits(&own).to_bytes().unwrap(), "{name}");
+    }
+}
+
+/// Experts whose columns are rows in files, of two tensors in turn, in `f32` and in MXFP4.
+#[test]
+fn pieces_of_experts_are_those_of_the_whole() {
+    for name in ["gpt_oss", "mxfp4"] {
+        let path = reference("gguf").join(name).with_extension("gguf");
+        let whole = Decoder::from_pretrained(&path, &init()).unwrap();
+        let lazy = Decoder::from_pretrained(&path, &init().lazily()).unwrap();
+        for ((name, own), (_, due)) in lazy.named_parameters().iter().zip(&whole.named_parameters()) {
+            let shape = own.shape();
+            if !name.contains("experts") {
+                continue;
+            }
+            let last = shape[shape.rank() - 1];
+            for (experts, columns) in [(0..3, 1..last), (1..2, 2..last - 1), (2..3, 3..4), (0..1, 2..2)] {
+                let middle = [2..5, 6..7].to_vec();
+                let ranges = [[experts].to_vec(), middle, [columns].to_vec()];
+                let ranges = if shape.rank() == 3 { ranges.to_vec() } else { [&ranges[..1], &ranges[2..]].concat() };
+                let piece = TensorPlacement::new(shape, ranges).unwrap();
+                let due = piece.take(&due.value().unwrap()).unwrap().to_bytes().unwrap();
+                assert_eq!(own.leaf().piece(&piece).unwrap().to_bytes().unwrap(), due, "{name} {piece:?}");
+            }
+        }
     }
 }
 
