@@ -8,6 +8,9 @@ const COMPARED: &[&str] = &[
     "decoders::logits",
 ];
 
+#[rustfmt::skip]
+const READ: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "gguf::", "mxfp4::", "experts::the_layer"];
+
 const IMPORTED: &[&str] = &["test", "-p", "weftgrad-models-import", "--test", "all"];
 
 #[rustfmt::skip]
@@ -23,6 +26,17 @@ pub(super) const FAMILIES: &[Mutant] = &[
     Mutant { file: "models/src/seq2seq/stack.rs", from: "mask: memory.mask.as_ref(), bias: None", to: "mask: None, bias: None", test: COMPARED },
     Mutant { file: "models/src/seq2seq/text_decoder.rs", from: "narrow(0, before, t)", to: "narrow(0, 0, t)", test: COMPARED },
     Mutant { file: "models/src/clip/mod.rs", from: "tokens.eq(end as f64)?.to_dtype(DType::F32)?", to: "tokens.to_dtype(DType::F32)?", test: COMPARED },
+    Mutant { file: "models/src/clip/mod.rs", from: "ConversionTable { prefix, ..CLIP }", to: "CLIP", test: COMPARED },
+    Mutant { file: "models/src/seq2seq/t5.rs", from: "scaled: !multilingual && ", to: "scaled: ", test: COMPARED },
+    Mutant { file: "models/src/seq2seq/speech.rs", from: "if next.1 > best.1 { next } else { best }", to: "best", test: COMPARED },
+    Mutant { file: "models/src/generate/time_stamps.rs", from: "usize::from(!is_last || in_pair)", to: "usize::from(!is_last)", test: COMPARED },
+    Mutant { file: "models/src/generate/time_stamps.rs", from: "stamps.iter().sum::<f64>() >", to: "stamps.iter().copied().fold(0.0, f64::max) >", test: COMPARED },
+    Mutant { file: "models/src/files/mxfp4.rs", from: "(4 * (place % 2)) & 15", to: "(4 * (1 - place % 2)) & 15", test: READ },
+    Mutant { file: "models/src/files/woven.rs", from: "at.saturating_sub(part).div_ceil(count)", to: "at.div_ceil(count)", test: READ },
+    Mutant { file: "models/src/files/gguf.rs", from: " - offset).to_le_bytes()", to: ").to_le_bytes()", test: READ },
+    Mutant { file: "models/src/config/gguf.rs", from: r#""rope_theta": local"#, to: r#""rope_theta": 10_000.0"#, test: READ },
+    Mutant { file: "models/src/convert/gguf.rs", from: r#"GgufForm { interleaved: true, ..form("smollm3", "smollm3") }"#, to: r#"form("smollm3", "smollm3")"#, test: READ },
+    Mutant { file: "models/src/config/decoder.rs", from: "count.unwrap_or(u64::from(self.family == Family::DeepseekV3))", to: "count.unwrap_or(0)", test: READ },
     Mutant { file: "nn/src/layers/linear.rs", from: "(rows.start * here).checked_div(rows.len())", to: "Some(rows.start * 0 * here)", test: SCORES },
     Mutant { file: "nn/src/parallel/cuts.rs", from: "(Cuts::Shared, TensorStyle::Column) => whole(),", to: "(Cuts::Shared, TensorStyle::Column) => Ok((TensorPlacement::whole(shape), 1)),", test: SCORES },
     Mutant { file: "models/src/decoder/inputs.rs", from: "if has_scores { Some([positions.clone(), moved(&keys)?]) } else { None }", to: "None", test: SCORES },
