@@ -1,6 +1,11 @@
 //! Log-probabilities of a token are the same bits in training, in prefill and in decoding, in any batch.
 
 use autograd::no_grad;
+use comm::{Comm, Communicator, Ranks};
+use distributed::{
+    mesh::Mesh,
+    plan::{Axis, ParallelPlan},
+};
 use models::{
     Decoder, DecoderConfig, DecoderInputs, Family, FinishReason, GenerationOptions, Prompt, Rollout, RolloutBatch,
     RopeConfig, RopeScaling, Sampling, rollouts,
@@ -19,7 +24,10 @@ const VOCAB: usize = 131;
 
 /// A random decoder with grouped heads, whose sums are longer than a block of a product.
 fn model(simd: Simd, dtype: DType, kind: usize) -> Decoder<Cpu> {
-    let cpu = Cpu::builder().threads(2).simd(simd).build();
+    model_on(&Cpu::builder().threads(2).simd(simd).build(), dtype, kind)
+}
+
+fn model_on(cpu: &Cpu, dtype: DType, kind: usize) -> Decoder<Cpu> {
     let mut given = DecoderConfig {
         family: Family::Llama,
         vocab: VOCAB,
@@ -45,7 +53,7 @@ fn model(simd: Simd, dtype: DType, kind: usize) -> Decoder<Cpu> {
     };
     configure(&mut given, kind);
     let wide = Initializer::Normal { mean: 0.0, std: 0.15 };
-    let init = Init::new(&cpu, 7).dtype(dtype).weights(wide).biases(wide);
+    let init = Init::new(cpu, 7).dtype(dtype).weights(wide).biases(wide);
     let model = Decoder::new(&init, given).unwrap();
     if kind >= 5 {
         set_scores(&model, |_| learned_scores(&init, 4)).unwrap();
@@ -117,6 +125,31 @@ fn batched(model: &Decoder<Cpu>, texts: &[Vec<i64>], row: usize) -> Vec<u32> {
     bits(&logits.narrow(0, row, 1).unwrap(), &texts[row])
 }
 
+/// The bits of `of` on every rank of models that are cut along tensor, with sums of one rank.
+fn cut(
+    ranks: usize,
+    (simd, dtype, kind): (Simd, DType, usize),
+    of: impl Fn(&Decoder<Cpu>) -> Vec<u32> + Sync,
+) -> Vec<Vec<u32>> {
+    let cpu = |_| Ok(Cpu::builder().threads(1).simd(simd).build());
+    let run = |comm: Comm<Cpu>| {
+        let model = model_on(comm.runtime(), dtype, kind);
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, ranks)])?)?;
+        mesh.parallelize(&model, &Decoder::<Cpu>::tensor_plan().whole_sums())?;
+        Ok(of(&model))
+    };
+    Ranks::new(ranks).run(cpu, run).unwrap()
+}
+
+/// The bits of log-probabilities of a text, which are computed without all logits.
+fn trained(model: &Decoder<Cpu>, text: &[i64]) -> Vec<u32> {
+    let n = text.len() - 1;
+    let states = model.states(&tokens(model, 1, &text[..n]), DecoderInputs::default()).unwrap();
+    let found = model.logprobs(&states, &tokens(model, 1, &text[1..])).unwrap().neg().unwrap();
+    let found = found.value().unwrap().to_dtype(DType::F32).unwrap();
+    found.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
 /// Numbers below a bound.
 struct Random(u64);
 
@@ -176,12 +209,22 @@ fn a_token_has_the_bits_of_its_text_alone() {
         let longest = if random.below(6) == 0 { 600 } else { 60 };
         let rows = 1 + random.below(5);
         let texts: Vec<_> = (0..rows).map(|_| random.text(longest)).collect();
-        let (row, way) = (random.below(rows), random.below(4));
+        let (row, way) = (random.below(rows), random.below(6));
         let due = batched(model, &texts[row..=row], 0);
         let (got, how) = match way {
             0 => (batched(model, &texts, row), "in a batch".into()),
             // Learned positions begin at 0 in each text, too. More keys are summed in blocks.
             1 if texts.iter().map(Vec::len).sum::<usize>() <= 2048 => (packed(model, &texts, row), "packed".into()),
+            2 | 3 => {
+                let ranks = [2, 4][random.below(2)];
+                let pieces = random.pieces(texts.iter().map(Vec::len).max().unwrap());
+                let all = cut(ranks, kinds[at], |model| match way {
+                    2 => trained(model, &texts[row]),
+                    _ => cached(model, &texts, row, &pieces),
+                });
+                assert!(all.iter().all(|bits| *bits == all[0]), "case {case}: ranks differ");
+                (all[0].clone(), format!("cut over {ranks} ranks, in way {way}"))
+            }
             _ => {
                 let pieces = random.pieces(texts.iter().map(Vec::len).max().unwrap());
                 (cached(model, &texts, row, &pieces), format!("with a cache, in pieces of {pieces:?}"))

@@ -46,8 +46,8 @@ impl<R: Runtime> Linear<R> {
     pub fn forward_onto<'r>(&self, x: &Var<R>, residual: impl Into<Option<&'r Var<R>>>) -> Result<Var<R>> {
         match (self.adapter.get(), residual.into()) {
             (None, residual) => self.product(x, residual),
-            (Some(adapter), None) => self.adapted(&*adapter, x),
-            (Some(adapter), Some(residual)) => self.adapted(&*adapter, x)?.add(residual),
+            (Some(_), None) => self.adapted(x),
+            (Some(_), Some(residual)) => self.adapted(x)?.add(residual),
         }
     }
 
@@ -106,6 +106,7 @@ impl<R: Runtime> Linear<R> {
                 }
             }
             TensorStyle::Row => self.summed(&placed, x, residual),
+            TensorStyle::Gathered => plus(placed.rejoin(self.product_here(&placed.enter(x)?, None)?)?, residual),
             TensorStyle::Vocabulary => {
                 let here = self.product_here(&placed.enter_alone(x)?, None)?;
                 plus(placed.all_logits(&here)?, residual)
@@ -130,13 +131,14 @@ impl<R: Runtime> Linear<R> {
         plus(plus(sum, optional(&self.bias).as_ref())?, residual)
     }
 
-    /// The adapter's output for `x`, which is complete on all ranks or cut along the sequence. Cut logits are gathered.
+    /// The adapter's output for `x`, which is complete on all ranks or cut along the sequence. Cut logits are gathered,
+    /// and outputs of [`TensorStyle::Gathered`].
     #[track_caller]
-    fn adapted(&self, adapter: &dyn Adapter<R>, x: &Var<R>) -> Result<Var<R>> {
-        let here = adapter.forward(self.adaptable(adapter)?, &self.enter(x)?)?;
-        match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
-            Some(placed) => placed.all_logits(&here),
-            None => Ok(here),
+    fn adapted(&self, x: &Var<R>) -> Result<Var<R>> {
+        let here = self.forward_entered(&self.enter(x)?)?;
+        match self.weight.placed() {
+            Some(placed) if placed.style() == TensorStyle::Vocabulary => placed.all_logits(&here),
+            _ => Ok(here),
         }
     }
 
@@ -179,18 +181,20 @@ impl<R: Runtime> CutLayer<R> for Linear<R> {
 impl<R: Runtime> SharedInput<R> for Linear<R> {
     #[track_caller]
     fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
+        use TensorStyle::{Column, Gathered, Vocabulary};
         match self.weight.placed() {
-            Some(placed) if matches!(placed.style(), TensorStyle::Column | TensorStyle::Vocabulary) => placed.enter(x),
+            Some(placed) if matches!(placed.style(), Column | Gathered | Vocabulary) => placed.enter(x),
             _ => Ok(x.clone()),
         }
     }
 
     #[track_caller]
     fn forward_entered(&self, x: &Var<R>) -> Result<Var<R>> {
-        match self.adapter.get() {
-            Some(adapter) => adapter.forward(self.adaptable(&*adapter)?, x),
-            None => self.plain(x),
-        }
+        let here = match self.adapter.get() {
+            Some(adapter) => adapter.forward(self.adaptable(&*adapter)?, x)?,
+            None => self.plain(x)?,
+        };
+        self.weight.placed().map_or(Ok(here.clone()), |placed| placed.rejoin(here))
     }
 }
 

@@ -65,6 +65,10 @@ impl TensorPlan {
                        does not cut sequences";
             return Err(Error::config("TensorPlan", "sequence_parallel", why));
         }
+        if self.is_sequence_parallel() && self.has_whole_sums() {
+            let why = "sequences that are cut are summed part by part: leave out `sequence_parallel`";
+            return Err(Error::config("TensorPlan", "whole_sums", why));
+        }
         if let Some(pattern) = self.unknown().first() {
             let why = format!("the plan has no entry for `{pattern}`, so none can be removed");
             return Err(Error::config("TensorPlan", "without", why));
@@ -124,8 +128,8 @@ impl TensorPlan {
             Partiality::Never => style != TensorStyle::Replicated && replicas > 1,
         };
         let (sequence, pieces, group) = (self.is_sequence_parallel(), self.pieces(), group.clone());
-        let name = name.as_str().into();
-        Ok(Some(Placed { name, style, placements, replicas, partial, sequence, pieces, group, examples }))
+        let (name, whole_sums) = (name.as_str().into(), self.has_whole_sums());
+        Ok(Some(Placed { name, style, placements, replicas, partial, sequence, whole_sums, pieces, group, examples }))
     }
 
     /// Checks that a parameter's entry, or the lack of one, fits values that are cut along the sequence. Otherwise its

@@ -113,6 +113,7 @@ impl Cuts {
         let whole = || Ok((TensorPlacement::whole(shape), size));
         let words = |piece: Result<TensorPlacement>| piece.map_err(|error| error.to_string());
         match (self, style) {
+            (_, TensorStyle::Gathered) => self.piece(TensorStyle::Column, shape, rank, size),
             (_, TensorStyle::Replicated) | (Cuts::Bias(_) | Cuts::LowRankUp(_), TensorStyle::Row) => whole(),
             (Cuts::LowRankDown, TensorStyle::Column | TensorStyle::Vocabulary)
             | (Cuts::Shared, TensorStyle::Column) => whole(),

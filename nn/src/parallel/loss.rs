@@ -49,6 +49,9 @@ impl VocabularyLoss {
             let why = format!("this rank has rows {}..{} of {}", own.first, own.first + own.count, own.of);
             return Err(Error::shape("cross_entropy", &[z.shape], why));
         }
+        if let Some(placed) = placed.filter(|placed| placed.whole_sums) {
+            return self.of(&placed.all_logits(logits)?, target, None);
+        }
         if placed.is_none() && self.z_loss == 0.0 {
             return logits.cross_entropy_with(target, self.cross_entropy);
         }

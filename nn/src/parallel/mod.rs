@@ -10,6 +10,7 @@
 //! |---|---|---|---|
 //! | [`Column`](TensorStyle::Column) | cut along its outputs | nothing | input gradients are summed |
 //! | [`Row`](TensorStyle::Row) | cut along its inputs | partial outputs are summed; the bias is added after that | nothing |
+//! | [`Gathered`](TensorStyle::Gathered) | cut along its outputs | inputs are gathered, and outputs | input gradients are summed |
 //! | [`Vocabulary`](TensorStyle::Vocabulary) | cut along its rows | rows are looked up where they are, and summed; logits are gathered | as for `Column` |
 //! | [`Replicated`](TensorStyle::Replicated) | unsharded | nothing | nothing |
 //! | [`Experts`](TensorStyle::Experts) | some of the experts | tokens travel to their experts, and back | their gradients do |

@@ -22,6 +22,8 @@ pub struct Placed<R: Runtime> {
     pub(super) replicas: usize,
     pub(super) partial: bool,
     pub(super) sequence: bool,
+    /// True if every sum of a forward pass is that of one rank.
+    pub(super) whole_sums: bool,
     /// The number of pieces in which a layer exchanges parts of the sequence in forward.
     pub(super) pieces: usize,
     pub(super) group: Arc<dyn TensorGroup<R>>,
@@ -106,10 +108,22 @@ impl<R: Runtime> Placed<R> {
         self.group.exchange(what, x, &self.name)
     }
 
-    /// Prepares the input of a layer that is cut along its outputs: gathers the sequence where it is cut. In backward,
-    /// sums the gradients of all ranks.
+    /// Prepares the input of a layer that is cut along its outputs: gathers the sequence where it is cut, and channels
+    /// for [`Gathered`](TensorStyle::Gathered). In backward, sums the gradients of all ranks.
     pub fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
-        self.exchange(if self.sequence { Exchange::AllGather(sequence_of(x)?) } else { Exchange::Copy }, x)
+        let what = match self.style {
+            TensorStyle::Gathered => Exchange::AllGather(x.dims().len().saturating_sub(1)),
+            _ if self.sequence => Exchange::AllGather(sequence_of(x)?),
+            _ => Exchange::Copy,
+        };
+        self.exchange(what, x)
+    }
+
+    /// The output of a layer that is cut along its outputs, of all ranks' parts for
+    /// [`Gathered`](TensorStyle::Gathered) and as it is for other styles.
+    pub(crate) fn rejoin(&self, here: Var<R>) -> Result<Var<R>> {
+        let last = here.dims().len().saturating_sub(1);
+        if self.style == TensorStyle::Gathered { self.exchange(Exchange::Gather(last), &here) } else { Ok(here) }
     }
 
     /// Prepares an input as [`enter`](Placed::enter) does, for an input that no other layer shares. Where the sequence

@@ -7,6 +7,9 @@ pub enum TensorStyle {
     Column,
     /// Cut along the inputs, which are cut already; outputs are summed over ranks (`rowwise`).
     Row,
+    /// Cut along the outputs. Inputs, which are cut already, are gathered before the product, and outputs after it: sums
+    /// are those of one rank.
+    Gathered,
     /// Cut along the rows of a vocabulary: an embedding, or the projection to logits.
     Vocabulary,
     /// Sharded by experts along a mesh's expert axis; replicated if there is none.
@@ -30,6 +33,8 @@ pub enum TensorStyle {
 pub struct TensorPlan {
     entries: Vec<PlanEntry>,
     sequence: bool,
+    /// True if every sum of a forward pass is that of one rank.
+    whole_sums: bool,
     /// The number of pieces in which layers exchange parts of the sequence; 0, the default, counts as 1.
     pieces: usize,
     /// Patterns of the modules that compute on parts of the sequence.
@@ -148,6 +153,19 @@ impl TensorPlan {
         self
     }
 
+    /// Makes every sum of a forward pass that of one rank, so outputs have its bits for any number of ranks. Layers that
+    /// [`row`](TensorPlan::row) has named become [`Gathered`](TensorStyle::Gathered), and losses gather logits.
+    ///
+    /// Weights take no more memory. Ranks exchange inputs and outputs of such a layer instead of outputs alone, and all
+    /// logits. Gradients are still sums over ranks. For reinforcement, where trainer and sampler are to agree to the bit.
+    #[doc(alias("batch_invariant"))]
+    pub fn whole_sums(mut self) -> Self {
+        let rows = self.entries.iter_mut().filter(|entry| entry.style == TensorStyle::Row);
+        rows.for_each(|entry| entry.style = TensorStyle::Gathered);
+        self.whole_sums = true;
+        self
+    }
+
     /// Sets the number of pieces in which linear layers exchange parts of the sequence in forward, with
     /// [`sequence_parallel`](TensorPlan::sequence_parallel); 1 by default. The gather of a column-parallel layer
     /// travels beside the product with the piece before. So does the sum of a row-parallel layer (asynchronous tensor
@@ -172,6 +190,11 @@ impl TensorPlan {
     /// Tells whether values between the layers are cut along the sequence.
     pub(crate) fn is_sequence_parallel(&self) -> bool {
         self.sequence
+    }
+
+    /// Tells whether every sum of a forward pass is that of one rank.
+    pub(super) fn has_whole_sums(&self) -> bool {
+        self.whole_sums
     }
 
     /// Tells whether the plan names experts, which are then sharded or count the tokens of other ranks.
