@@ -11,13 +11,12 @@
 use std::sync::Arc;
 
 use numcore::{Result, Runtime, ops::Backprop};
-use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Function, Leaf, Var,
     node::{Edge, Node, NodeCall},
     step::NodeStep,
-    sweep::{KeptCall, Sweep, target},
+    sweep::{Sweep, target},
 };
 
 /// The number of nodes without a postponed call that are visited before postponed calls run. It exceeds the nodes
@@ -47,16 +46,16 @@ impl<R: Runtime> Sweep<R> {
     /// Runs the postponed op calls in their order.
     pub(crate) fn run_postponed(&mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let postpones = std::mem::take(&mut self.postpones);
-        for KeptCall { to, op, ins } in std::mem::take(&mut self.postponed) {
-            self.deliver(&to, op, &ins.iter().collect::<SmallVec<[&Var<R>; 4]>>(), hook)?;
-        }
+        let postponed = std::mem::take(&mut self.postponed);
+        postponed.into_iter().try_for_each(|call| self.deliver_kept(call, hook))?;
         self.postpones = postpones;
         Ok(())
     }
 
     /// Runs the postponed calls if one of them is for `leaf`, before another gradient is added to it.
     pub(crate) fn flush_for(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
-        let waits = self.postponed.iter().any(|call| target(&call.to) == leaf.id());
+        let mut edges = self.postponed.iter().flat_map(|call| call.to.iter().flatten());
+        let waits = edges.any(|edge| target(edge) == leaf.id());
         if waits { self.run_postponed(hook) } else { Ok(()) }
     }
 }

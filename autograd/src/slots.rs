@@ -2,20 +2,55 @@
 
 use std::sync::Arc;
 
-use numcore::{MemoryCategory, Result, Runtime, TensorMut};
+use numcore::{
+    MemoryCategory, Result, Runtime, Tensor, TensorMut,
+    ops::{Apply, Op, ViewOp},
+};
 use smallvec::SmallVec;
 
 use crate::{
     BackwardHook, Leaf, Var,
     node::{Edge, Node, TapeValue},
     sweep::{Sweep, id, target},
+    var::with_values,
 };
 
 impl<R: Runtime> Sweep<R> {
+    /// Delivers the results of an op call to as many edges. It writes those whose memory exists in place. A call whose
+    /// results are all deferred, or all postponed, is stored instead.
+    pub(crate) fn deliver_all(
+        &mut self,
+        to: &[Option<Edge<R>>],
+        op: Op,
+        ins: &[&Var<R>],
+        hook: &mut dyn BackwardHook<R>,
+    ) -> Result<()> {
+        if self.keep_all(&to.iter().map(Option::as_ref).collect::<SmallVec<[_; 4]>>(), &op, ins) {
+            return Ok(());
+        }
+        let mut memory = self.lend(to, hook)?;
+        if memory.iter().all(Option::is_none) {
+            let outs = Var::apply(op, ins)?;
+            let mut wanted = to.iter().zip(&outs).filter_map(|(edge, out)| Some((edge.as_ref()?, out)));
+            return wanted.try_for_each(|(edge, out)| self.deliver(edge, Op::identity(), &[out], hook));
+        }
+        let lent: SmallVec<[bool; 4]> = memory.iter().map(Option::is_some).collect();
+        let slot = |k: usize| Some((memory[k].take()?, views_of(&to[k])));
+        let outs = with_values(ins, |values| Tensor::compute_through(&op, values, slot))?;
+        for ((edge, out), lent) in to.iter().zip(outs).zip(lent) {
+            match edge {
+                Some(edge) if lent => self.take_back(edge, out, hook)?,
+                Some(edge) => self.deliver(edge, Op::identity(), &[&Var::new(out.freeze()?)], hook)?,
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
     /// The memory in which the gradient of each edge is accumulated: a leaf's slot, or a node's gradient with no other
-    /// holder. An entry is `None` where no memory exists yet, the edge leads to a view of a leaf, or an earlier edge
-    /// has the same target. It is also `None` where the op call must be recorded, deferred or postponed.
-    pub(crate) fn lend(
+    /// holder. An entry is `None` where no memory exists yet, or an earlier edge has the same target. It is also `None`
+    /// where the op call must be recorded, deferred or postponed.
+    fn lend(
         &mut self,
         edges: &[Option<Edge<R>>],
         hook: &mut dyn BackwardHook<R>,
@@ -34,20 +69,15 @@ impl<R: Runtime> Sweep<R> {
         let lend = |(i, edge): (usize, &Option<Edge<R>>)| match edge {
             Some(edge) if again(i, edge) => Ok(None),
             Some(Edge::Leaf(_)) if self.postpones => Ok(None),
-            Some(Edge::Leaf(view)) if view.is_whole() => self.slot(view.leaf(), hook).map(Some),
+            Some(Edge::Leaf(view)) => self.slot(view.leaf(), hook).map(Some),
             Some(Edge::Node(node, k)) => Ok(self.sole(node, *k as usize)),
-            _ => Ok(None),
+            None => Ok(None),
         };
         edges.iter().enumerate().map(lend).collect()
     }
 
     /// Takes back the memory of an edge's gradient after an op call has written it.
-    pub(crate) fn take_back(
-        &mut self,
-        edge: &Edge<R>,
-        memory: TensorMut<R>,
-        hook: &mut dyn BackwardHook<R>,
-    ) -> Result<()> {
+    fn take_back(&mut self, edge: &Edge<R>, memory: TensorMut<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         match edge {
             Edge::Leaf(view) => {
                 self.leaf_state(view.leaf())?.grad = Some(memory);
@@ -93,5 +123,13 @@ impl<R: Runtime> Sweep<R> {
             other => *sum = Some(other),
         }
         None
+    }
+}
+
+/// The views through which an edge's gradient is written to its memory.
+fn views_of<R: Runtime>(edge: &Option<Edge<R>>) -> &[ViewOp] {
+    match edge {
+        Some(Edge::Leaf(view)) => view.views(),
+        _ => &[],
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use numcore::{
-    Error, ErrorKind, Result, Runtime, Tensor,
+    Error, ErrorKind, Result, Runtime,
     ops::{Apply, Backprop, Op, Outs, Rule, Spec, all_by_example},
 };
 use smallvec::SmallVec;
@@ -12,7 +12,6 @@ use crate::{
     BackwardHook, Var, anomaly, is_grad_enabled,
     node::{Edge, Node, NodeCall, Saved},
     sweep::{PendingGrads, Sweep, run},
-    var::with_values,
 };
 
 /// The context of a node's gradient rule during a backward pass.
@@ -122,60 +121,43 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         self.sweep.deliver(to, op, ins, self.hook)
     }
 
-    fn give_all(&mut self, op: Op, ins: &[&Var<R>]) -> Result<()> {
+    fn give_all(&mut self, first: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {
         let specs: SmallVec<[Spec; 8]> = ins.iter().map(|v| v.spec()).collect();
         let outs = op.infer(&specs)?;
-        let Some(edges) = self.node.edges.get(..outs.len()) else {
-            return Err(self.missing("input", outs.len() - 1, self.inputs()));
+        let Some(edges) = self.node.edges.get(first..first + outs.len()) else {
+            return Err(self.missing("input", first + outs.len() - 1, self.inputs()));
         };
-        for (i, spec) in outs.iter().enumerate().filter(|(i, _)| self.wants(*i)) {
-            self.check_given(i, || Ok(*spec))?;
+        for (i, spec) in (first..).zip(&outs) {
+            if self.wants(i) {
+                self.check_given(i, || Ok(*spec))?;
+                self.given[i] = true;
+            }
         }
-        let mut memory = self.sweep.lend(edges, self.hook)?;
-        if let Some(examples) = self.sweep.options.examples {
-            return self.give_by_example(&op, ins, examples);
-        }
-        if memory.iter().all(Option::is_none) {
-            return Var::apply(op, ins)?.iter().enumerate().try_for_each(|(i, g)| self.give(i, Op::identity(), &[g]));
-        }
-        let lent: SmallVec<[bool; 4]> = memory.iter().map(Option::is_some).collect();
         if anomaly::looks_at_gradients() {
-            for (i, gradient) in Var::apply(op.clone(), ins)?.iter().enumerate().filter(|(i, _)| lent[*i]) {
-                anomaly::check_gradient(gradient, i, self.node, &self.upstream)?;
+            for (i, gradient) in (first..).zip(Var::apply(op.clone(), ins)?).filter(|(i, _)| self.wants(*i)) {
+                anomaly::check_gradient(&gradient, i, self.node, &self.upstream)?;
             }
         }
-        let outs = with_values(ins, |values| Tensor::compute_into(&op, values, |k| memory[k].take()))?;
-        for (i, (out, lent)) in outs.into_iter().zip(lent).enumerate() {
-            match &edges[i] {
-                Some(edge) if lent => {
-                    self.given[i] = true;
-                    self.sweep.take_back(edge, out, self.hook)?;
-                }
-                _ => self.give(i, Op::identity(), &[&Var::new(out.freeze()?)])?,
-            }
+        match self.sweep.options.examples {
+            Some(examples) => self.give_by_example(edges, &op, ins, examples),
+            None => self.sweep.deliver_all(edges, op, ins, self.hook),
         }
-        Ok(())
     }
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
     /// Gives the outputs of an op call as gradients: those of leaves for each example.
-    fn give_by_example(&mut self, op: &Op, ins: &[&Var<R>], examples: usize) -> Result<()> {
-        let outs = Var::apply(op.clone(), ins)?;
+    fn give_by_example(&mut self, to: &[Option<Edge<R>>], op: &Op, ins: &[&Var<R>], examples: usize) -> Result<()> {
         let to_leaf = |edge: &Option<Edge<R>>| matches!(edge, Some(Edge::Leaf(_)));
-        let apart = if self.node.edges[..outs.len()].iter().any(to_leaf) {
-            all_by_example(op, ins, examples)?
-        } else {
-            Outs::new()
-        };
-        for (i, out) in outs.iter().enumerate() {
-            match &self.node.edges[i] {
+        let apart = if to.iter().any(to_leaf) { all_by_example(op, ins, examples)? } else { Outs::new() };
+        for (k, out) in Var::apply(op.clone(), ins)?.iter().enumerate() {
+            match &to[k] {
                 Some(Edge::Leaf(view)) => {
-                    self.given[i] = true;
-                    self.sweep.add_part(view, apart[i].clone())?;
+                    self.sweep.add_part(view, apart[k].clone())?;
                     self.sweep.finish_edge(view.leaf(), self.hook)?;
                 }
-                _ => self.give(i, Op::identity(), &[out])?,
+                Some(edge) => self.sweep.deliver(edge, Op::identity(), &[out], self.hook)?,
+                None => {}
             }
         }
         Ok(())

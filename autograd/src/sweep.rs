@@ -29,9 +29,9 @@ use crate::{
 /// The gradients of a node's outputs, where known.
 pub(crate) type PendingGrads<R> = SmallVec<[Option<Var<R>>; 1]>;
 
-/// A deferred or postponed op call, with the destination of its result.
+/// A deferred or postponed op call, with the destinations of its results.
 pub(crate) struct KeptCall<R: Runtime> {
-    pub(crate) to: Edge<R>,
+    pub(crate) to: SmallVec<[Option<Edge<R>>; 1]>,
     pub(crate) op: Op,
     pub(crate) ins: SmallVec<[Var<R>; 4]>,
 }
@@ -203,10 +203,17 @@ impl<R: Runtime> Sweep<R> {
     }
 
     fn resumed(&mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
-        for KeptCall { to, op, ins } in std::mem::take(&mut self.kept) {
-            self.deliver(&to, op, &ins.iter().collect::<SmallVec<[&Var<R>; 4]>>(), hook)?;
-        }
+        let kept = std::mem::take(&mut self.kept);
+        kept.into_iter().try_for_each(|call| self.deliver_kept(call, hook))?;
         self.run(hook)
+    }
+
+    pub(crate) fn deliver_kept(&mut self, call: KeptCall<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+        let ins: SmallVec<[&Var<R>; 4]> = call.ins.iter().collect();
+        match &call.to[..] {
+            [Some(to)] => self.deliver(to, call.op, &ins, hook),
+            to => self.deliver_all(to, call.op, &ins, hook),
+        }
     }
 
     fn run(&mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
@@ -266,15 +273,10 @@ impl<R: Runtime> Sweep<R> {
         ins: &[&Var<R>],
         hook: &mut dyn BackwardHook<R>,
     ) -> Result<()> {
-        if self.only.as_ref().is_some_and(|o| !o.contains_key(&target(to))) {
-            self.kept.push(KeptCall { to: to.clone(), op, ins: ins.iter().map(|v| (*v).clone()).collect() });
+        if self.keep_all(&[Some(to)], &op, ins) {
             return Ok(());
         }
         match to {
-            Edge::Leaf(_) if self.postpones => {
-                self.postponed.push(KeptCall { to: to.clone(), op, ins: ins.iter().map(|v| (*v).clone()).collect() });
-                Ok(())
-            }
             Edge::Leaf(view) => {
                 self.flush_for(view.leaf(), hook)?;
                 self.add_to_leaf(view, op, ins, hook)?;
@@ -282,6 +284,19 @@ impl<R: Runtime> Sweep<R> {
             }
             Edge::Node(node, k) => self.add_to_node(node, *k as usize, op, ins),
         }
+    }
+
+    /// Keeps an op call whose results are all deferred, or all postponed; false if the call is due.
+    pub(crate) fn keep_all(&mut self, to: &[Option<&Edge<R>>], op: &Op, ins: &[&Var<R>]) -> bool {
+        let mut wanted = to.iter().flatten();
+        let list = match &self.only {
+            Some(only) if wanted.clone().all(|edge| !only.contains_key(&target(edge))) => &mut self.kept,
+            _ if self.postpones && wanted.all(|edge| matches!(edge, Edge::Leaf(_))) => &mut self.postponed,
+            _ => return false,
+        };
+        let to = to.iter().map(|edge| edge.cloned()).collect();
+        list.push(KeptCall { to, op: op.clone(), ins: ins.iter().map(|v| (*v).clone()).collect() });
+        true
     }
 
     fn add_to_node(&mut self, node: &Arc<Node<R>>, k: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {

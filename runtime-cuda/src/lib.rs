@@ -50,6 +50,7 @@ mod handwritten;
 mod index;
 mod kernel_times;
 mod matmul;
+mod matrix_layout;
 mod memory;
 mod operand;
 mod pointwise;

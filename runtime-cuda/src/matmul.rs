@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use crate::{
     Cuda,
     axes::{LoopAxes, Steps},
-    driver::{CublasGemm, DriverFailure, GemmOperand, GemmPlaces},
+    driver::{CublasGemm, DriverFailure, Epilogue, GemmOperand, GemmPlaces},
+    matrix_layout::MatrixLayout,
     memory::CudaBuffer,
     operand::Operand,
     pointwise::{Target, convert, fill, to_dense},
@@ -156,9 +157,26 @@ pub(crate) fn affine(
         problem.at.c = r.address;
     }
     if let Some(bias) = bias {
-        problem.gemm.bias = true;
-        problem.at.bias = bias.address;
+        problem.gemm.epilogue = Epilogue::Bias;
+        problem.at.vector = bias.address;
     }
+    Ok(if problem.run(cuda)?.is_none() { Support::Done } else { Support::Decompose })
+}
+
+/// Computes `xᵀ · g` and the sum of the rows of `g` in one call of the library, for `x: [N, I]`, `g: [N, O]` and a sum
+/// `[O]` that [`is_bias`]; or nothing, where that refuses. The library sums whichever operand `g` is to it.
+pub(crate) fn with_sum_of_rows(cuda: &Cuda, x: Operand, g: Operand, out: Target, sum: Operand) -> Result<Support> {
+    let xt = transposed(&x);
+    if out.to.numel() == 0 || g.dims()[0] == 0 || uneven(&xt, &g, &out.to).is_some() {
+        return Ok(Support::Decompose);
+    }
+    let mut kept: Vec<CudaBuffer> = Vec::new();
+    let (xt, g) = (fitting(cuda, xt, &mut kept)?, fitting(cuda, g, &mut kept)?);
+    let Some(mut problem) = BatchedGemm::new(&xt, &g, &out) else { return Ok(Support::Decompose) };
+    // The output's rows are `g`'s columns where its columns are contiguous: `BatchedGemm::new` exchanged the operands.
+    let is_exchanged = MatrixLayout::of(&out.to.layout).row_major().is_none();
+    problem.gemm.epilogue = if is_exchanged { Epilogue::SumOfB } else { Epilogue::SumOfA };
+    problem.at.vector = sum.address;
     Ok(if problem.run(cuda)?.is_none() { Support::Done } else { Support::Decompose })
 }
 
@@ -229,41 +247,6 @@ fn aligned_space(cuda: &Cuda, x: &Operand) -> Result<(CudaBuffer, Operand)> {
 /// power of two, so that every call's first matrix is as aligned as the first of all.
 const MOST_BATCHES: usize = 1 << 15;
 
-/// The last two axes of an operand.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct MatrixLayout {
-    rows: usize,
-    columns: usize,
-    /// Elements between rows, and between columns.
-    steps: [isize; 2],
-}
-
-impl MatrixLayout {
-    fn of(layout: &Layout) -> MatrixLayout {
-        let rank = layout.rank();
-        let (dims, strides) = (layout.dims(), layout.strides());
-        MatrixLayout { rows: dims[rank - 2], columns: dims[rank - 1], steps: [strides[rank - 2], strides[rank - 1]] }
-    }
-
-    fn transposed(self) -> MatrixLayout {
-        MatrixLayout { rows: self.columns, columns: self.rows, steps: [self.steps[1], self.steps[0]] }
-    }
-
-    /// Elements between rows, if rows are contiguous.
-    fn row_major(self) -> Option<usize> {
-        let neighbours = self.steps[1] == 1 || self.columns == 1;
-        // From a single row nothing leads to another: whatever makes rows start at multiples of 16 bytes.
-        let leading = if self.rows == 1 { self.columns.next_multiple_of(8) as isize } else { self.steps[0] };
-        (neighbours && leading >= self.columns as isize).then_some(leading as usize)
-    }
-
-    /// Elements between rows or columns, and whether the columns are the contiguous ones.
-    fn form(self) -> Option<(usize, bool)> {
-        let rows = self.row_major().map(|leading| (leading, false));
-        rows.or_else(|| self.transposed().row_major().map(|leading| (leading, true)))
-    }
-}
-
 /// A GEMM as the library takes it, for every position of the batch axes that it cannot take.
 #[derive(Debug)]
 struct BatchedGemm {
@@ -326,7 +309,7 @@ impl BatchedGemm {
             b: side(a, 0, ma.form()?),
             d: side(&out.to, 2, (MatrixLayout { rows, ..to }.row_major()?, false)),
             c: None,
-            bias: false,
+            epilogue: Epilogue::Nothing,
             batch: count,
             add: out.add,
             tf32: false,

@@ -58,7 +58,7 @@ impl Queue {
         at: GemmPlaces,
         workspace: (u64, usize),
     ) -> Result<Option<usize>> {
-        let candidates = self.driver().gemm_candidates(gemm, at.bias, workspace.1);
+        let candidates = self.driver().gemm_candidates(gemm, at.vector, workspace.1);
         let candidates = self.kept("matmul", candidates)?;
         if candidates < 2 {
             return Ok(None);

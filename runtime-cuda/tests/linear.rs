@@ -4,9 +4,9 @@
 use std::{path::PathBuf, sync::LazyLock};
 
 use numcore::{
-    DType, Result, Runtime, Tensor,
-    fused::{CrossEntropyOptions, LinearCrossEntropy, NnOps},
-    ops::{Apply, Bits, MatmulOps, PointwiseOps, ViewOps},
+    DType, Result, Runtime, Shape, Tensor, TensorMut,
+    fused::{CrossEntropyOptions, LinearCrossEntropy, LinearGrad, NnOps},
+    ops::{Apply, Bits, MatmulOps, Op, PointwiseOps, ViewOp, ViewOps},
 };
 use runtime_cpu::Cpu;
 use runtime_cuda::{Cuda, GemmRefusal};
@@ -194,5 +194,65 @@ fn odd_vocabularies_have_the_loss_of_their_logits() -> Result<()> {
     let (fused, apart) = (x.linear_cross_entropy(&w, &y)?, x.linear(&w, None)?.cross_entropy(&y)?);
     assert_eq!(fused.dtype(), DType::F32);
     assert_eq!(fused.to_f64s()?, apart.to_f64s()?);
+    Ok(())
+}
+
+/// The gradients of a layer's weight `[N, K]` and bias `[N]`, written through the transpose of the weight, or as the op
+/// has them; `times` times into the same memory.
+fn parameters<R: Runtime>(x: &Tensor<R>, g: &Tensor<R>, through: bool, times: usize) -> Result<[Tensor<R>; 2]> {
+    let (rt, dtype, [k, n]) = (x.runtime(), x.dtype(), [x.dims()[1], g.dims()[1]]);
+    let views: &[ViewOp] = if through { &[ViewOp::Permute([1, 0].into_iter().collect())] } else { &[] };
+    let sizes = if through { [n, k] } else { [k, n] };
+    let mut memory = [TensorMut::alloc(rt, Shape::from(sizes), dtype)?, TensorMut::alloc(rt, Shape::from([n]), dtype)?];
+    for _ in 0..times {
+        let mut given = memory.map(Some);
+        let slot = |i: usize| Some((given[i].take()?, if i == 0 { views } else { &[] }));
+        let outs = Tensor::compute_through(&Op::from(LinearGrad), &[x, g], slot)?;
+        memory = outs.into_inner().unwrap_or_else(|outs| panic!("{} outputs", outs.len()));
+    }
+    let [weight, bias] = memory.map(|memory| memory.freeze());
+    let weight = weight?;
+    Ok([if through { weight.t()? } else { weight }, bias?])
+}
+
+/// The library sums the rows of `g` beside the product, whichever operand `g` is; where it refuses, two calls do.
+#[test]
+fn gradients_of_a_bias_are_summed_in_the_product() -> Result<()> {
+    let both = |refusal, dtype, through, times, turned: bool| -> Result<(usize, [Tensor<Cuda>; 2])> {
+        let (cuda, order) = Cuda::watched(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
+        order.refuse_gemms(refusal);
+        let (x, g) = (random(&cuda, &[40, 16], dtype, 1)?, random(&cuda, &[40, 24], dtype, 2)?);
+        let g = if turned { g.t()?.contiguous()?.t()? } else { g };
+        let before = order.operations();
+        let gradients = parameters(&x, &g, through, times)?;
+        Ok((order.operations() - before, gradients))
+    };
+    let cpu = Cpu::new();
+    for dtype in [DType::BF16, DType::F16, DType::F32, DType::F64] {
+        let (x, g) = (random(&cpu, &[40, 16], dtype, 1)?, random(&cpu, &[40, 24], dtype, 2)?);
+        let (x, g) = (x.to_dtype(DType::F64)?, g.to_dtype(DType::F64)?);
+        for (through, times, turned) in
+            [(true, 1, false), (false, 1, false), (true, 2, false), (false, 2, true), (true, 1, true)]
+        {
+            let want = parameters(&x, &g, through, times)?;
+            for refusal in [GemmRefusal::Nothing, GemmRefusal::Unaligned, GemmRefusal::Workspace] {
+                let (operations, got) = both(refusal, dtype, through, times, turned)?;
+                let is_summed = dtype != DType::F64 && !turned;
+                let due = match (is_summed, times) {
+                    (true, 1) => 1,
+                    (true, _) => 3,
+                    (false, times) => 2 * times,
+                };
+                assert_eq!(operations, due, "{dtype}, {through}, {times} times, turned {turned}, {refusal:?}");
+                for (got, want) in got.iter().zip(&want) {
+                    let (got, want) = (got.to_f64s()?, want.to_f64s()?);
+                    let largest = want.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+                    let far = got.iter().zip(&want).fold(0.0f64, |far, (a, b)| far.max((a - b).abs()));
+                    let bound = times as f64 * 2.0 * dtype.epsilon().max(1e-14) * largest;
+                    assert!(far <= bound, "{dtype}, {through}, {times} times, turned {turned}: {far} of {largest}");
+                }
+            }
+        }
+    }
     Ok(())
 }

@@ -4,8 +4,8 @@ use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{
         Attention, AttentionGrad, Conv, ConvKind, CrossEntropy, CrossEntropyGrad, FusedOp, Linear4bit,
-        LinearCrossEntropy, LinearCrossEntropyGrad, MaxPool, MaxPoolGrad, NestedScales, Norm, NormGrad, NormKind,
-        Softmax, SoftmaxGrad,
+        LinearCrossEntropy, LinearCrossEntropyGrad, LinearGrad, MaxPool, MaxPoolGrad, NestedScales, Norm, NormGrad,
+        NormKind, Softmax, SoftmaxGrad,
     },
     ops::{Apply, Bits, Op, PointwiseOps, ViewOps},
     rng::Philox,
@@ -30,6 +30,7 @@ pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
         bench.softmax();
         bench.cross_entropy();
         bench.linear_cross_entropy();
+        bench.linear_grad();
         bench.norms();
         bench.attention();
         bench.scored_attention();
@@ -154,6 +155,13 @@ impl<R: Runtime> Bench<'_, R> {
                     self.compare(&format!("linear_cross_entropy_grad {what} {gradients:?}"), op, &ins);
                 }
             }
+        }
+    }
+
+    fn linear_grad(&mut self) {
+        for [m, k, n] in [[1, 1, 1], [5, 3, 7], [70, 17, 33], [257, 64, 48], [0, 4, 5], [3, 0, 5]] {
+            let (x, g) = (self.real(&[m, k], 35), self.real(&[m, n], 36));
+            self.compare(&format!("linear_grad {m}x{k} to {n}"), LinearGrad, &[&x, &g]);
         }
     }
 

@@ -154,8 +154,8 @@ impl<R: Runtime> ZeroEngine<R> {
     /// Starts or collects transfers when a gradient of `unit` is about to be written. Up to the middle of a unit, the
     /// sums of the unit before are in flight; from there on, the values of the unit after.
     fn on_backward_progress(&mut self, unit: usize) -> Result<()> {
-        let (stage, ready) = (self.options.stage, self.units[unit].ready.iter().filter(|&&ready| ready).count());
-        let first_half = 2 * ready + 1 < self.units[unit].leaves.len();
+        let (stage, begun) = (self.options.stage, self.units[unit].begun.iter().filter(|&&begun| begun).count());
+        let first_half = 2 * begun + 1 < self.units[unit].leaves.len();
         if first_half || !self.reads.backward || self.is_root(unit) || !stage.shards_gradients() {
             return Ok(());
         }

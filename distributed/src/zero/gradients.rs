@@ -78,6 +78,7 @@ impl<R: Runtime> Unit<R> {
 
     /// Lends the memory for the gradient of leaf `i`.
     pub(super) fn slot(&mut self, i: usize) -> Result<TensorMut<R>> {
+        self.begun[i] = true;
         let Some(own) = &mut self.own else {
             let why = "was frozen when the step began; unfreeze it between steps";
             return Err(Error::state(self.leaves[i].name().to_string(), why));

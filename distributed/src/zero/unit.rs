@@ -40,6 +40,9 @@ pub(super) struct Unit<R: Runtime> {
     pub(super) partial: PartialSums<R>,
     /// Leaves whose gradient is final in this backward pass.
     pub(super) ready: Vec<bool>,
+    /// Leaves whose gradient's memory was requested in this backward pass. An op call may request that of several
+    /// leaves before the first of them is ready.
+    pub(super) begun: Vec<bool>,
     /// Leaves with a gradient in this step.
     pub(super) used: Vec<bool>,
 }
@@ -97,6 +100,7 @@ impl<R: Runtime> Unit<R> {
             gradients: UnitGradients::Clear,
             partial: PartialSums::default(),
             ready: vec![false; n],
+            begun: vec![false; n],
             used: vec![false; n],
         };
         unit.leaves.iter().for_each(|leaf| leaf.touch());
@@ -161,6 +165,7 @@ impl<R: Runtime> Unit<R> {
         for (ready, leaf) in self.ready.iter_mut().zip(&self.leaves) {
             *ready = !leaf.requires_grad();
         }
+        self.begun.clone_from(&self.ready);
         let own = self.own.is_some();
         let frozen = || (0..self.leaves.len()).filter(|&i| own && self.ready[i]);
         if !frozen().eq(self.frozen.iter().copied()) {

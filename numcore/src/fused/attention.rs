@@ -283,7 +283,7 @@ impl Fused for Attention {
             ins.push(cx.input(i)?);
         }
         let refs: SmallVec<[&T; 7]> = ins.iter().collect();
-        cx.give_all(AttentionGrad(self.clone()).into(), &refs)
+        cx.give_all(0, AttentionGrad(self.clone()).into(), &refs)
     }
 }
 

@@ -4,10 +4,12 @@ use std::ops::RangeInclusive;
 
 use smallvec::smallvec;
 
-use super::Fused;
+use super::{Fused, FusedOp};
 use crate::{
-    Error, Result, Shape,
-    ops::{Apply, Backprop, Bits, MatmulOps, Outs, PointwiseOps, Saves, Spec, Specs, matmul},
+    Error, Out, Result, Runtime, Shape, Support, Tensor,
+    ops::{
+        Apply, Backprop, Bits, Matmul, MatmulOps, Outs, PointwiseOps, Reduce, Rule, Saves, Spec, Specs, ViewOps, matmul,
+    },
 };
 
 /// The affine map `x · w + b + r`. Inputs are `x: [.., M, K]`, `w: [K, N]`, then `b: [N]` and `r: [.., M, N]` if given,
@@ -94,10 +96,93 @@ impl Fused for Linear {
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let g = cx.grad()?;
         // Gradients are given in the order of the decomposition's nodes.
-        self.residual_at()
-            .into_iter()
-            .chain(self.bias.then_some(Linear::BIAS))
-            .try_for_each(|i| cx.give_sum_to(i, &g))?;
+        if let Some(i) = self.residual_at() {
+            cx.give_sum_to(i, &g)?;
+        }
+        let is_trained = self.bias && cx.wants(Linear::BIAS);
+        if is_trained && cx.wants(Linear::WEIGHT) && g.runtime().supports_accumulate(&FusedOp::LinearGrad(LinearGrad)) {
+            matmul::gradient_of_left(cx, &g)?;
+            let (x, g) = matmul::rows_of_both(cx, &g)?;
+            return cx.give_all(Linear::WEIGHT, LinearGrad.into(), &[&x, &g]);
+        }
+        if is_trained {
+            cx.give_sum_to(Linear::BIAS, &g)?;
+        }
         matmul::gradient(cx, &g)
     }
+}
+
+/// The gradients of a linear layer's parameters: of the weight `[K, N]`, `xᵀ · g`, and of the bias `[N]`, the sum of
+/// the rows of `g`. Runtimes that [accumulate](Runtime::supports_accumulate) into its outputs compute both in one call;
+/// others are given a product and a sum. Inputs are `x: [M, K]` and `g: [M, N]`, of one floating dtype. Outputs may have
+/// any layout, and may be accumulated into.
+#[derive(Clone, Debug)]
+pub struct LinearGrad;
+
+impl LinearGrad {
+    /// Position of `x` among the inputs.
+    pub const X: usize = 0;
+    /// Position of the gradient of the layer's output among the inputs.
+    pub const GRAD: usize = 1;
+}
+
+impl Fused for LinearGrad {
+    fn name(&self) -> &'static str {
+        "linear_grad"
+    }
+
+    fn arity(&self) -> RangeInclusive<usize> {
+        2..=2
+    }
+
+    fn infer(&self, ins: &[Spec]) -> Result<Specs> {
+        let (x, g) = (ins[LinearGrad::X], ins[LinearGrad::GRAD]);
+        if !x.dtype.is_float() || g.dtype != x.dtype {
+            return Err(Error::dtype("linear_grad", &[x.dtype, g.dtype], "x and g must have one floating dtype"));
+        }
+        let ([rows, inner], [of_g, columns]) = (&x.shape[..], &g.shape[..]) else {
+            return Err(Error::shape("linear_grad", &[x.shape, g.shape], "needs x [M, K] and g [M, N]"));
+        };
+        if rows != of_g {
+            let why = format!("x has {rows} rows, and g {of_g}");
+            return Err(Error::shape("linear_grad", &[x.shape, g.shape], why));
+        }
+        Ok(smallvec![Spec::new([*inner, *columns], x.dtype), Spec::new([*columns], x.dtype)])
+    }
+
+    fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
+        let g = ins[LinearGrad::GRAD];
+        let weight = ins[LinearGrad::X].t()?.matmul(g)?;
+        Ok(smallvec![weight, T::apply1(sum_of_rows(g.spec()), &[g])?])
+    }
+
+    fn computes_in_f32(&self) -> bool {
+        // Products and sums accumulate in `f32`.
+        false
+    }
+
+    fn writes_any_layout(&self) -> bool {
+        true
+    }
+
+    fn run_in_parts<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
+        let g = ins[LinearGrad::GRAD];
+        let [weight, bias] = outs else { return Ok(Support::Decompose) };
+        sum_of_rows(g.spec()).run(&[g], std::slice::from_mut(bias))?;
+        Matmul.run(&[&ins[LinearGrad::X].t()?, g], std::slice::from_mut(weight))?;
+        Ok(Support::Done)
+    }
+
+    fn saves(&self, _: Bits) -> Option<Saves> {
+        None
+    }
+
+    fn gradient<T: Apply>(&self, _: &mut dyn Backprop<T>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The sum of the rows of `g: [M, N]`.
+pub(crate) fn sum_of_rows(g: Spec) -> Reduce {
+    Reduce::sum_to(Shape::from([g.shape[1]]))
 }

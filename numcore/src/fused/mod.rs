@@ -27,7 +27,8 @@ pub use attention_program::AttentionProgram;
 pub use block_scaled::{BlockScaledLinear, BlockScaling};
 pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
-pub use linear::Linear;
+pub(crate) use linear::sum_of_rows;
+pub use linear::{Linear, LinearGrad};
 pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyGrad};
 pub use linear4bit::{Linear4bit, NestedScales};
 pub use norm::{Norm, NormGrad, NormKind};
@@ -70,8 +71,13 @@ pub trait Fused {
     fn computes_in_f32(&self) -> bool {
         true
     }
+    /// Tells whether kernels and [parts](Fused::run_in_parts) write outputs of any layout, and accumulate into them.
+    fn writes_any_layout(&self) -> bool {
+        false
+    }
     /// Computes the outputs part by part with other operations of the runtime, if the decomposition would take more
-    /// memory. The outputs are row-major and are overwritten.
+    /// memory. The outputs are row-major and are overwritten, unless the operation
+    /// [writes any layout](Fused::writes_any_layout).
     fn run_in_parts<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let _ = (ins, outs);
         Ok(Support::Decompose)
@@ -114,6 +120,10 @@ macro_rules! fused {
 
             fn output_order_of(&self, k: usize) -> Option<usize> {
                 match self { $(FusedOp::$variant(op) => Fused::output_order_of(op, k),)* }
+            }
+
+            fn writes_any_layout(&self) -> bool {
+                match self { $(FusedOp::$variant(op) => Fused::writes_any_layout(op),)* }
             }
 
             fn run_in_parts<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
@@ -178,6 +188,8 @@ fused! {
     Conv,
     /// A matrix product with an optional bias and residual.
     Linear,
+    /// The gradients of a linear layer's weight and bias.
+    LinearGrad,
     /// A product with a matrix of four bits an element.
     Linear4bit,
     /// A product of operands that are rounded to 8-bit floats, with a scale per block.
@@ -251,7 +263,7 @@ impl FusedOp {
         let rt = ins[0].runtime();
         let adds = rt.supports_accumulate(self);
         let fits = |o: &Out<'_, R>| o.view.layout().is_contiguous() && (adds || o.how == Accumulate::Overwrite);
-        if outs.iter().all(fits) {
+        if self.writes_any_layout() || outs.iter().all(fits) {
             return self.try_kernel(ins, outs);
         }
         let mut aside = (outs.iter().enumerate().filter(|(_, o)| !fits(o)))

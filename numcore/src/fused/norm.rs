@@ -143,7 +143,7 @@ impl Fused for Norm {
             ins.push(cx.input(Norm::WEIGHT)?);
         }
         let refs: SmallVec<[&T; 5]> = ins.iter().collect();
-        cx.give_all(NormGrad(self.clone()).into(), &refs)
+        cx.give_all(0, NormGrad(self.clone()).into(), &refs)
     }
 }
 

@@ -246,7 +246,7 @@ impl Fused for ScoredAttention {
             ins.push(cx.input(i)?);
         }
         let op = ScoredAttentionGrad { of: self.clone(), learned };
-        cx.give_all(op.into(), &ins.iter().collect::<SmallVec<[&T; 8]>>())
+        cx.give_all(0, op.into(), &ins.iter().collect::<SmallVec<[&T; 8]>>())
     }
 }
 

@@ -1,11 +1,11 @@
 //! Gradients of a parameter for each example: op calls that sum over the rows of a batch, without the sum over examples.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::{Apply, Matmul, Op, Outs, Rule, ViewOps, stack};
 use crate::{
     Error, Result,
-    fused::{AttentionGrad, FusedOp},
+    fused::{AttentionGrad, FusedOp, LinearGrad, sum_of_rows},
 };
 
 /// The result of `op`, the gradient of a parameter, for each of `examples`, `[B, ..]` for the result `[..]`. The first
@@ -53,6 +53,11 @@ pub fn by_example<T: Apply>(op: &Op, ins: &[&T], examples: usize) -> Result<T> {
 pub fn all_by_example<T: Apply>(op: &Op, ins: &[&T], examples: usize) -> Result<Outs<T>> {
     if examples == 1 {
         return T::apply(op.clone(), ins)?.iter().map(|out| out.unsqueeze(0)).collect();
+    }
+    if let Op::Fused(FusedOp::LinearGrad(_)) = op {
+        let (x, g) = (ins[LinearGrad::X].t()?, ins[LinearGrad::GRAD]);
+        let bias = by_example(&sum_of_rows(g.spec()).into(), &[g], examples)?;
+        return Ok(smallvec![by_example(&Matmul.into(), &[&x, g], examples)?, bias]);
     }
     let shapes: SmallVec<[_; 8]> = ins.iter().map(|x| x.spec().shape).collect();
     let rank = shapes.iter().map(|s| s.rank()).max().unwrap_or(0);

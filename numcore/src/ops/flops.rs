@@ -41,6 +41,7 @@ impl FusedOp {
         };
         match self {
             FusedOp::Linear(_) | FusedOp::Linear4bit(_) | FusedOp::BlockScaledLinear(_) => product(inputs, outputs),
+            FusedOp::LinearGrad(_) => 2 * numel(inputs.first()) * size(inputs.get(1), 1),
             FusedOp::LinearCrossEntropy(op) => {
                 let matrices = (0..2).filter(|&i| op.gradients.has(i)).count() as u64;
                 2 * numel(inputs.first()) * size(inputs.get(1), 2) * (1 + matrices)

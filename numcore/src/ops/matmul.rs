@@ -88,19 +88,32 @@ pub(crate) fn saves(wants: Bits) -> Saves {
 /// Computes the gradients of inputs 0 and 1 of a matmul, given the gradient `g` of its result.
 #[track_caller]
 pub(crate) fn gradient<T: Apply>(cx: &mut dyn Backprop<T>, g: &T) -> Result<()> {
+    gradient_of_left(cx, g)?;
+    if cx.wants(1) {
+        let (a, g) = rows_of_both(cx, g)?;
+        product_to(cx, 1, &a.t()?, &g)?;
+    }
+    Ok(())
+}
+
+/// Computes the gradient of input 0 of a matmul, if it is wanted.
+#[track_caller]
+pub(crate) fn gradient_of_left<T: Apply>(cx: &mut dyn Backprop<T>, g: &T) -> Result<()> {
     if cx.wants(0) {
         let bt = cx.input(1)?.t()?;
         product_to(cx, 0, g, &bt)?;
     }
-    if cx.wants(1) {
-        let a = cx.input(0)?;
-        let (a, g) = match rows(a.spec().shape, cx.input_spec(1)?.shape) {
-            Some(rows) => (flat(&a, rows)?, flat(g, rows)?),
-            None => (a, g.clone()),
-        };
-        product_to(cx, 1, &a.t()?, &g)?;
-    }
     Ok(())
+}
+
+/// The left operand of a matmul and the gradient of its result, as matrices of all rows if it ran as one product.
+#[track_caller]
+pub(crate) fn rows_of_both<T: Apply>(cx: &mut dyn Backprop<T>, g: &T) -> Result<(T, T)> {
+    let a = cx.input(0)?;
+    match rows(a.spec().shape, cx.input_spec(1)?.shape) {
+        Some(rows) => Ok((flat(&a, rows)?, flat(g, rows)?)),
+        None => Ok((a, g.clone())),
+    }
 }
 
 /// The number of rows, if `[.., M, K] · [K, N]` can run as one matmul of all rows.

@@ -175,9 +175,9 @@ pub trait Backprop<T: Apply> {
     /// the input's shape and dtype, and an input is given a gradient at most once. An input that is given none has no
     /// gradient.
     fn give(&mut self, i: usize, op: Op, ins: &[&T]) -> Result<()>;
-    /// Gives the outputs of this op call as the gradients of the first inputs, in order; those that are not wanted are
-    /// ignored.
-    fn give_all(&mut self, op: Op, ins: &[&T]) -> Result<()>;
+    /// Gives the outputs of this op call as the gradients of the inputs from `first` on, in order; those that are not
+    /// wanted are ignored.
+    fn give_all(&mut self, first: usize, op: Op, ins: &[&T]) -> Result<()>;
 }
 
 impl<T: Apply> dyn Backprop<T> + '_ {

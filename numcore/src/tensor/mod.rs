@@ -250,22 +250,41 @@ impl<R: Runtime> Tensor<R> {
     pub fn compute_into(
         op: &Op,
         ins: &[&Self],
-        slot: impl FnMut(usize) -> Option<TensorMut<R>>,
+        mut slot: impl FnMut(usize) -> Option<TensorMut<R>>,
+    ) -> Result<smallvec::SmallVec<[TensorMut<R>; 2]>> {
+        Self::compute_through(op, ins, |k| Some((slot(k)?, &[])))
+    }
+
+    /// Computes `op` as [`compute_into`](Tensor::compute_into) does, into views of the memory that `slot` returns, as
+    /// in [`accumulate_view`](TensorMut::accumulate_view).
+    pub fn compute_through<'v>(
+        op: &Op,
+        ins: &[&Self],
+        mut slot: impl FnMut(usize) -> Option<(TensorMut<R>, &'v [ViewOp])>,
     ) -> Result<smallvec::SmallVec<[TensorMut<R>; 2]>> {
         check_operands(op, ins)?;
         let _span = trace::span(SpanKind::Op, op.name());
-        let mut outs = Self::make(op, ins, slot)?;
-        let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
+        let mut through: smallvec::SmallVec<[&[ViewOp]; 4]> = smallvec::SmallVec::new();
+        let given = |k| {
+            let given = slot(k);
+            through.push(given.as_ref().map_or(&[], |(_, views)| *views));
+            given
+        };
+        let mut outs = Self::make(op, ins, given)?;
+        let layouts = outs.iter().zip(through).map(|(memory, views)| memory.layout_through(views));
+        let layouts = layouts.collect::<Result<smallvec::SmallVec<[Layout; 4]>>>()?;
+        let to = outs.iter_mut().zip(&layouts).map(|(memory, layout)| memory.out_at(layout));
+        let mut to = to.collect::<Result<smallvec::SmallVec<[_; 2]>>>()?;
         op.run(ins, &mut to)?;
         drop(to);
         Ok(outs)
     }
 
-    /// The memory for the outputs of `op`: given, or freshly allocated.
-    fn make(
+    /// The memory for the outputs of `op`: given, with the views to write, or freshly allocated.
+    fn make<'v>(
         op: &Op,
         ins: &[&Self],
-        mut given: impl FnMut(usize) -> Option<TensorMut<R>>,
+        mut given: impl FnMut(usize) -> Option<(TensorMut<R>, &'v [ViewOp])>,
     ) -> Result<smallvec::SmallVec<[TensorMut<R>; 2]>> {
         let specs: smallvec::SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
         let rt = &ins[0].0.rt.with_category(MemoryCategory::Activations);
@@ -274,9 +293,12 @@ impl<R: Runtime> Tensor<R> {
             _ => Layout::contiguous(shape),
         };
         let specs = op.infer(&specs)?;
-        let mut given: smallvec::SmallVec<[Option<TensorMut<R>>; 2]> = (0..specs.len()).map(&mut given).collect();
-        for (spec, memory) in specs.iter().zip(&given) {
-            memory.as_ref().map_or(Ok(()), |m| check_memory(op, *spec, m.spec(), m, ins))?;
+        let given = (0..specs.len()).map(&mut given).collect::<smallvec::SmallVec<[Option<_>; 2]>>();
+        for (spec, (memory, views)) in
+            specs.iter().zip(&given).filter_map(|(spec, given)| Some((spec, given.as_ref()?)))
+        {
+            let shape = if views.is_empty() { *memory.shape() } else { *memory.layout_through(views)?.shape() };
+            check_memory(op, *spec, Spec { shape, dtype: memory.dtype() }, memory, ins)?;
         }
         if let Op::Fused(op) = op
             && given.iter().all(Option::is_none)
@@ -285,7 +307,8 @@ impl<R: Runtime> Tensor<R> {
             return TensorMut::alloc_beside(rt.clone(), &layouts, specs[0].dtype);
         }
         let fresh = |k, s: &Spec| TensorMut::alloc_at(rt.clone(), layout(k, s.shape), s.dtype);
-        specs.iter().zip(&mut given).enumerate().map(|(k, (s, g))| g.take().map_or_else(|| fresh(k, s), Ok)).collect()
+        let each = specs.iter().zip(given).enumerate();
+        each.map(|(k, (s, given))| given.map_or_else(|| fresh(k, s), |(memory, _)| Ok(memory))).collect()
     }
 }
 

@@ -149,6 +149,14 @@ impl<R: Runtime> TensorMut<R> {
     /// express, or whose elements overlap, is an error.
     #[track_caller]
     pub fn accumulate_view(&mut self, views: &[ops::ViewOp], op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
+        let layout = self.layout_through(views)?;
+        self.check_result(op, ins, Spec { shape: *layout.shape(), dtype: self.dtype() })?;
+        op.run(ins, &mut [self.out_at(&layout)?])
+    }
+
+    /// The layout of a view of this memory.
+    #[track_caller]
+    pub(super) fn layout_through(&self, views: &[ops::ViewOp]) -> Result<Layout> {
         let mut layout = *self.memory.layout();
         for v in views {
             layout = v.layout(&layout)?.filter(|l| !l.overlaps_itself()).ok_or_else(|| {
@@ -159,13 +167,17 @@ impl<R: Runtime> TensorMut<R> {
                 )
             })?;
         }
-        self.check_result(op, ins, Spec { shape: *layout.shape(), dtype: self.dtype() })?;
+        Ok(layout)
+    }
+
+    /// The memory as an output of this layout. The rest of memory that is not yet written is zeroed.
+    pub(super) fn out_at<'a>(&'a mut self, layout: &'a Layout) -> Result<Out<'a, R>> {
         if layout.numel() != self.shape().numel() && !self.written {
             self.zero()?;
         }
         let mut out = self.out();
-        out.view.layout = &layout;
-        op.run(ins, &mut [out])
+        out.view.layout = layout;
+        Ok(out)
     }
 
     /// Converts the memory to an immutable tensor. Memory that a flat buffer lent, and a piece of split memory, is an

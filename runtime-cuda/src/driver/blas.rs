@@ -16,7 +16,7 @@ use cudarc::cublaslt::{
 use numcore::DType;
 use parking_lot::Mutex;
 
-use super::{CublasGemm, DriverFailure, DriverFailureKind, Fallible, GemmOperand, GemmPlaces, Stream};
+use super::{CublasGemm, DriverFailure, DriverFailureKind, Epilogue, Fallible, GemmOperand, GemmPlaces, Stream};
 
 /// The number of problems that are cached; at this number the cache is cleared.
 const KEPT: usize = 4096;
@@ -60,7 +60,7 @@ impl Blas {
         (workspace, size): (u64, usize),
         candidate: Option<usize>,
     ) -> Fallible<()> {
-        let problem = self.problem(gemm, at.bias, size)?;
+        let problem = self.problem(gemm, at.vector, size)?;
         let algorithm = match candidate {
             None => &problem.algorithm,
             Some(i) => {
@@ -68,8 +68,9 @@ impl Blas {
                 found.get(i).ok_or_else(|| DriverFailure::not_supported(format!("no algorithm {i} for {gemm:?}")))?
             }
         };
-        // A description contains the address of the bias, so each call with a bias has its own.
-        let own = if gemm.bias { Some(MatmulDescription::new(gemm, at.bias)?) } else { None };
+        // A description contains the address of the vector, so each call with a vector has its own.
+        let has_vector = gemm.epilogue != Epilogue::Nothing;
+        let own = if has_vector { Some(MatmulDescription::new(gemm, at.vector)?) } else { None };
         let beta = if gemm.add || gemm.c.is_some() { 1.0 } else { 0.0 };
         let (wide, narrow) = ([1.0f64, beta], [1.0f32, beta as f32]);
         let scales: [*const c_void; 2] = match gemm.dtype {
@@ -104,20 +105,20 @@ impl Blas {
     }
 
     /// The number of algorithms to choose from; 0 if the library has none. The context is current.
-    pub(super) fn candidates(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<usize> {
-        match self.problem(gemm, bias, workspace) {
+    pub(super) fn candidates(&self, gemm: &CublasGemm, vector: u64, workspace: usize) -> Fallible<usize> {
+        match self.problem(gemm, vector, workspace) {
             Ok(problem) => problem.candidates(self.handle, gemm, workspace).map(<[_]>::len),
             Err(failure) if failure.kind == DriverFailureKind::NotSupported => Ok(0),
             Err(failure) => Err(failure),
         }
     }
 
-    fn problem(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<Arc<CublasPlan>> {
+    fn problem(&self, gemm: &CublasGemm, vector: u64, workspace: usize) -> Fallible<Arc<CublasPlan>> {
         let mut problems = self.problems.lock();
         if let Some(problem) = problems.get(&(*gemm, workspace)) {
             return Ok(problem.clone());
         }
-        let problem = Arc::new(CublasPlan::new(self.handle, gemm, bias, workspace)?);
+        let problem = Arc::new(CublasPlan::new(self.handle, gemm, vector, workspace)?);
         if problems.len() >= KEPT {
             problems.clear();
         }
@@ -133,11 +134,11 @@ impl Blas {
     }
 }
 
-/// A description of a product: types, transpositions, and the bias that is added to each column.
+/// A description of a product: types, transpositions, and the epilogue with its vector.
 struct MatmulDescription(sys::cublasLtMatmulDesc_t);
 
 impl MatmulDescription {
-    fn new(gemm: &CublasGemm, bias: u64) -> Fallible<MatmulDescription> {
+    fn new(gemm: &CublasGemm, vector: u64) -> Fallible<MatmulDescription> {
         let (compute, scale) = match gemm.dtype {
             DType::F64 => (sys::cublasComputeType_t::CUBLAS_COMPUTE_64F, sys::cudaDataType_t::CUDA_R_64F),
             DType::F32 if gemm.tf32 => {
@@ -154,12 +155,14 @@ impl MatmulDescription {
         };
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, std::ptr::from_ref(&op(&gemm.a)).cast(), 4)?;
         set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, std::ptr::from_ref(&op(&gemm.b)).cast(), 4)?;
-        if gemm.bias {
-            // The vector has `D`'s type, and an element for each of its rows.
-            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
-            set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, std::ptr::from_ref(&epilogue).cast(), 4)?;
-            set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, std::ptr::from_ref(&bias).cast(), 8)?;
-        }
+        let epilogue = match gemm.epilogue {
+            Epilogue::Nothing => return Ok(description),
+            Epilogue::Bias => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::SumOfA => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADA,
+            Epilogue::SumOfB => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
+        } as u32;
+        set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, std::ptr::from_ref(&epilogue).cast(), 4)?;
+        set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, std::ptr::from_ref(&vector).cast(), 8)?;
         Ok(description)
     }
 }
@@ -190,9 +193,9 @@ unsafe impl Send for CublasPlan {}
 unsafe impl Sync for CublasPlan {}
 
 impl CublasPlan {
-    fn new(handle: sys::cublasLtHandle_t, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<CublasPlan> {
+    fn new(handle: sys::cublasLtHandle_t, gemm: &CublasGemm, vector: u64, workspace: usize) -> Fallible<CublasPlan> {
         let null: sys::cublasLtMatrixLayout_t = std::ptr::null_mut();
-        let product = MatmulDescription::new(gemm, bias)?;
+        let product = MatmulDescription::new(gemm, vector)?;
         // SAFETY: an algorithm is plain bytes; this one is replaced before it is used.
         let algorithm = unsafe { std::mem::zeroed() };
         let mut problem =

@@ -330,9 +330,9 @@ impl Driver for CudaDriver {
         }
     }
 
-    fn gemm_candidates(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<usize> {
+    fn gemm_candidates(&self, gemm: &CublasGemm, vector: u64, workspace: usize) -> Fallible<usize> {
         self.bind()?;
-        self.blas.candidates(gemm, bias, workspace)
+        self.blas.candidates(gemm, vector, workspace)
     }
 
     // SAFETY: the trait's conditions, which are handed on.

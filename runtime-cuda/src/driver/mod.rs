@@ -86,13 +86,34 @@ pub(crate) struct CublasGemm {
     pub d: GemmOperand,
     /// The matrix `C` that is added to the product, in place of `D` itself.
     pub c: Option<GemmOperand>,
-    /// True if a vector `[m]`, one element for each row of `D`, is added to every column.
-    pub bias: bool,
+    /// The work on a vector at `GemmPlaces::vector`, beside the product.
+    pub epilogue: Epilogue,
     pub batch: usize,
     /// True if the GEMM accumulates into `D`.
     pub add: bool,
     /// True if `f32` operands may be rounded to TF32.
     pub tf32: bool,
+}
+
+/// The work of a GEMM on a vector of `D`'s type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Epilogue {
+    /// There is no vector.
+    Nothing,
+    /// The vector `[m]` is added to every column of `D`.
+    Bias,
+    /// The sum of the columns of `A`, which is not transposed, is written to the vector `[m]`.
+    SumOfA,
+    /// The sum of the rows of `B`, which is transposed, is written to the vector `[n]`.
+    SumOfB,
+}
+
+impl Epilogue {
+    /// Tells whether the vector is written, in place of read.
+    #[cfg(feature = "emulate")]
+    pub(crate) fn writes(self) -> bool {
+        matches!(self, Epilogue::SumOfA | Epilogue::SumOfB)
+    }
 }
 
 impl CublasGemm {
@@ -104,7 +125,7 @@ impl CublasGemm {
     /// The addresses that the GEMM reads, besides `D`.
     #[cfg(feature = "emulate")]
     pub(crate) fn reads(&self, at: GemmPlaces) -> impl Iterator<Item = u64> {
-        let added = [self.c.map(|_| at.c), self.bias.then_some(at.bias)];
+        let added = [self.c.map(|_| at.c), (self.epilogue == Epilogue::Bias).then_some(at.vector)];
         [at.a, at.b].into_iter().chain(added.into_iter().flatten())
     }
 }
@@ -119,19 +140,24 @@ impl fmt::Display for CublasGemm {
         if batch > 1 {
             write!(f, ", {batch} of them")?;
         }
-        let added = [("added", self.add), ("with a bias", self.bias), ("with a residual", self.c.is_some())];
+        let added = [
+            ("added", self.add),
+            ("with a bias", self.epilogue == Epilogue::Bias),
+            ("with a sum", matches!(self.epilogue, Epilogue::SumOfA | Epilogue::SumOfB)),
+            ("with a residual", self.c.is_some()),
+        ];
         added.iter().filter(|(_, is)| *is).try_for_each(|(words, _)| write!(f, ", {words}"))
     }
 }
 
-/// The addresses of a GEMM's matrices; `c` and `bias` count only where the GEMM has them.
+/// The addresses of a GEMM's matrices; `c` and `vector` count only where the GEMM has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GemmPlaces {
     pub a: u64,
     pub b: u64,
     pub d: u64,
     pub c: u64,
-    pub bias: u64,
+    pub vector: u64,
 }
 
 /// The layout of a GEMM operand: elements between columns (`leading`) and between batches, and whether it is read
@@ -230,14 +256,14 @@ pub(crate) trait Driver: Send + Sync {
     /// # Safety
     /// `args` are the kernel's parameters, and the memory they point to is as its source requires.
     unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()>;
-    /// The number of algorithms to choose from for a GEMM with a bias at address `bias` and a workspace of this many
+    /// The number of algorithms to choose from for a GEMM with a vector at this address and a workspace of this many
     /// bytes.
-    fn gemm_candidates(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<usize>;
+    fn gemm_candidates(&self, gemm: &CublasGemm, vector: u64, workspace: usize) -> Fallible<usize>;
     /// Queues a GEMM by the algorithm of number `candidate`, or by the library's choice.
     ///
     /// # Safety
     /// `at` holds the addresses of the matrices that the GEMM has, and `workspace` an address and its bytes. Matrices
-    /// are inside their memory, and `d` overlaps none of the others.
+    /// are inside their memory, and what is written overlaps none of the others.
     unsafe fn gemm(
         &self,
         stream: Stream,

@@ -1,13 +1,17 @@
-//! Linear layers: a product with its bias and its residual in one call of cuBLASLt, which rounds once. Operands that it
-//! cannot read are copied; calls that it does not compute (a bias in `f64`, say) are decomposed.
+//! Linear layers: a product with its bias and its residual in one call of cuBLASLt, which rounds once; and the gradients
+//! of weight and bias, of which the second is summed while the first is computed. Operands that it cannot read are
+//! copied; calls that it does not compute (a bias in `f64`, say) are decomposed.
 
-use numcore::{Layout, Result, Shape, Support, fused::Linear};
+use numcore::{
+    Layout, Result, Shape, Support,
+    fused::{Linear, LinearGrad},
+};
 
 use super::FusedCall;
 use crate::{
-    matmul::{affine, is_addend, is_bias},
+    matmul::{affine, is_addend, is_bias, with_sum_of_rows},
     operand::Operand,
-    pointwise::to_dense,
+    pointwise::{Target, to_dense},
 };
 
 pub(super) fn run(call: &mut FusedCall<'_>, op: &Linear) -> Result<Support> {
@@ -22,6 +26,16 @@ pub(super) fn run(call: &mut FusedCall<'_>, op: &Linear) -> Result<Support> {
     let residual = op.residual.then(|| call.ins[call.ins.len() - 1]);
     let residual = residual.map(|r| matrix(call, r, [rows, columns], is_addend)).transpose()?;
     affine(call.cuda, x, w, to, bias.as_ref(), residual.as_ref())
+}
+
+/// The library overwrites the sum. A sum that is accumulated is added by the reduction, which rounds once.
+pub(super) fn backward(call: &mut FusedCall<'_>) -> Result<Support> {
+    let (weight, bias) = (call.outs[0], call.outs[1]);
+    if call.added[1] || !is_bias(&bias) {
+        return Ok(Support::Decompose);
+    }
+    let out = Target { to: weight, add: call.added[0] };
+    with_sum_of_rows(call.cuda, call.ins[LinearGrad::X], call.ins[LinearGrad::GRAD], out, bias)
 }
 
 /// The operand as a matrix of these sizes that `fits`, or a copy of it.

@@ -45,9 +45,10 @@ pub(crate) fn is_strided(op: &FusedOp) -> bool {
     )
 }
 
-/// Tells whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch.
+/// Tells whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch, and
+/// a linear layer's to that of other micro-batches.
 pub(crate) fn adds(op: &FusedOp) -> bool {
-    matches!(op, FusedOp::NormGrad(_))
+    matches!(op, FusedOp::NormGrad(_) | FusedOp::LinearGrad(_))
 }
 
 /// Runs `op` if there is a kernel for it.
@@ -75,6 +76,7 @@ pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut 
         FusedOp::ScoredAttentionGrad(op) => scores::backward(&mut call, op),
         FusedOp::Conv(op) => conv::run(&mut call, op),
         FusedOp::Linear(op) => linear::run(&mut call, op),
+        FusedOp::LinearGrad(_) => linear::backward(&mut call),
         FusedOp::Linear4bit(op) => linear4bit::run(&mut call, op),
         _ => Ok(Support::Decompose),
     }

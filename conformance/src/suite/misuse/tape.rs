@@ -82,7 +82,7 @@ impl<R: Runtime> Function<R> for Wrong<R> {
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
         let value = Var::new(self.value.clone());
         if self.all {
-            return cx.give_all(Op::identity(), &[&value]);
+            return cx.give_all(0, Op::identity(), &[&value]);
         }
         if self.input > 0 {
             // Positions that this call does not have are errors in every accessor.

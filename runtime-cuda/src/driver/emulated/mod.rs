@@ -34,8 +34,8 @@ use numcore::{DType, DeviceBytes};
 use parking_lot::Mutex;
 
 use super::{
-    About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, GemmPlaces, Grid,
-    KernelFunction, Mark, Recording, Stream,
+    About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Epilogue, Fallible, GemmOperand, GemmPlaces,
+    Grid, KernelFunction, Mark, Recording, Stream,
     capture_gate::{CaptureGate, Freed},
 };
 use crate::{args::Args, codegen::KernelSource};
@@ -345,14 +345,25 @@ impl Driver for Emulated {
         if sides.into_iter().any(|(side, at)| !at.is_multiple_of(u64::from(side.aligned))) {
             return Err(DriverFailure::new(format!("an address is not aligned as stated: {gemm:?}")));
         }
-        // Batches are a dimension of the grid, with strides that are not negative. Epilogues are for sums in `f32`, of
-        // an aligned vector.
-        let refused = gemm.batch > MOST_BATCHES
-            || [a, b, &gemm.d].iter().any(|side| side.batch < 0)
-            || gemm.bias && (gemm.dtype == DType::F64 || !at.bias.is_multiple_of(16));
-        if refused {
+        if is_refused(gemm, at) {
             return Err(DriverFailure::not_supported(format!("CUBLAS_STATUS_NOT_SUPPORTED for {gemm:?}")));
         }
         self.submit(stream, StreamWork::Gemm(*gemm, at))
     }
+}
+
+/// Tells whether cuBLASLt has no algorithm for a product. Batches are a dimension of the grid, with strides that are
+/// not negative. Epilogues are for sums in `f32`, and their vector is aligned. An operand that is summed has the summed
+/// dimension as its slow one, and is the only matrix.
+fn is_refused(gemm: &CublasGemm, at: GemmPlaces) -> bool {
+    let is_summable = match gemm.epilogue {
+        Epilogue::SumOfA => !gemm.a.transposed && gemm.batch == 1,
+        Epilogue::SumOfB => gemm.b.transposed && gemm.batch == 1,
+        Epilogue::Nothing | Epilogue::Bias => true,
+    };
+    let has_vector = gemm.epilogue != Epilogue::Nothing;
+    gemm.batch > MOST_BATCHES
+        || [&gemm.a, &gemm.b, &gemm.d].iter().any(|side| side.batch < 0)
+        || has_vector && (gemm.dtype == DType::F64 || !at.vector.is_multiple_of(16))
+        || !is_summable
 }

@@ -20,6 +20,7 @@ use super::{
     Emulated, LAUNCH_FAILED,
     access_order::AccessOrder,
     candidates::GemmCandidates,
+    is_refused,
     parameters::parameters,
     refusal::GemmRefusal,
     tracked_block::Access,
@@ -335,10 +336,11 @@ impl Driver for Ordered {
         workspace: (u64, usize),
         candidate: Option<usize>,
     ) -> Fallible<()> {
-        if self.state.lock().refusal.refuses(gemm, workspace.1) {
+        if is_refused(gemm, at) || self.state.lock().refusal.refuses(gemm, workspace.1) {
             return Err(DriverFailure::not_supported("CUBLAS_STATUS_NOT_SUPPORTED"));
         }
-        let writes = [(at.d, Access::Write), (workspace.0, Access::Write)];
+        let sum = gemm.epilogue.writes().then_some(at.vector);
+        let writes = [at.d, workspace.0].into_iter().chain(sum).map(|at| (at, Access::Write));
         let accesses: Vec<_> = gemm.reads(at).map(|at| (at, Access::Read)).chain(writes).collect();
         self.note("a product", stream, &accesses)?;
         {

@@ -1,6 +1,6 @@
 //! Products of matrices as a column-major library computes them, in `f64`, rounded once.
 
-use super::super::{CublasGemm, GemmOperand, GemmPlaces};
+use super::super::{CublasGemm, Epilogue, GemmOperand, GemmPlaces};
 
 /// An element of a matrix, which converts to and from `f64`.
 pub(super) trait Exact: Copy {
@@ -29,7 +29,7 @@ exact! {
 /// The conditions of [`Driver::gemm`](super::super::Driver::gemm).
 pub(super) unsafe fn product<T: Exact, D: Exact>(gemm: &CublasGemm, at: GemmPlaces) {
     let (a, b) = (at.a as *const T, at.b as *const T);
-    let (d, c, bias) = (at.d as *mut D, at.c as *const D, at.bias as *const D);
+    let (d, c, vector) = (at.d as *mut D, at.c as *const D, at.vector as *mut D);
     let place = |side: &GemmOperand, batch: usize, row: usize, column: usize| {
         let (row, column) = if side.transposed { (column, row) } else { (row, column) };
         batch as isize * side.batch + (column * side.leading + row) as isize
@@ -44,8 +44,8 @@ pub(super) unsafe fn product<T: Exact, D: Exact>(gemm: &CublasGemm, at: GemmPlac
                     if let Some(side) = &gemm.c {
                         sum += (*c.offset(place(side, batch, i, j))).exact();
                     }
-                    if gemm.bias {
-                        sum += (*bias.add(i)).exact();
+                    if gemm.epilogue == Epilogue::Bias {
+                        sum += (*vector.add(i)).exact();
                     }
                     for l in 0..gemm.k {
                         sum += (*a.offset(place(&gemm.a, batch, i, l))).exact()
@@ -55,5 +55,17 @@ pub(super) unsafe fn product<T: Exact, D: Exact>(gemm: &CublasGemm, at: GemmPlac
                 }
             }
         }
+    }
+    // Sums are of the only matrix, and in ascending order.
+    let (length, one): (usize, &dyn Fn(usize, usize) -> f64) = match gemm.epilogue {
+        // SAFETY: the caller's promise.
+        Epilogue::SumOfA => (gemm.m, &|i, l| unsafe { (*a.offset(place(&gemm.a, 0, i, l))).exact() }),
+        // SAFETY: as above.
+        Epilogue::SumOfB => (gemm.n, &|j, l| unsafe { (*b.offset(place(&gemm.b, 0, l, j))).exact() }),
+        Epilogue::Nothing | Epilogue::Bias => return,
+    };
+    for i in 0..length {
+        // SAFETY: as above: the vector has this many elements.
+        unsafe { *vector.add(i) = D::rounded((0..gemm.k).map(|l| one(i, l)).sum()) };
     }
 }
