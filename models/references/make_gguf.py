@@ -109,10 +109,19 @@ def llama(out):
 
 def family(out, name, arch, **changes):
     """A family's tiny model as llama.cpp's converter writes it: norms of Gemma with 1 added, and the rows of SmolLM 3's
-    queries and keys interleaved. Its last layer, which has no positions, is the first once more."""
+    and Mixtral's queries and keys interleaved. SmolLM 3's last layer, which has no positions, is the first once more."""
     config = {**json.load(open(os.path.join(HERE, name, "config.json"))), **changes}
     weights = tensors(os.path.join(HERE, name, "model.safetensors"))
     layers = config["num_hidden_layers"]
+    if name == "qwen3_moe":
+        # Every layer has experts: the second is the first, too.
+        weights = {n: x for n, x in weights.items() if "layers.0." not in n}
+        weights |= {n.replace("layers.1.", "layers.0."): x for n, x in weights.items()}
+    for part in ["gate_proj", "up_proj", "down_proj", "w1", "w3", "w2"]:
+        for n in [n for n in weights if n.endswith(f".experts.0.{part}.weight")]:
+            count = config["num_local_experts"]
+            all_of = [weights.pop(n.replace("experts.0.", f"experts.{i}.")) for i in range(count)]
+            weights[n.replace("experts.0.", "stacked.")] = np.stack(all_of)
     if name == "smollm3":
         weights |= {n.replace("layers.0.", f"layers.{layers}."): x for n, x in weights.items() if "layers.0." in n}
         layers += 1
@@ -120,12 +129,12 @@ def family(out, name, arch, **changes):
     head(writer, 0, config["vocab_size"], config["max_position_embeddings"], config["hidden_size"], layers,
          config["intermediate_size"], config["num_attention_heads"], config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if "head_dim" in config:
+    if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
-    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_rope_dimension_count(int(rope.get("partial_rotary_factor", 1.0) * head_dim))
     writer.add_rope_freq_base(rope["rope_theta"])
     if config.get("pad_token_id") is not None:
@@ -142,10 +151,13 @@ def family(out, name, arch, **changes):
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
     if "num_local_experts" in config:
-        writer.add_sliding_window(config["sliding_window"])
-        writer.add_expert_feed_forward_length(config["intermediate_size"])
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if name == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if arch == gguf.MODEL_ARCH.GPT_OSS:
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
@@ -167,8 +179,11 @@ def family(out, name, arch, **changes):
             n += ".weight"
         if name.startswith("gemma") and n.endswith("norm.weight"):
             x = x + np.float32(1)
-        if name == "smollm3" and ("q_proj" in n or "k_proj" in n):
+        n = n.replace(".stacked.", ".experts.")
+        if name in ("smollm3", "mixtral") and ("q_proj" in n or "k_proj" in n):
             x = interleaved(x, config["num_attention_heads" if "q_proj" in n else "num_key_value_heads"])
+        for theirs, ours in [("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")]:
+            n = n.replace(f"block_sparse_moe.experts.{theirs}", f"mlp.experts.{ours}")
         add(writer, names.get_name(n, [".weight", ".bias"]), x, F32)
     finish(writer)
 
@@ -198,7 +213,8 @@ def experts(writer, name, x, weights, names):
 def families(out):
     arch = gguf.MODEL_ARCH
     for name, of in [("gemma2", arch.GEMMA2), ("gemma3", arch.GEMMA3), ("phi3", arch.PHI3), ("phi3_long", arch.PHI3),
-                     ("olmo2", arch.OLMO2), ("smollm3", arch.SMOLLM3), ("gpt_oss", arch.GPT_OSS), ("mxfp4", arch.GPT_OSS)]:
+                     ("olmo2", arch.OLMO2), ("smollm3", arch.SMOLLM3), ("gpt_oss", arch.GPT_OSS), ("mxfp4", arch.GPT_OSS),
+                     ("qwen3_moe", arch.QWEN3MOE), ("mixtral", arch.LLAMA)]:
         family(out, name, of)
 
 

@@ -114,7 +114,10 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
     }
     let context = keys.need("context_length")?;
     let kv_heads = keys.count("attention.head_count_kv")?.unwrap_or(heads);
-    let has_experts = architecture == "gpt-oss";
+    let is_gpt_oss = architecture == "gpt-oss";
+    // Mixtral has Llama's architecture.
+    let is_mixtral = architecture == "llama" && keys.count("expert_count")?.is_some_and(|count| count > 0);
+    let has_experts = is_gpt_oss || is_mixtral || architecture == "qwen3moe";
     for (name, harmless) in OFF.into_iter().filter(|(name, _)| !has_experts || !name.starts_with("expert")) {
         let value = keys.typed(name, "a number", |v| v.number().or(v.count().map(|n| n as f64)))?;
         if let Some(value) = value.filter(|value| *value != harmless) {
@@ -126,7 +129,7 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
     }
     // llama.cpp does not compute the window of other architectures.
     let window = keys.count("attention.sliding_window")?.filter(|window| *window > 0);
-    if let Some(window) = window.filter(|window| !is_gemma && !has_experts && *window < context) {
+    if let Some(window) = window.filter(|window| !is_gemma && !is_gpt_oss && *window < context) {
         let why = format!("is {window}, less than the context of {context}: whether it is computed differs by program");
         return Err(keys.wrong("attention.sliding_window", why));
     }
@@ -170,9 +173,23 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
     if has_experts {
         let experts = json!({
             "num_local_experts": keys.need("expert_count")?, "num_experts_per_tok": keys.need("expert_used_count")?,
-            "intermediate_size": keys.need("expert_feed_forward_length")?, "sliding_window": keys.need("attention.sliding_window")?,
         });
         extend(&mut fields, experts);
+    }
+    if is_mixtral {
+        fields["model_type"] = "mixtral".into();
+    }
+    if architecture == "qwen3moe" {
+        // llama.cpp has experts in every layer, and divides their weights by the sum.
+        let more = json!({"moe_intermediate_size": keys.need("expert_feed_forward_length")?, "norm_topk_prob": true});
+        extend(&mut fields, more);
+    }
+    if is_gpt_oss {
+        let more = json!({
+            "intermediate_size": keys.need("expert_feed_forward_length")?,
+            "sliding_window": keys.need("attention.sliding_window")?,
+        });
+        extend(&mut fields, more);
         // In the published models the transition begins and ends within pairs. llama.cpp has no key of it, and takes whole
         // pairs.
         if fields["rope_parameters"]["rope_type"] == "yarn" {
@@ -181,11 +198,11 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
     }
     keys.finish()?;
     let has = |name: &str| file.tensor(name).is_ok();
-    if !matches!(architecture, "gpt2" | "qwen2" | "qwen3" | "phi3") {
+    if !matches!(architecture, "gpt2" | "qwen2" | "qwen3" | "qwen3moe" | "phi3") {
         let biases = json!({"attention_bias": has("blk.0.attn_q.bias"), "mlp_bias": has("blk.0.ffn_gate.bias")});
         extend(&mut fields, biases);
     }
-    if !matches!(architecture, "gpt2" | "llama" | "qwen2" | "qwen3") {
+    if !matches!(architecture, "gpt2" | "llama" | "qwen2" | "qwen3" | "qwen3moe") {
         // Null is no padding; a family's own would be taken of an absent field.
         let padding = file.typed("tokenizer.ggml.padding_token_id", "a count", GgufValue::count)?;
         fields["pad_token_id"] = json!(padding.filter(|padding| *padding < vocab as u64));

@@ -24,10 +24,13 @@ const SHARED: [Rule; 14] = [
 
 /// The conversion table of decoders to llama.cpp's names, of most families in one. Weights are `[O, I]` in both.
 pub const GGUF_TABLE: ConversionTable = ConversionTable {
-    rules: &with::<4, 14, 18>(
+    rules: &with::<7, 14, 21>(
         [
             Rule::keep("blk.{}.ffn_norm", "layers.{}.mlp_norm"),
             Rule::keep("blk.{}.ffn_up", "layers.{}.mlp.up_proj"),
+            Rule::keep("blk.{}.ffn_gate_inp", "layers.{}.mlp.gate"),
+            Rule::keep("blk.{}.ffn_gate_up_exps.weight", "layers.{}.mlp.experts.gate_up_proj"),
+            Rule::keep("blk.{}.ffn_down_exps.weight", "layers.{}.mlp.experts.down_proj"),
             Rule::keep("blk.{}.post_attention_norm", "layers.{}.post_attention_norm"),
             Rule::keep("blk.{}.post_ffw_norm", "layers.{}.post_mlp_norm"),
         ],
@@ -71,14 +74,27 @@ const GPT_OSS: ConversionTable = ConversionTable {
     ..GGUF_TABLE
 };
 
-/// A weight, and the tensors whose rows are its columns in turn. `{}` is the layer.
-type Weave = (&'static str, &'static [&'static str]);
+/// How the tensors of a file make one weight of all experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weave {
+    /// Rows of an expert follow those of the tensor before.
+    Rows,
+    /// Columns are rows of the tensors in turn.
+    Turns,
+}
+
+/// A weight, the tensors that make it, and how. `{}` is the layer.
+type WeaveRule = (&'static str, &'static [&'static str], Weave);
+
+/// Experts whose gate is above the other rows.
+const EXPERTS: &[WeaveRule] =
+    &[("blk.{}.ffn_gate_up_exps.weight", &["blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"], Weave::Rows)];
 
 /// The experts of GPT-OSS: columns of the gate and the other ones take turns.
-const GPT_OSS_EXPERTS: &[Weave] = &[
-    ("blk.{}.ffn_gate_up_exps.weight", &["blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"]),
-    ("blk.{}.ffn_gate_up_exps.bias", &["blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"]),
-    ("blk.{}.ffn_down_exps.weight", &["blk.{}.ffn_down_exps.weight"]),
+const GPT_OSS_EXPERTS: &[WeaveRule] = &[
+    ("blk.{}.ffn_gate_up_exps.weight", &["blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"], Weave::Turns),
+    ("blk.{}.ffn_gate_up_exps.bias", &["blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"], Weave::Turns),
+    ("blk.{}.ffn_down_exps.weight", &["blk.{}.ffn_down_exps.weight"], Weave::Turns),
 ];
 
 /// An architecture of llama.cpp's, and how its files differ from folders.
@@ -93,26 +109,26 @@ pub(crate) struct GgufForm {
     pub interleaved: bool,
     /// The number that files add to the weights of norms.
     pub norm_offset: f32,
-    /// Weights whose columns are rows in files.
-    weaves: &'static [Weave],
+    /// Weights of several tensors.
+    weaves: &'static [WeaveRule],
 }
 
 impl GgufForm {
-    /// The weights whose columns are rows of tensors among `names`, and these tensors.
-    pub(crate) fn woven<'n>(&self, names: impl Iterator<Item = &'n str>) -> BTreeMap<String, Vec<String>> {
+    /// The weights that are made of tensors among `names`, and these tensors.
+    pub(crate) fn woven<'n>(&self, names: impl Iterator<Item = &'n str>) -> BTreeMap<String, (Vec<String>, Weave)> {
         let all: BTreeSet<_> = names.collect();
-        let of = |name: &str, &(whole, parts): &Weave| {
+        let of = |name: &str, &(whole, parts, weave): &WeaveRule| {
             let first = parts.first()?;
             let parts = parts.iter().map(|part| renamed(first, part, name)).collect::<Option<Vec<_>>>()?;
             let has_all = parts.iter().all(|part| all.contains(&**part));
-            renamed(first, whole, name).filter(|_| has_all).map(|whole| (whole, parts))
+            renamed(first, whole, name).filter(|_| has_all).map(|whole| (whole, (parts, weave)))
         };
         all.iter().flat_map(|name| self.weaves.iter().filter_map(|weave| of(name, weave))).collect()
     }
 }
 
 const fn form(architecture: &'static str, family: &'static str) -> GgufForm {
-    GgufForm { architecture, family, table: GGUF_TABLE, interleaved: false, norm_offset: 0.0, weaves: &[] }
+    GgufForm { architecture, family, table: GGUF_TABLE, interleaved: false, norm_offset: 0.0, weaves: EXPERTS }
 }
 
 /// The architectures that are read.
@@ -121,6 +137,7 @@ pub(crate) const GGUF_FORMS: &[GgufForm] = &[
     GgufForm { interleaved: true, ..form("llama", "llama") },
     form("qwen2", "qwen2"),
     form("qwen3", "qwen3"),
+    form("qwen3moe", "qwen3_moe"),
     form("olmo2", "olmo2"),
     GgufForm { table: PHI3, ..form("phi3", "phi3") },
     GgufForm { interleaved: true, ..form("smollm3", "smollm3") },

@@ -9,7 +9,7 @@ mod stack;
 mod tables;
 
 pub use gguf::GGUF_TABLE;
-pub(crate) use gguf::{GGUF_FORMS, GgufForm};
+pub(crate) use gguf::{GGUF_FORMS, GgufForm, Weave};
 pub(crate) use image_tables::{CLIP, CONVNEXT, RESNET, VIT};
 use pattern::renamed;
 pub(crate) use seq2seq_tables::{T5, T5_GATED, WHISPER};

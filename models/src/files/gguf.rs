@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use data::gguf::{GgufFile, GgufValue};
 use numcore::{DType, Error, Result, Shape};
 
-use crate::convert::{ConversionTable, GGUF_FORMS, GGUF_TABLE, GgufForm};
+use crate::convert::{ConversionTable, GGUF_FORMS, GGUF_TABLE, GgufForm, Weave};
 
 /// The tensors of a GGUF file. For some architectures llama.cpp rotates adjacent components of a head together, and
 /// files have the rows of queries and keys in that order. They are read in the order of halves.
@@ -45,8 +45,8 @@ impl GgufWeightFile {
         self.form.map_or(GGUF_TABLE, |form| form.table)
     }
 
-    /// Weights whose columns are rows of these tensors in turn.
-    pub(super) fn woven(&self) -> BTreeMap<String, Vec<String>> {
+    /// Weights that are made of several tensors.
+    pub(super) fn woven(&self) -> BTreeMap<String, (Vec<String>, Weave)> {
         self.form.map_or_else(BTreeMap::new, |form| form.woven(self.file.names()))
     }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use numcore::{DType, Result, Shape, safetensors::Reader};
 
 use super::{gguf::GgufWeightFile, pickle::PickleFile};
-use crate::convert::ConversionTable;
+use crate::convert::{ConversionTable, Weave};
 
 /// An open file of tensors, which are read piece by piece.
 pub(super) enum TensorFile {
@@ -40,8 +40,8 @@ impl TensorFile {
         if let TensorFile::Gguf(file) = self { Some(file.table()) } else { None }
     }
 
-    /// Weights whose columns are rows of these tensors in turn.
-    pub(super) fn woven(&self) -> BTreeMap<String, Vec<String>> {
+    /// Weights that are made of several tensors.
+    pub(super) fn woven(&self) -> BTreeMap<String, (Vec<String>, Weave)> {
         if let TensorFile::Gguf(file) = self { file.woven() } else { BTreeMap::new() }
     }
 

@@ -12,7 +12,7 @@ use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, placement
 use serde_json::Value;
 
 use super::{JsonObject, mxfp4, tensors::TensorFile, woven};
-use crate::convert::ConversionTable;
+use crate::convert::{ConversionTable, Weave};
 
 /// The tensors of a model by name, read one at a time. A file is opened when one of its tensors is first read.
 #[derive(Default)]
@@ -25,8 +25,8 @@ pub(crate) struct Weights {
     table: Option<ConversionTable>,
     /// The names of tensors in MXFP4, whose elements and scales are tensors of their own.
     packed: BTreeSet<String>,
-    /// Weights whose columns are rows of these tensors in turn.
-    woven: BTreeMap<String, Vec<String>>,
+    /// Weights that are made of several tensors.
+    woven: BTreeMap<String, (Vec<String>, Weave)>,
 }
 
 impl Weights {
@@ -72,7 +72,7 @@ impl Weights {
         let whole = |name: &String| Some(name.strip_suffix(mxfp4::PARTS[0])?.to_owned());
         let has_both = |name: &String| self.places.contains_key(&format!("{name}{}", mxfp4::PARTS[1]));
         self.packed = self.places.keys().filter_map(whole).filter(has_both).collect();
-        self.woven.extend(self.packed.iter().map(|name| (name.clone(), vec![name.clone()])));
+        self.woven.extend(self.packed.iter().map(|name| (name.clone(), (vec![name.clone()], Weave::Turns))));
         match self.packed.is_empty() {
             true => Err(Error::state("quantization_config", "says that weights are in MXFP4, and none is")),
             false => Ok(self),
@@ -82,7 +82,8 @@ impl Weights {
     /// Tells whether a tensor is a part of others alone.
     fn is_part(&self, name: &str) -> bool {
         let is_packed = |part| name.strip_suffix(part).is_some_and(|whole| self.packed.contains(whole));
-        mxfp4::PARTS.into_iter().any(is_packed) || self.woven.values().flatten().any(|part| part == name)
+        mxfp4::PARTS.into_iter().any(is_packed)
+            || self.woven.values().any(|(parts, _)| parts.iter().any(|part| part == name))
     }
 
     /// The conversion table of names, if the files have others than the family's.
@@ -106,9 +107,9 @@ impl Weights {
     /// Fails if it is not there, its file is malformed, or its element type is not supported.
     pub(crate) fn spec(&self, name: &str) -> Result<(DType, Shape)> {
         match self.woven.get(name) {
-            Some(parts) => {
+            Some((parts, weave)) => {
                 let parts = parts.iter().map(|part| self.stored(part)).collect::<Result<Vec<_>>>()?;
-                woven::spec(name, &parts)
+                woven::spec(name, &parts, *weave)
             }
             None => self.stored(name),
         }
@@ -158,9 +159,14 @@ impl Weights {
 
     /// Fills `bytes` with a piece of a tensor of the piece's logical shape.
     fn read_piece(&self, name: &str, piece: &TensorPlacement, bytes: &mut [u8]) -> Result<()> {
-        let Some(parts) = self.woven.get(name) else { return self.read_stored(name, piece, bytes) };
+        let Some((parts, weave)) = self.woven.get(name) else { return self.read_stored(name, piece, bytes) };
         let sizes = [parts.len(), self.spec(name)?.0.size()];
-        woven::read_piece(piece, sizes, bytes, |part, piece, bytes| self.read_stored(&parts[part], piece, bytes))
+        let read =
+            |part: usize, piece: &TensorPlacement, bytes: &mut [u8]| self.read_stored(&parts[part], piece, bytes);
+        match weave {
+            Weave::Rows => woven::read_rows(piece, sizes, bytes, read),
+            Weave::Turns => woven::read_turns(piece, sizes, bytes, read),
+        }
     }
 
     /// Fills `bytes` with a piece of a tensor as it is stored.

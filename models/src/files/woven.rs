@@ -1,19 +1,28 @@
-//! Weights of experts whose columns are rows in files, and may come from several tensors in turn.
+//! Weights of all experts that are made of several tensors of a file.
 
 use std::ops::Range;
 
 use numcore::{DType, Error, Result, Shape, placement::TensorPlacement};
 
-/// The type and shape of a weight `[E, C, n · R]`, whose columns are the rows of `n` tensors `[E, R, C]` in turn; or of a
-/// bias `[E, n · R]`, of `n` tensors `[E, R]`.
+use crate::convert::Weave;
+
+/// The type and shape of a weight of `n` tensors of all experts. Of rows it is `[E, n · R, C]`, of `[E, R, C]` each. In
+/// turns it is `[E, C, n · R]`, of the same, or a bias `[E, n · R]`, of `[E, R]`.
 ///
 /// # Errors
 /// Fails if the tensors differ in type or shape, or have no such shape.
-pub(super) fn spec(name: &str, parts: &[(DType, Shape)]) -> Result<(DType, Shape)> {
+pub(super) fn spec(name: &str, parts: &[(DType, Shape)], weave: Weave) -> Result<(DType, Shape)> {
     let (first, count) = (parts.first().copied(), parts.len());
-    match first.filter(|first| parts.iter().all(|part| part == first)).map(|(dtype, shape)| (dtype, shape.to_vec())) {
-        Some((dtype, shape)) if shape.len() == 3 => Ok((dtype, [shape[0], shape[2], count * shape[1]].into())),
-        Some((dtype, shape)) if shape.len() == 2 => Ok((dtype, [shape[0], count * shape[1]].into())),
+    let first =
+        first.filter(|first| parts.iter().all(|part| part == first)).map(|(dtype, shape)| (dtype, shape.to_vec()));
+    match (weave, first) {
+        (Weave::Rows, Some((dtype, shape))) if shape.len() == 3 => {
+            Ok((dtype, [shape[0], count * shape[1], shape[2]].into()))
+        }
+        (Weave::Turns, Some((dtype, shape))) if shape.len() == 3 => {
+            Ok((dtype, [shape[0], shape[2], count * shape[1]].into()))
+        }
+        (Weave::Turns, Some((dtype, shape))) if shape.len() == 2 => Ok((dtype, [shape[0], count * shape[1]].into())),
         _ => {
             let why = format!("its parts are {parts:?}, not of one type and shape with an axis of experts");
             Err(Error::format(format!("weight `{name}`"), why))
@@ -21,9 +30,32 @@ pub(super) fn spec(name: &str, parts: &[(DType, Shape)]) -> Result<(DType, Shape
     }
 }
 
-/// Reads a piece of such a weight of `count` tensors, in elements of `size` bytes. `read` fills its last operand with a
-/// piece of a tensor. Only the elements of the piece are read, an expert at a time.
-pub(super) fn read_piece(
+/// Reads a piece of a weight whose rows are those of `count` tensors, one after another, in elements of `size` bytes.
+/// `read` fills its last operand with a piece of a tensor. Only the elements of the piece are read.
+pub(super) fn read_rows(
+    piece: &TensorPlacement,
+    [count, size]: [usize; 2],
+    into: &mut [u8],
+    read: impl Fn(usize, &TensorPlacement, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    let (logical, mut rest) = (piece.logical(), into);
+    let (rows, width) = (logical[1] / count, piece.local()[2] * size);
+    for expert in piece.ranges(0).iter().cloned().flatten() {
+        for part in 0..count {
+            let within = |at: usize| at.clamp(part * rows, (part + 1) * rows) - part * rows;
+            let own = piece.ranges(1).iter().map(|range| within(range.start)..within(range.end));
+            let own: Vec<_> = own.filter(|range| !range.is_empty()).collect();
+            let (now, later) = rest.split_at_mut(own.iter().map(Range::len).sum::<usize>() * width);
+            let dims = vec![std::iter::once(expert..expert + 1).collect(), own, piece.ranges(2).to_vec()];
+            read(part, &TensorPlacement::new(logical.with(1, rows), dims)?, now)?;
+            rest = later;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a piece of a weight whose columns are rows of `count` tensors in turn, as [`read_rows`] does.
+pub(super) fn read_turns(
     piece: &TensorPlacement,
     [count, size]: [usize; 2],
     into: &mut [u8],

@@ -80,9 +80,8 @@ fn family(name: &str) -> (Decoder<Cpu>, Decoder<Cpu>) {
     let own = Decoder::from_pretrained(reference("gguf").join(name).with_extension("gguf"), &init()).unwrap();
     let folder = Scratch::copy_of(name).with_config(|fields| match name {
         "gemma2" | "gemma3" => drop(fields.insert("query_pre_attn_scalar".into(), 6.into())),
-        "phi3" => {
-            drop(fields.remove("sliding_window").and_then(|_| fields.insert("sliding_window".into(), Value::Null)))
-        }
+        "phi3" | "mixtral" => drop(fields.insert("sliding_window".into(), Value::Null)),
+        "qwen3_moe" => drop(fields.insert("decoder_sparse_step".into(), 1.into())),
         "gpt_oss" => {
             ["swiglu_alpha", "swiglu_limit"].iter().for_each(|field| drop(fields.remove(*field)));
         }
@@ -93,12 +92,17 @@ fn family(name: &str) -> (Decoder<Cpu>, Decoder<Cpu>) {
         }
         _ => {}
     });
-    if name == "smollm3" {
+    // Layers that are copies of others.
+    if let Some((of, to)) = [("smollm3", ("layers.0.", "layers.3.")), ("qwen3_moe", ("layers.1.", "layers.0."))]
+        .into_iter()
+        .find_map(|(of, copies)| (of == name).then_some(copies))
+    {
         let path = folder.0.join("model.safetensors");
         let mut tensors = safetensors::load(&path, &cpu()).unwrap();
-        let first = tensors.iter().filter(|(name, _)| name.contains("layers.0."));
-        let last: Vec<_> = first.map(|(name, x)| (name.replace("layers.0.", "layers.3."), x.clone())).collect();
-        tensors.extend(last);
+        tensors.retain(|(name, _)| !name.contains(to));
+        let copied = tensors.iter().filter(|(name, _)| name.contains(of));
+        let copies: Vec<_> = copied.map(|(name, x)| (name.replace(of, to), x.clone())).collect();
+        tensors.extend(copies);
         safetensors::save(&path, &tensors, &Default::default()).unwrap();
     }
     (own, Decoder::from_pretrained(&folder.0, &init()).unwrap())
@@ -107,7 +111,8 @@ fn family(name: &str) -> (Decoder<Cpu>, Decoder<Cpu>) {
 /// Names, keys, norms with 1 added, the order of rows, and divisors of frequencies.
 #[test]
 fn families_of_llama_cpps_writer_are_the_folders() {
-    for name in ["gemma2", "gemma3", "phi3", "phi3_long", "olmo2", "smollm3", "gpt_oss", "mxfp4"] {
+    let dense = ["gemma2", "gemma3", "phi3", "phi3_long", "olmo2", "smollm3"];
+    for name in dense.into_iter().chain(["gpt_oss", "mxfp4", "qwen3_moe", "mixtral"]) {
         let (own, due) = family(name);
         let config = DecoderConfig { fields: due.config().fields.clone(), ..own.config().clone() };
         assert_eq!(config, *due.config(), "{name}");
@@ -124,10 +129,11 @@ fn families_of_llama_cpps_writer_are_the_folders() {
     }
 }
 
-/// Experts whose columns are rows in files, of two tensors in turn, in `f32` and in MXFP4.
+/// Experts whose columns are rows in files, of two tensors in turn, in `f32` and in MXFP4; and those whose rows are of two
+/// tensors.
 #[test]
 fn pieces_of_experts_are_those_of_the_whole() {
-    for name in ["gpt_oss", "mxfp4"] {
+    for name in ["gpt_oss", "mxfp4", "qwen3_moe"] {
         let path = reference("gguf").join(name).with_extension("gguf");
         let whole = Decoder::from_pretrained(&path, &init()).unwrap();
         let lazy = Decoder::from_pretrained(&path, &init().lazily()).unwrap();
@@ -201,7 +207,7 @@ fn a_key_that_is_not_computed_is_an_error() {
     let file = || fs::read(path()).unwrap();
     for (bytes, due) in [
         (with("llama.attention.new_option", number(1)), "`llama.attention.new_option` is not known"),
-        (with("llama.expert_count", number(8)), "`llama.expert_count` is 8"),
+        (with("llama.expert_count", number(8)), "`llama.expert_used_count` is missing"),
         (with("llama.attention.causal", GgufValue::Bool(false)), "causal` is false"),
         (with("llama.attention.sliding_window", number(5)), "is 5, less than the context of 64"),
         (with("llama.rope.scaling.type", text("longrope")), "longrope"),

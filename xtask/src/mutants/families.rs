@@ -33,6 +33,7 @@ pub(super) const FAMILIES: &[Mutant] = &[
     Mutant { file: "models/src/generate/time_stamps.rs", from: "stamps.iter().sum::<f64>() >", to: "stamps.iter().copied().fold(0.0, f64::max) >", test: COMPARED },
     Mutant { file: "models/src/files/mxfp4.rs", from: "(4 * (place % 2)) & 15", to: "(4 * (1 - place % 2)) & 15", test: READ },
     Mutant { file: "models/src/files/woven.rs", from: "at.saturating_sub(part).div_ceil(count)", to: "at.div_ceil(count)", test: READ },
+    Mutant { file: "models/src/files/woven.rs", from: "at.clamp(part * rows, (part + 1) * rows) - part * rows", to: "at.min(rows)", test: READ },
     Mutant { file: "models/src/files/gguf.rs", from: " - offset).to_le_bytes()", to: ").to_le_bytes()", test: READ },
     Mutant { file: "models/src/config/gguf.rs", from: r#""rope_theta": local"#, to: r#""rope_theta": 10_000.0"#, test: READ },
     Mutant { file: "models/src/convert/gguf.rs", from: r#"GgufForm { interleaved: true, ..form("smollm3", "smollm3") }"#, to: r#"form("smollm3", "smollm3")"#, test: READ },
