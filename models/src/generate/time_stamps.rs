@@ -32,7 +32,8 @@ impl TimeStampRules {
             (false, _) => {}
         }
         if let Some(&last) = last {
-            let least = last as usize + usize::from(!is_last || in_pair);
+            // The second of a pair may equal the first.
+            let least = last as usize + usize::from(!is_last);
             let least = least.clamp(first, scores.len());
             leave_out(&mut scores[first..least]);
         }

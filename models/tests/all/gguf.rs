@@ -208,6 +208,7 @@ fn a_key_that_is_not_computed_is_an_error() {
     for (bytes, due) in [
         (with("llama.attention.new_option", number(1)), "`llama.attention.new_option` is not known"),
         (with("llama.expert_count", number(8)), "`llama.expert_used_count` is missing"),
+        (with("llama.attention.sliding_window_pattern", number(2)), "is not known here"),
         (with("llama.attention.causal", GgufValue::Bool(false)), "causal` is false"),
         (with("llama.attention.sliding_window", number(5)), "is 5, less than the context of 64"),
         (with("llama.rope.scaling.type", text("longrope")), "longrope"),
@@ -232,6 +233,7 @@ fn a_key_that_is_not_computed_is_an_error() {
     }
     for (key, value) in [
         ("llama.expert_count", number(0)),
+        ("llama.expert_used_count", number(0)),
         ("llama.attention.sliding_window", number(64)),
         ("llama.rope.scaling.finetuned", GgufValue::Bool(false)),
         ("general.anything", text("at all")),
