@@ -83,7 +83,7 @@ fn run() -> Result<u8, String> {
 /// Compiles the kernels of all items for a GPU of another machine.
 #[cfg(feature = "emulate")]
 fn precompile(args: &Args, capability: u32, driver: u32) -> Result<(), String> {
-    let count = weftgrad::Cuda::precompile(capability, driver, |listing| plan::kernels(listing, args));
+    let count = emulated_gpu::precompile(capability, driver, |listing| plan::kernels(listing, args));
     println!("{} kernels for sm_{capability} and drivers of CUDA {driver}", count.map_err(|e| e.to_string())?);
     Ok(())
 }

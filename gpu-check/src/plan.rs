@@ -104,7 +104,7 @@ pub(crate) fn kernels(listing: &Cuda, args: &Args) {
 fn gpu(args: &Args) -> Result<Cuda, String> {
     #[cfg(feature = "emulate")]
     if args.device == "emulated" {
-        return Cuda::emulated(std::env::temp_dir().join("weftgrad-emulated")).map_err(|e| e.to_string());
+        return emulated_gpu::open(std::env::temp_dir().join("weftgrad-emulated")).map_err(|e| e.to_string());
     }
     let _ = args;
     Cuda::new(0).map_err(|e| e.to_string())

@@ -124,7 +124,6 @@ impl Engine {
     }
 
     /// Descriptions of the hand-written kernels that were loaded, in order.
-    #[cfg(feature = "emulate")]
     pub(crate) fn loaded_kernels(&self) -> Vec<String> {
         let mut loaded: Vec<String> = self.written.lock().keys().map(HandwrittenKernel::describe).collect();
         loaded.sort();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numcore::{Error, ErrorKind, Result};
 
 use crate::{
-    driver::{Mark, Stream, backend},
+    driver::{CudaStream, Mark, backend},
     engine::Engine,
     queue::Queue,
 };
@@ -15,7 +15,7 @@ pub struct CudaEvent {
     engine: Arc<Engine>,
     mark: Mark,
     /// The stream, and the number of the capture, in which the event was recorded; `None` outside of captures.
-    captured: Option<(Stream, u64)>,
+    captured: Option<(CudaStream, u64)>,
 }
 
 impl CudaEvent {

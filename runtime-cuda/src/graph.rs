@@ -10,7 +10,7 @@ use numcore::{Error, Result};
 use crate::{
     Cuda,
     captured_keys::CapturedKeys,
-    driver::{Fallible, Recording},
+    driver::{CapturedGraph, Fallible},
     memory::HeldBlocks,
     queue::Queue,
 };
@@ -18,7 +18,7 @@ use crate::{
 /// Work that was captured once and can be launched repeatedly, without the host's part of it. See [`Cuda::capture`].
 pub struct Graph {
     queue: Arc<Queue>,
-    recording: Recording,
+    recording: CapturedGraph,
     /// True if the graph has kernels that may report an index out of range.
     reports: bool,
     held: Arc<HeldBlocks>,
@@ -66,7 +66,7 @@ impl Cuda {
         queue.memory.end_capture();
         let reports = queue.end_capture();
         let recording = queue.driver().end_capture(queue.stream);
-        let discard = |recording: Fallible<Recording>| {
+        let discard = |recording: Fallible<CapturedGraph>| {
             if let Ok(recording) = recording {
                 queue.driver().destroy_recording(recording);
             }

@@ -11,9 +11,9 @@ use smallvec::SmallVec;
 
 use crate::{
     Cuda,
-    args::Args,
     axes::LoopAxes,
     codegen::{KernelSource, scores::ScoreSpec},
+    driver::KernelArgs,
     driver::{Grid, KernelFunction},
 };
 
@@ -100,7 +100,6 @@ impl HandwrittenKernel {
     }
 
     /// The file, the entry function and the defines, in one line.
-    #[cfg(feature = "emulate")]
     pub(crate) fn describe(&self) -> String {
         let defines = self.defines.iter().map(|(name, value)| format!(" {name}={value}")).collect::<String>();
         format!("{} {}{defines}", self.file, self.entry)
@@ -189,14 +188,14 @@ pub(crate) struct KernelLaunch<'a> {
     entry: &'static str,
     function: KernelFunction,
     shared: u32,
-    args: Args,
+    args: KernelArgs,
 }
 
 impl<'a> KernelLaunch<'a> {
     /// Begins a launch of `kernel`, which is compiled now if it is new.
     pub(crate) fn new(cuda: &'a Cuda, op: &'static str, kernel: &HandwrittenKernel) -> Result<KernelLaunch<'a>> {
         let function = cuda.queue.engine.written(kernel, kernel.shared)?;
-        Ok(KernelLaunch { cuda, op, entry: kernel.entry, function, shared: kernel.shared, args: Args::default() })
+        Ok(KernelLaunch { cuda, op, entry: kernel.entry, function, shared: kernel.shared, args: KernelArgs::default() })
     }
 
     /// Appends an argument.
@@ -206,7 +205,7 @@ impl<'a> KernelLaunch<'a> {
     }
 
     /// Appends the values of a structure.
-    pub(crate) fn structure(mut self, fields: &Args) -> Self {
+    pub(crate) fn structure(mut self, fields: &KernelArgs) -> Self {
         self.args.structure(fields);
         self
     }

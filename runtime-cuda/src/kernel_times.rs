@@ -16,12 +16,12 @@ use std::{
 use numcore::trace::{self, SpanKind};
 use parking_lot::{Condvar, Mutex};
 
-use crate::driver::{Driver, DriverFailure, Fallible, Mark, Stream};
+use crate::driver::{CudaStream, Driver, DriverFailure, Fallible, Mark};
 
 /// Measures the kernels of one queue.
 pub(crate) struct KernelTimes {
     driver: Arc<dyn Driver>,
-    stream: Stream,
+    stream: CudaStream,
     launched: Sender<LaunchedKernel>,
     pending: Arc<Pending>,
 }
@@ -43,7 +43,7 @@ struct Pending {
 
 impl KernelTimes {
     /// Starts a thread that measures the kernels of `stream`; the thread, and so the track, is named `track`.
-    pub(crate) fn new(driver: Arc<dyn Driver>, stream: Stream, track: String) -> Fallible<KernelTimes> {
+    pub(crate) fn new(driver: Arc<dyn Driver>, stream: CudaStream, track: String) -> Fallible<KernelTimes> {
         let origin = Origin::new(&*driver, stream)?;
         let (launched, kernels) = channel();
         let pending = Arc::new(Pending::default());
@@ -95,7 +95,7 @@ struct Origin {
 }
 
 impl Origin {
-    fn new(driver: &dyn Driver, stream: Stream) -> Fallible<Origin> {
+    fn new(driver: &dyn Driver, stream: CudaStream) -> Fallible<Origin> {
         let mark = timed_mark(driver, stream)?;
         driver.await_mark(mark)?;
         Ok(Origin { mark, at: Instant::now() })
@@ -136,7 +136,7 @@ fn watch(driver: &dyn Driver, mut origin: Origin, kernels: &Receiver<LaunchedKer
 }
 
 /// Records a mark in `stream` that stores the time at which the stream reaches it.
-pub(crate) fn timed_mark(driver: &dyn Driver, stream: Stream) -> Fallible<Mark> {
+pub(crate) fn timed_mark(driver: &dyn Driver, stream: CudaStream) -> Fallible<Mark> {
     let mark = driver.timed_mark()?;
     if let Err(failure) = driver.record(mark, stream) {
         driver.destroy_mark(mark);

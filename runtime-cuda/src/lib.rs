@@ -35,13 +35,12 @@
 //! (`download`, `synchronize`). It is reported once, and the queue continues.
 #![warn(unreachable_pub)]
 
-mod args;
 mod axes;
 mod axis_ops;
 mod captured_keys;
 mod codegen;
 mod device_queue;
-mod driver;
+pub mod driver;
 mod engine;
 mod event;
 mod fused;
@@ -66,20 +65,15 @@ mod tuned;
 
 use std::{fmt, sync::Arc};
 
-use numcore::{MemoryCategory, Result};
+use numcore::{DeviceId, MemoryCategory, Result};
 
-#[cfg(feature = "emulate")]
-pub use driver::{AccessOrder, EmulatedMemory, GemmCandidates, GemmRefusal};
 pub use event::CudaEvent;
 pub use graph::Graph;
 pub use memory::CudaBuffer;
 
+use driver::{Driver, Fallible};
 use engine::Engine;
 use queue::Queue;
-
-/// A device index that no GPU has.
-#[cfg(feature = "emulate")]
-const EMULATED: numcore::DeviceId = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
 
 /// A GPU. A cheap handle; clones share one queue: its stream, memory pool and memory statistics.
 #[derive(Clone)]
@@ -107,86 +101,25 @@ impl Cuda {
         Self::on(Engine::open(index)?)
     }
 
-    /// An emulated GPU: the host interprets the PTX that NVRTC gives for each kernel, which is cached in `folder`. It is
-    /// slow, checks every access ([`ptx`](::ptx#checks)), and is exact enough to test everything but the hardware.
-    #[cfg(feature = "emulate")]
-    pub fn emulated(folder: impl AsRef<std::path::Path>) -> Result<Cuda> {
-        Self::on(Engine::shared(EMULATED, || Ok(Arc::new(driver::Emulated::new(folder.as_ref()))))?)
-    }
-
-    /// Compiles the kernels that `work` launches, for [`Cuda::emulated`] in the same `folder`, on all processors. Nothing
-    /// is computed: `work` reads zeros, and its failures are ignored.
-    #[cfg(feature = "emulate")]
-    pub fn compile_for(folder: impl AsRef<std::path::Path>, work: impl FnOnce(&Cuda)) -> Result<()> {
-        let listing = Arc::new(driver::Listing::new());
-        work(&Self::apart(listing.clone())?);
-        let compiler = driver::compiler(folder.as_ref());
-        let done = driver::for_each(&listing.take_distinct(), |source| compiler.ptx(source).map(drop));
-        done.map_err(|e| driver::backend("compile", EMULATED, e))
-    }
-
-    /// Compiles the kernels that `work` launches into the [folder](crate#kernels-on-disk) of compiled kernels, and
-    /// returns their number. GPUs that find their kernels in this folder need no compiler.
-    ///
-    /// The GPUs have compute capability `capability` (90 is 9.0), and `driver` is their driver's major version of CUDA.
-    /// The call needs NVRTC and no GPU, and uses all processors. Nothing is computed: `work` reads zeros, and its
-    /// failures are ignored.
+    /// A device over another driver, opened with `driver` unless a handle of `device` is in use: handles share it.
     ///
     /// # Errors
-    /// No folder is known, NVRTC is missing or newer than the driver, or kernels do not compile; the other kernels are
-    /// compiled and kept.
-    #[cfg(feature = "emulate")]
-    pub fn precompile(capability: u32, driver: u32, work: impl FnOnce(&Cuda)) -> Result<usize> {
-        let error = |e| driver::backend("Cuda::precompile", EMULATED, e);
-        let Some(folder) = driver::Compiler::cache_folder() else {
-            return Err(error(driver::DriverFailure::new(
-                "neither XDG_CACHE_HOME nor HOME says where kernels are kept",
-            )));
-        };
-        let listing = Arc::new(driver::Listing::new());
-        work(&Self::apart(listing.clone())?);
-        let compiler = driver::Compiler::new(driver::Architecture(capability), Some(driver as i32), Some(folder));
-        let sources = listing.take_distinct();
-        let compiled = driver::for_each(&sources, |source| compiler.compile(source).map(drop));
-        compiled.map(|()| sources.len()).map_err(error)
+    /// The error of `driver`, or of the new queue.
+    pub fn shared(device: DeviceId, driver: impl FnOnce() -> Fallible<Arc<dyn Driver>>) -> Result<Cuda> {
+        Self::on(Engine::shared(device, driver)?)
     }
 
-    /// An emulated GPU, separate from [`Cuda::emulated`], and a race detector. The detector reports memory accesses
-    /// that streams and events do not order.
-    #[cfg(feature = "emulate")]
-    pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, AccessOrder)> {
-        let ordered = driver::Ordered::new(driver::Emulated::new(folder.as_ref()));
-        let order = ordered.order();
-        Ok((Self::apart(Arc::new(ordered))?, order))
-    }
-
-    /// An emulated GPU, separate from [`Cuda::emulated`], in whose kernels' sources the text `from` is replaced by `to`; and
-    /// the number of kernels loaded so far that had it. It shows which faults of a kernel are found.
-    #[cfg(feature = "emulate")]
-    pub fn altered(folder: impl AsRef<std::path::Path>, from: &str, to: &str) -> Result<(Cuda, impl Fn() -> u64)> {
-        let (emulated, altered) = driver::Emulated::new(folder.as_ref()).altering(from, to);
-        Ok((Self::apart(Arc::new(emulated))?, move || altered.load(std::sync::atomic::Ordering::Relaxed)))
+    /// A device over another driver, which no other handle shares.
+    ///
+    /// # Errors
+    /// The driver's error for a new queue.
+    pub fn apart(device: DeviceId, driver: Arc<dyn Driver>) -> Result<Cuda> {
+        Self::on(Arc::new(Engine::new(driver, device)))
     }
 
     /// The hand-written kernels that this GPU has loaded: file, entry function and defines of each, in order.
-    #[cfg(feature = "emulate")]
     pub fn loaded_kernels(&self) -> Vec<String> {
         self.queue.engine.loaded_kernels()
-    }
-
-    /// An emulated GPU with `bytes` bytes of memory that computes nothing; all reads yield zeros. It shows quickly how
-    /// much memory a step of any size needs.
-    #[cfg(feature = "emulate")]
-    pub fn unexecuted(bytes: usize) -> Result<(Cuda, EmulatedMemory)> {
-        let driver = Arc::new(driver::Listing::of(bytes));
-        let memory = driver.device_memory().clone();
-        Ok((Self::apart(driver)?, memory))
-    }
-
-    /// An emulated GPU on the given driver, with an engine of its own.
-    #[cfg(feature = "emulate")]
-    fn apart(driver: Arc<dyn driver::Driver>) -> Result<Cuda> {
-        Self::on(Arc::new(Engine::new(driver, EMULATED)))
     }
 
     /// A handle on this queue whose `f32` GEMM uses tensor cores (TF32: 10 bits of fraction instead of 23). Off by

@@ -10,7 +10,6 @@ use smallvec::SmallVec;
 
 use crate::{
     Cuda,
-    args::{Args, LIMIT},
     axes::{LoopAxes, MemoryRef, Steps, by_steps},
     codegen::{
         THREADS,
@@ -18,6 +17,7 @@ use crate::{
         pointwise::PointwiseSpec,
     },
     driver::Grid,
+    driver::{KernelArgs, LIMIT},
     engine::{Generated, KernelKey},
     memory::CudaBuffer,
     operand::Operand,
@@ -206,10 +206,10 @@ impl<'a> PointwiseCall<'a> {
     }
 
     /// The arguments in the order of the kernel's parameters.
-    fn args(&self, cuda: &Cuda, kernel: &Generated, typed: &Typed, scalars: &[Scalar]) -> Result<Args> {
+    fn args(&self, cuda: &Cuda, kernel: &Generated, typed: &Typed, scalars: &[Scalar]) -> Result<KernelArgs> {
         let wide = self.loops().wide;
         let sizes = self.axes.units(self.lanes);
-        let mut args = Args::default();
+        let mut args = KernelArgs::default();
         args.count(sizes.iter().product(), wide);
         args.count(self.axes.count(), wide);
         args.axes(&sizes, wide);
@@ -233,7 +233,7 @@ impl<'a> PointwiseCall<'a> {
 
 /// Appends values that are equal for all elements, then keys of random bits.
 pub(crate) fn values(
-    args: &mut Args,
+    args: &mut KernelArgs,
     cuda: &Cuda,
     program: &Program,
     kernel: &Generated,

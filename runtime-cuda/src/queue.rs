@@ -12,11 +12,11 @@ use numcore::{
 use parking_lot::Mutex;
 
 use crate::{
-    args::Args,
     captured_keys::CapturedKeys,
+    driver::KernelArgs,
     driver::{
-        CublasGemm, Driver, DriverFailure, DriverFailureKind, Fallible, GemmPlaces, Grid, KernelFunction, Recording,
-        Stream, backend,
+        CapturedGraph, CublasGemm, CudaStream, Driver, DriverFailure, DriverFailureKind, Fallible, GemmPlaces, Grid,
+        KernelFunction, backend,
     },
     engine::Engine,
     kernel_times::KernelTimes,
@@ -28,7 +28,7 @@ use crate::{
 /// The state that clones of a `Cuda` handle share.
 pub(crate) struct Queue {
     pub engine: Arc<Engine>,
-    pub stream: Stream,
+    pub stream: CudaStream,
     pub memory: Arc<Memory>,
     staging: Mutex<Staging>,
     /// The device address of a word in which kernels set a bit per operation that met an index out of range.
@@ -73,7 +73,7 @@ impl Queue {
         Queue::on(engine, stream)
     }
 
-    fn on(engine: Arc<Engine>, stream: Stream) -> Result<Queue> {
+    fn on(engine: Arc<Engine>, stream: CudaStream) -> Result<Queue> {
         let driver = engine.driver.clone();
         let memory = Memory::new(engine.memory.clone(), stream);
         // Taken from the driver, not the pool: it belongs to no tensor.
@@ -133,7 +133,7 @@ impl Queue {
         entry: &str,
         kernel: KernelFunction,
         grid: Grid,
-        args: &mut Args,
+        args: &mut KernelArgs,
     ) -> Result<()> {
         self.check()?;
         if grid.blocks.iter().zip(MOST_BLOCKS).any(|(b, most)| *b > most) {
@@ -326,7 +326,7 @@ impl Queue {
     }
 
     /// Launches a recording. `reports` is true if it has kernels that may report an index out of range.
-    pub(crate) fn replay(&self, recording: Recording, reports: bool) -> Result<()> {
+    pub(crate) fn replay(&self, recording: CapturedGraph, reports: bool) -> Result<()> {
         self.check()?;
         self.refuse_while_capturing("launch")?;
         self.recent.note("launch", "a captured step", Grid { blocks: [1; 3], threads: [1; 2], shared: 0 });

@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 
 use crate::{
     Cuda,
-    args::{Args, LIMIT},
     axes::{LoopAxes, MemoryRef, Steps, WIDE, by_steps},
     codegen::{
         THREADS,
@@ -19,6 +18,7 @@ use crate::{
         reduce::{Near, ReduceSpec},
     },
     driver::Grid,
+    driver::{KernelArgs, LIMIT},
     engine::{Generated, KernelKey},
     operand::Operand,
     pointwise::{self, InputSource, Target, is_positional, positions, values},
@@ -283,11 +283,11 @@ impl<'a> ReduceCall<'a> {
     }
 
     /// The arguments in the order of the kernel's parameters.
-    fn args(&self, cuda: &Cuda, kernel: &Generated, typed: &Typed, scalars: &[Scalar], to: u64) -> Result<Args> {
+    fn args(&self, cuda: &Cuda, kernel: &Generated, typed: &Typed, scalars: &[Scalar], to: u64) -> Result<KernelArgs> {
         let wide = self.is_wide();
         let (columns, lanes) = self.groups();
         let (results, units) = (self.kept.units(columns), self.reduced.units(lanes));
-        let mut args = Args::default();
+        let mut args = KernelArgs::default();
         args.count(results.iter().product(), wide);
         args.count(units.iter().product(), wide);
         args.count(self.reduced.count(), wide);

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use crate::{
-    driver::{Driver, DriverFailure, Fallible, Mark, Stream},
+    driver::{CudaStream, Driver, DriverFailure, Fallible, Mark},
     memory::Memory,
 };
 
@@ -22,8 +22,8 @@ pub(crate) struct Staging {
     driver: Arc<dyn Driver>,
     memory: Arc<Memory>,
     /// The stream of the queue's kernels.
-    work: Stream,
-    copies: Stream,
+    work: CudaStream,
+    copies: CudaStream,
     /// A mark that is recorded in the queue before a download.
     ready: Mark,
     pieces: Vec<StagingBuffer>,
@@ -44,7 +44,7 @@ struct StagingBuffer {
 unsafe impl Send for Staging {}
 
 impl Staging {
-    pub(crate) fn new(memory: Arc<Memory>, driver: Arc<dyn Driver>, work: Stream) -> Fallible<Staging> {
+    pub(crate) fn new(memory: Arc<Memory>, driver: Arc<dyn Driver>, work: CudaStream) -> Fallible<Staging> {
         let copies = driver.stream()?;
         let ready = driver.mark().inspect_err(|_| driver.destroy_stream(copies))?;
         Ok(Staging { driver, memory, work, copies, ready, pieces: Vec::new(), next: 0 })

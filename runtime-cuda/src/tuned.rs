@@ -6,7 +6,7 @@ use numcore::{ErrorKind, MemoryCategory, Result};
 use parking_lot::Mutex;
 
 use crate::{
-    driver::{CublasGemm, Driver, Fallible, GemmPlaces, Mark, Stream},
+    driver::{CublasGemm, CudaStream, Driver, Fallible, GemmPlaces, Mark},
     kernel_times::timed_mark,
     queue::Queue,
 };
@@ -91,7 +91,7 @@ impl Queue {
 /// is struck out, unless the device is lost.
 fn time_each(
     driver: &dyn Driver,
-    stream: Stream,
+    stream: CudaStream,
     left: &mut [Option<Duration>],
     launch: impl Fn(usize) -> Fallible<()>,
 ) -> Fallible<Vec<Duration>> {

@@ -21,7 +21,7 @@ use runtime_cuda::Cuda;
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
 
 fn watched() -> Result<Cuda> {
-    Cuda::watched(&*FOLDER).map(|(cuda, _)| cuda)
+    emulated_gpu::watched(&*FOLDER).map(|(cuda, _)| cuda)
 }
 
 fn filled(rt: &Cuda, value: f32) -> Result<Tensor<Cuda>> {
@@ -270,7 +270,7 @@ fn an_advance_that_fails_changes_nothing() -> Result<()> {
 
 /// Losses of captured steps of two groups, or of two optimizers; before each launch, advances fail at each of their uploads if `fails`.
 fn launched(combined: bool, fails: bool) -> Result<Vec<f64>> {
-    let (cuda, order) = Cuda::watched(&*FOLDER)?;
+    let (cuda, order) = emulated_gpu::watched(&*FOLDER)?;
     let model = Linear::new(&Init::new(&cuda, 0), 3, 2)?;
     let x = Var::new(Tensor::from_slice(&cuda, [4, 3], &[0.5f32; 12])?);
     let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf().clone()).collect();

@@ -12,7 +12,7 @@ use runtime_cuda::Cuda;
 
 static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated");
-    Cuda::emulated(folder).unwrap_or_else(|e| panic!("{e}"))
+    emulated_gpu::open(folder).unwrap_or_else(|e| panic!("{e}"))
 });
 
 /// Asserts equal results on both; every value within `tolerance` of the largest.

@@ -8,7 +8,7 @@ use numcore::Runtime;
 use runtime_cuda::Cuda;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
-static CUDA: LazyLock<Cuda> = LazyLock::new(|| Cuda::emulated(&*FOLDER).unwrap_or_else(|e| panic!("{e}")));
+static CUDA: LazyLock<Cuda> = LazyLock::new(|| emulated_gpu::open(&*FOLDER).unwrap_or_else(|e| panic!("{e}")));
 
 /// Where values are wrong, as they are while kernels are listed, it looks for smaller programs that fail, and would
 /// list all of those.
@@ -17,7 +17,7 @@ const SHRINKS: &str = "programs";
 fn section(name: &str) {
     let (_, run) = *sections::<Cuda>().iter().find(|(n, _)| *n == name).expect("a section of this name");
     if name != SHRINKS {
-        Cuda::compile_for(&*FOLDER, |listing| drop(run(listing))).unwrap_or_else(|e| panic!("{e}"));
+        emulated_gpu::compile_for(&*FOLDER, |listing| drop(run(listing))).unwrap_or_else(|e| panic!("{e}"));
     }
     // A new queue, since an index out of range is reported to the next reader.
     let section = run(&CUDA.fork().unwrap_or_else(|e| panic!("{e}")));

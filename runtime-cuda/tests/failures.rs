@@ -5,16 +5,17 @@
 use std::{path::PathBuf, sync::LazyLock};
 
 use autograd::{Leaf, Var};
+use emulated_gpu::{AccessOrder, GemmRefusal};
 use numcore::{
     DType, Result, Runtime, Tensor,
     ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
-use runtime_cuda::{AccessOrder, Cuda, GemmRefusal};
+use runtime_cuda::Cuda;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
 
 fn watched() -> Result<(Cuda, AccessOrder)> {
-    Cuda::watched(&*FOLDER)
+    emulated_gpu::watched(&*FOLDER)
 }
 
 fn values(rt: &Cuda, dims: &[usize], dtype: DType, seed: u64) -> Result<Tensor<Cuda>> {
@@ -120,7 +121,7 @@ fn an_index_out_of_range_in_a_replay() -> Result<()> {
 /// Streams run behind the host: a kernel's fault is the error of the first call that waits, and of all after it.
 #[test]
 fn a_fault_of_a_kernel_is_told_by_a_later_call() -> Result<()> {
-    let (cuda, altered) = Cuda::altered(&*FOLDER, "row * step];", "row * step * 100000];")?;
+    let (cuda, altered) = emulated_gpu::altered(&*FOLDER, "row * step];", "row * step * 100000];")?;
     let index = Tensor::from_slice(&cuda, [2, 3], &[0i64, 1, 2, 3, 2, 1])?;
     let picked = values(&cuda, &[4, 3], DType::F32, 1)?.gather(0, &index)?;
     let sum = picked.sum_all()?;

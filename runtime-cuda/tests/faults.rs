@@ -124,7 +124,7 @@ const FAULTS: &[Row] = &[
 
 #[test]
 fn the_work_itself_is_right() {
-    let cuda = Cuda::emulated(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
+    let cuda = emulated_gpu::open(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
     for work in ALL {
         let values = work.run(&cuda).unwrap_or_else(|e| panic!("{work:?}: {e}"));
         assert!(error(work, &values) < TOLERANCE, "{work:?}: {}", error(work, &values));
@@ -133,7 +133,7 @@ fn the_work_itself_is_right() {
 
 /// The reason why a fault counts as not found, if it does.
 fn unnoticed(&(work, from, to, words): &Row) -> Option<String> {
-    let (cuda, altered) = Cuda::altered(&*FOLDER, from, to).unwrap_or_else(|e| panic!("{e}"));
+    let (cuda, altered) = emulated_gpu::altered(&*FOLDER, from, to).unwrap_or_else(|e| panic!("{e}"));
     let done = work.run(&cuda);
     let why = match done {
         _ if altered() == 0 => "no kernel has the text".into(),

@@ -18,7 +18,7 @@ static ONE_RECORDING: Mutex<()> = Mutex::new(());
 #[test]
 fn kernels_have_spans_on_a_track_of_their_queue() {
     let _alone = ONE_RECORDING.lock();
-    let cuda = Cuda::emulated(Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated")).unwrap();
+    let cuda = emulated_gpu::open(Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated")).unwrap();
     let x = Tensor::from_slice(&cuda, [2, 2], &[1f32, 2.0, 3.0, 4.0]).unwrap();
     // Before the recording: no part of it.
     let y = x.add(&x).unwrap();
@@ -58,7 +58,7 @@ fn kernels_have_spans_on_a_track_of_their_queue() {
 #[test]
 fn the_residual_gradient_is_added_by_the_norm() -> Result<()> {
     let _alone = ONE_RECORDING.lock();
-    let rt = &Cuda::emulated(Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
+    let rt = &emulated_gpu::open(Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
     let zeros = |shape: &[usize]| Tensor::zeros(rt, shape, DType::BF16);
     let leaf = |name: &str, shape: &[usize]| Var::leaf(name, zeros(shape)?);
     let (x, w, b) = (leaf("x", &[5, 64])?, leaf("w", &[64])?, leaf("b", &[64])?);

@@ -3,17 +3,19 @@
 
 use std::{path::PathBuf, sync::LazyLock};
 
+use autograd::Var;
+use emulated_gpu::GemmRefusal;
 use numcore::{
     DType, Result, Runtime, Shape, Tensor, TensorMut,
     fused::{CrossEntropyOptions, LinearCrossEntropy, LinearGrad, NnOps},
-    ops::{Apply, Bits, MatmulOps, Op, PointwiseOps, ViewOp, ViewOps},
+    ops::{Apply, Bits, MatmulOps, Op, PointwiseOps, ReduceOps, ViewOp, ViewOps},
 };
 use runtime_cpu::Cpu;
-use runtime_cuda::{Cuda, GemmRefusal};
+use runtime_cuda::Cuda;
 
 static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated");
-    Cuda::emulated(folder).unwrap_or_else(|e| panic!("{e}"))
+    emulated_gpu::open(folder).unwrap_or_else(|e| panic!("{e}"))
 });
 
 fn random<R: Runtime>(rt: &R, shape: &[usize], dtype: DType, seed: u64) -> Result<Tensor<R>> {
@@ -74,7 +76,7 @@ fn a_layer_of_no_features() -> Result<()> {
 #[test]
 fn logits_of_an_odd_vocabulary_are_aligned() -> Result<()> {
     let operations = |refusal: GemmRefusal| -> Result<usize> {
-        let (cuda, order) = Cuda::watched(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
+        let (cuda, order) = emulated_gpu::watched(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
         order.refuse_gemms(refusal);
         let (x, w) = (random(&cuda, &[8, 16], DType::BF16, 1)?, random(&cuda, &[13, 16], DType::BF16, 2)?);
         let (b, y) = (random(&cuda, &[13], DType::BF16, 3)?, Tensor::from_slice(&cuda, [8], &[3i64; 8])?);
@@ -219,7 +221,7 @@ fn parameters<R: Runtime>(x: &Tensor<R>, g: &Tensor<R>, through: bool, times: us
 #[test]
 fn gradients_of_a_bias_are_summed_in_the_product() -> Result<()> {
     let both = |refusal, dtype, through, times, turned: bool| -> Result<(usize, [Tensor<Cuda>; 2])> {
-        let (cuda, order) = Cuda::watched(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
+        let (cuda, order) = emulated_gpu::watched(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
         order.refuse_gemms(refusal);
         let (x, g) = (random(&cuda, &[40, 16], dtype, 1)?, random(&cuda, &[40, 24], dtype, 2)?);
         let g = if turned { g.t()?.contiguous()?.t()? } else { g };
@@ -253,6 +255,34 @@ fn gradients_of_a_bias_are_summed_in_the_product() -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// Backward through a layer with a bias launches no more than through one without, and gives the CPU's gradients.
+#[test]
+fn a_bias_costs_backward_nothing() -> Result<()> {
+    fn gradients<R: Runtime>(rt: &R, bias: bool, dtype: DType) -> Result<Vec<Vec<f64>>> {
+        let leaf = |name: &str, shape: &[usize], seed| Var::leaf(name, random(rt, shape, dtype, seed)?);
+        let (x, w, b) = (leaf("x", &[2, 20, 16], 1)?, leaf("w", &[24, 16], 2)?, leaf("b", &[24], 3)?);
+        let seed = Var::new(random(rt, &[2, 20, 24], dtype, 4)?);
+        let gradients = x.linear(&w, bias.then_some(&b))?.mul(&seed)?.sum_all()?.backward()?;
+        let leaves = [&x, &w, &b].into_iter().take(if bias { 3 } else { 2 });
+        leaves.map(|leaf| gradients.of(leaf).expect("a gradient").to_f64s()).collect()
+    }
+    let operations = |bias| -> Result<(usize, Vec<Vec<f64>>)> {
+        let (cuda, order) = emulated_gpu::watched(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
+        let got = gradients(&cuda, bias, DType::BF16)?;
+        Ok((order.operations(), got))
+    };
+    let ((with, got), (without, _)) = (operations(true)?, operations(false)?);
+    // One more read of a gradient.
+    assert!(with <= without + 2, "{with} operations, {without} without a bias");
+    let want = gradients(&Cpu::new(), true, DType::BF16)?;
+    for (got, want) in got.iter().zip(&want) {
+        let largest = want.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+        let far = got.iter().zip(want).fold(0.0f64, |far, (a, b)| far.max((a - b).abs()));
+        assert!(far <= 2.0 * DType::BF16.epsilon() * largest, "{far} of {largest}");
     }
     Ok(())
 }

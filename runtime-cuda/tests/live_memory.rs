@@ -30,7 +30,7 @@ fn loss(model: &Gpt<Cuda>, tokens: &Var<Cuda>, dtype: DType) -> Result<Var<Cuda>
 fn activations_are_what_the_tape_keeps() -> Result<()> {
     let cases = [(DType::F32, 0.0), (DType::BF16, 0.0), (DType::F32, 0.1), (DType::BF16, 0.1)];
     for ((dtype, dropout), recomputed) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
-        let (cuda, _) = Cuda::unexecuted(8 << 30)?;
+        let (cuda, _) = emulated_gpu::unexecuted(8 << 30)?;
         let model = model(&cuda, dropout)?;
         let tokens = tokens(&cuda, CONTEXT)?;
         let live = || cuda.memory().of(MemoryCategory::Activations).live as f64;
@@ -52,7 +52,7 @@ fn activations_are_what_the_tape_keeps() -> Result<()> {
 #[test]
 fn changing_lengths_reserve_little_more_than_the_longest() -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
-        let (cuda, memory) = Cuda::unexecuted(8 << 30)?;
+        let (cuda, memory) = emulated_gpu::unexecuted(8 << 30)?;
         let model = model(&cuda, 0.0)?;
         let mut optimizer = AdamW::new(&model, AdamWConfig::default())?;
         let (mut after_first_pass, mut most_reserved) = (0, 0);

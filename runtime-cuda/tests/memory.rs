@@ -4,12 +4,13 @@
 use std::{path::PathBuf, sync::LazyLock};
 
 use autograd::{Leaf, Var, backward};
+use emulated_gpu::AccessOrder;
 use numcore::{
     DType, ErrorKind, MemoryCategory, Result, Runtime, Tensor,
     fused::NnOps,
     ops::{MatmulOps, PointwiseOps, ReduceOps},
 };
-use runtime_cuda::{AccessOrder, Cuda};
+use runtime_cuda::Cuda;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
 
@@ -20,13 +21,13 @@ fn zeros(rt: &Cuda, mib: usize) -> Result<Tensor<Cuda>> {
 }
 
 fn watched() -> Result<(Cuda, AccessOrder)> {
-    Cuda::watched(&*FOLDER)
+    emulated_gpu::watched(&*FOLDER)
 }
 
 /// Freed blocks become one, which serves a request as large as all of them.
 #[test]
 fn freed_neighbours_are_one_block() -> Result<()> {
-    let (cuda, memory) = Cuda::unexecuted(1 << 30)?;
+    let (cuda, memory) = emulated_gpu::unexecuted(1 << 30)?;
     drop(zeros(&cuda, 100)?);
     let allocations = memory.allocations();
     for sizes in [[60, 40], [10, 90], [33, 67]] {
@@ -41,7 +42,7 @@ fn freed_neighbours_are_one_block() -> Result<()> {
 /// Less memory than the segments of a pool that grows freely: the own queue gives back what is free of it.
 #[test]
 fn the_own_queue_gives_back_first() -> Result<()> {
-    let (cuda, memory) = Cuda::unexecuted(100 * MIB)?;
+    let (cuda, memory) = emulated_gpu::unexecuted(100 * MIB)?;
     let kept = zeros(&cuda, 30)?;
     drop([zeros(&cuda, 30)?, zeros(&cuda, 20)?]);
     assert!(memory.used() > 80 * MIB);
@@ -56,7 +57,7 @@ fn the_own_queue_gives_back_first() -> Result<()> {
 /// A queue that keeps much for reuse gives it back when another one needs it, and only then; what it still uses stays.
 #[test]
 fn other_queues_trim_for_one_in_need() -> Result<()> {
-    let (cuda, memory) = Cuda::unexecuted(128 * MIB)?;
+    let (cuda, memory) = emulated_gpu::unexecuted(128 * MIB)?;
     let (other, third) = (cuda.fork()?, cuda.fork()?);
     let used = zeros(&other, 22)?;
     drop([zeros(&other, 30)?, zeros(&other, 24)?]);
@@ -136,7 +137,7 @@ fn a_captured_step_uses_what_the_step_before_it_used() -> Result<()> {
 #[test]
 fn memory_of_two_graphs_returns_after_both() -> Result<()> {
     for first_goes_first in [true, false] {
-        let (cuda, _) = Cuda::unexecuted(1 << 30)?;
+        let (cuda, _) = emulated_gpu::unexecuted(1 << 30)?;
         let x = zeros(&cuda, 3)?;
         let step = |y: Option<Tensor<Cuda>>| y.as_ref().unwrap_or(&x).add(&x);
         drop((step(None)?, step(None)?));
@@ -182,7 +183,7 @@ fn memory_that_a_captured_step_drops_stays_with_the_graph() -> Result<()> {
 /// An error of memory says what was needed, what the device has, and who holds what.
 #[test]
 fn an_error_says_who_holds_what() -> Result<()> {
-    let (cuda, memory) = Cuda::unexecuted(128 * MIB)?;
+    let (cuda, memory) = emulated_gpu::unexecuted(128 * MIB)?;
     let other = cuda.fork()?;
     let parameters = Tensor::<Cuda>::zeros(&cuda.with_category(MemoryCategory::Parameters), [6 * MIB], DType::F32)?;
     // Two free blocks of this queue, and one of the other, between blocks that are in use.

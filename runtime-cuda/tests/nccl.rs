@@ -19,7 +19,7 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TA
 
 /// Runs `program` on ranks over NCCL, each with a queue of its own, whose control plane is threads.
 fn on_gpus<T: Send>(n: usize, nccl: &Nccl, program: impl Fn(Comm<Cuda>) -> Result<T> + Sync) -> Vec<T> {
-    let run = |control: Comm<Cpu>| program(nccl.communicator(&control, &Cuda::emulated(&*FOLDER)?)?);
+    let run = |control: Comm<Cpu>| program(nccl.communicator(&control, &emulated_gpu::open(&*FOLDER)?)?);
     Ranks::new(n).run(|_| Ok(Cpu::with_threads(1)), run).unwrap_or_else(|e| panic!("{n}: {e}"))
 }
 

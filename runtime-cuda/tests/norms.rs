@@ -13,7 +13,7 @@ use runtime_cuda::Cuda;
 
 static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated");
-    Cuda::emulated(folder).unwrap_or_else(|e| panic!("{e}"))
+    emulated_gpu::open(folder).unwrap_or_else(|e| panic!("{e}"))
 });
 
 const NORMS: [Norm; 4] = [

@@ -5,18 +5,19 @@ use std::{path::PathBuf, sync::LazyLock};
 
 use autograd::{Leaf, Var};
 use conformance::sections;
+use emulated_gpu::AccessOrder;
 use numcore::{
     DType, Result, Runtime, Tensor,
     ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps},
 };
-use runtime_cuda::{AccessOrder, Cuda};
+use runtime_cuda::Cuda;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
 
 /// Runs `work` on a new handle; returns the unordered accesses.
 fn complaints(work: impl Fn(&Cuda) -> Result<()>) -> Vec<String> {
-    Cuda::compile_for(&*FOLDER, |listing| drop(work(listing))).unwrap_or_else(|e| panic!("{e}"));
-    let (cuda, order): (Cuda, AccessOrder) = Cuda::watched(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
+    emulated_gpu::compile_for(&*FOLDER, |listing| drop(work(listing))).unwrap_or_else(|e| panic!("{e}"));
+    let (cuda, order): (Cuda, AccessOrder) = emulated_gpu::watched(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
     work(&cuda).unwrap_or_else(|e| panic!("{e}"));
     assert!(order.operations() > 0);
     // Memory that is freed too early shows at the end.
@@ -122,7 +123,7 @@ fn a_fork_without_an_event() {
 
 #[test]
 fn a_device_that_vanishes_is_an_error_from_then_on() -> Result<()> {
-    let (cuda, order) = Cuda::watched(&*FOLDER)?;
+    let (cuda, order) = emulated_gpu::watched(&*FOLDER)?;
     let x = values(&cuda, 100, 1)?;
     let y = x.add(&x)?;
     y.to_vec::<f32>()?;

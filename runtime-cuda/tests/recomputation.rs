@@ -55,7 +55,7 @@ fn the_processor_recomputes() -> Result<()> {
 
 #[test]
 fn a_gpu_keeps() -> Result<()> {
-    let cuda = Cuda::emulated(Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
+    let cuda = emulated_gpu::open(Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
     same_bits_either_way(&cuda, false)?;
     assert!(!Either::<Cpu, Cuda>::B(cuda).recomputes_in_backward());
     assert!(Either::<Cpu, Cuda>::A(Cpu::new()).recomputes_in_backward());

@@ -85,8 +85,8 @@ fn all<R: Runtime>(rt: &R, call: &Call, dtype: DType) -> Result<Vec<Tensor<R>>> 
 #[test]
 fn programs_have_the_values_of_the_cpu() -> Result<()> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated");
-    Cuda::compile_for(&folder, |listing| calls().iter().for_each(|call| drop(all(listing, call, call.dtype))))?;
-    let (cuda, cpu) = (Cuda::emulated(&folder)?, Cpu::with_threads(1));
+    emulated_gpu::compile_for(&folder, |listing| calls().iter().for_each(|call| drop(all(listing, call, call.dtype))))?;
+    let (cuda, cpu) = (emulated_gpu::open(&folder)?, Cpu::with_threads(1));
     for call in calls() {
         let tolerance = 2f64.powi(match call.dtype {
             DType::F32 => -19,

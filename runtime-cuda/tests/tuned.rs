@@ -5,11 +5,12 @@
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
 use autograd::{Leaf, Var};
+use emulated_gpu::{AccessOrder, GemmRefusal};
 use numcore::{
     DType, Result, Runtime, Tensor,
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
-use runtime_cuda::{AccessOrder, Cuda, GemmRefusal};
+use runtime_cuda::Cuda;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
 
@@ -19,7 +20,7 @@ fn hours<const N: usize>(hours: [u64; N]) -> Vec<Duration> {
 }
 
 fn tuned() -> Result<(Cuda, AccessOrder)> {
-    let (cuda, order) = Cuda::watched(&*FOLDER)?;
+    let (cuda, order) = emulated_gpu::watched(&*FOLDER)?;
     Ok((cuda.with_tuned_products(true), order))
 }
 

@@ -248,8 +248,8 @@ fn every_variant_has_the_values_of_the_cpu() -> Result<()> {
     let others = [DType::I64, DType::I32, DType::U32, DType::U8, DType::Bool].map(|dtype| (dtype, -60));
     let all = || floats.into_iter().chain(others);
     let work = |rt: &Cuda, dtype| compare(&Side { rt: rt.clone(), dtype, computed: dtype });
-    Cuda::compile_for(&folder, |listing| all().for_each(|(dtype, _)| drop(work(listing, dtype))))?;
-    let cuda = Cuda::emulated(&folder)?;
+    emulated_gpu::compile_for(&folder, |listing| all().for_each(|(dtype, _)| drop(work(listing, dtype))))?;
+    let cuda = emulated_gpu::open(&folder)?;
     let mut wrong = Vec::new();
     for (dtype, unit) in all() {
         let differences = work(&cuda, dtype)?.into_iter().filter(|(_, difference)| *difference > 2f64.powi(unit));

@@ -1,7 +1,7 @@
 //! Code generation of CUDA C: kernels around printed programs.
 //!
 //! A source is complete: the prelude, the kernel's own types, one `extern "C"` entry. Parameters are single values in a
-//! fixed order that the launcher repeats ([`Args`](crate::args::Args)).
+//! fixed order that the launcher repeats ([`KernelArgs`](crate::driver::KernelArgs)).
 
 pub(crate) mod form;
 pub(crate) mod pointwise;
@@ -20,8 +20,10 @@ pub(crate) const THREADS: u32 = 256;
 
 /// A kernel's source, and the entry function in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct KernelSource {
+pub struct KernelSource {
+    /// The text in CUDA C.
     pub text: String,
+    /// The name of the entry function.
     pub entry: String,
     /// True if the compiler may contract a product and a sum of it to a fused multiply-add, rounded once. False for
     /// generated text, a program of scores included: the product that is fused would depend on the rest of a kernel.

@@ -16,7 +16,7 @@ use cudarc::cublaslt::{
 use numcore::DType;
 use parking_lot::Mutex;
 
-use super::{CublasGemm, DriverFailure, DriverFailureKind, Epilogue, Fallible, GemmOperand, GemmPlaces, Stream};
+use super::{CublasGemm, CudaStream, DriverFailure, DriverFailureKind, Epilogue, Fallible, GemmOperand, GemmPlaces};
 
 /// The number of problems that are cached; at this number the cache is cleared.
 const KEPT: usize = 4096;
@@ -54,7 +54,7 @@ impl Blas {
     /// The conditions of [`Driver::gemm`](super::Driver::gemm); the context is current.
     pub(super) unsafe fn gemm(
         &self,
-        stream: Stream,
+        stream: CudaStream,
         gemm: &CublasGemm,
         at: GemmPlaces,
         (workspace, size): (u64, usize),

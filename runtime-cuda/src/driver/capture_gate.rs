@@ -11,19 +11,21 @@ use super::{DriverFailure, Fallible};
 
 /// Memory that was freed in a captured step, and is freed after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Freed {
+pub enum Freed {
+    /// Device memory at this address.
     Device(u64),
+    /// Page-locked host memory at this address.
     Host(u64),
 }
 
 /// A lock that many calls or one capture hold.
-#[derive(Default)]
-pub(super) struct CaptureGate {
+#[derive(Debug, Default)]
+pub struct CaptureGate {
     state: Mutex<GateState>,
     changed: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct GateState {
     /// The number of calls that are under way.
     inside: usize,
@@ -33,11 +35,12 @@ struct GateState {
 }
 
 /// A guard of a call that would invalidate captures.
-pub(super) struct Outside<'a>(&'a CaptureGate);
+#[derive(Debug)]
+pub struct CallGuard<'a>(&'a CaptureGate);
 
 impl CaptureGate {
     /// Waits until nothing is captured. In the captured step itself, returns an error that names the forbidden call.
-    pub(super) fn enter(&self, what: &str) -> Fallible<Outside<'_>> {
+    pub fn enter(&self, what: &str) -> Fallible<CallGuard<'_>> {
         let own = || {
             DriverFailure::new(format!(
                 "a captured step cannot {what}; run it two or three times before it is captured"
@@ -48,7 +51,7 @@ impl CaptureGate {
 
     /// Waits as [`enter`](CaptureGate::enter) does. In the captured step itself, notes `freed` to be freed after the
     /// capture, and returns `None`.
-    pub(super) fn enter_or_defer(&self, freed: Freed) -> Option<Outside<'_>> {
+    pub fn enter_or_defer(&self, freed: Freed) -> Option<CallGuard<'_>> {
         let outside = self.wait();
         if outside.is_none() {
             self.state.lock().freed.push(freed);
@@ -57,7 +60,7 @@ impl CaptureGate {
     }
 
     /// Waits until no capture and no call is under way, and begins a capture of this thread.
-    pub(super) fn begin(&self) -> Fallible<()> {
+    pub fn begin(&self) -> Fallible<()> {
         let (mut state, own) = (self.state.lock(), thread::current().id());
         while state.inside > 0 || state.capturing.is_some() {
             if state.capturing == Some(own) {
@@ -70,7 +73,7 @@ impl CaptureGate {
     }
 
     /// Ends the capture; returns the memory that was freed in it.
-    pub(super) fn end(&self) -> Vec<Freed> {
+    pub fn end(&self) -> Vec<Freed> {
         let mut state = self.state.lock();
         state.capturing = None;
         self.changed.notify_all();
@@ -78,7 +81,7 @@ impl CaptureGate {
     }
 
     /// Waits until nothing is captured; `None` in a captured step, which would wait for itself.
-    fn wait(&self) -> Option<Outside<'_>> {
+    fn wait(&self) -> Option<CallGuard<'_>> {
         let (mut state, own) = (self.state.lock(), thread::current().id());
         while let Some(capturing) = state.capturing {
             if capturing == own {
@@ -87,11 +90,11 @@ impl CaptureGate {
             self.changed.wait(&mut state);
         }
         state.inside += 1;
-        Some(Outside(self))
+        Some(CallGuard(self))
     }
 }
 
-impl Drop for Outside<'_> {
+impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
         self.0.state.lock().inside -= 1;
         self.0.changed.notify_all();

@@ -16,12 +16,14 @@ use std::{
 use cudarc::nvrtc::{result, sys};
 use numcore::Fnv1a;
 
-use super::{DriverFailure, Fallible, libraries};
-use crate::codegen::KernelSource;
+use super::{DriverFailure, Fallible, KernelSource, libraries};
 
 /// A compute capability: 90 is 9.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Architecture(pub u32);
+pub struct Architecture(
+    /// Ten times the version.
+    pub u32,
+);
 
 /// The form of compiled code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,7 @@ const MAGIC: &[u8; 8] = b"weftgr01";
 
 /// Compiles kernels, or reads machine code that was compiled before. NVRTC is opened at the first compilation.
 #[derive(Debug)]
-pub(crate) struct Compiler {
+pub struct Compiler {
     architecture: Architecture,
     /// The major version of CUDA that the driver supports; `None` without a driver.
     driver: Option<i32>,
@@ -48,7 +50,7 @@ pub(crate) struct Compiler {
 impl Compiler {
     /// Creates a compiler for an architecture and a driver, which keeps machine code in `folder`. NVRTC is found by the
     /// system's loader.
-    pub(crate) fn new(architecture: Architecture, driver: Option<i32>, folder: Option<PathBuf>) -> Compiler {
+    pub fn new(architecture: Architecture, driver: Option<i32>, folder: Option<PathBuf>) -> Compiler {
         Compiler { architecture, driver, folder, opened: OnceLock::new() }
     }
 
@@ -67,20 +69,19 @@ impl Compiler {
     }
 
     /// The folder of compiled machine code in the user's cache folder; `None` without a home folder.
-    pub(crate) fn cache_folder() -> Option<PathBuf> {
+    pub fn cache_folder() -> Option<PathBuf> {
         let given = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let cache = given("XDG_CACHE_HOME").or_else(|| given("HOME").map(|home| home.join(".cache")));
         cache.map(|c| c.join("weftgrad").join("cuda"))
     }
 
     /// Compiles a source to machine code (CUBIN), or reads it from the folder.
-    pub(crate) fn compile(&self, source: &KernelSource) -> Fallible<Vec<u8>> {
+    pub fn compile(&self, source: &KernelSource) -> Fallible<Vec<u8>> {
         self.cached(source, CodeForm::Machine)
     }
 
     /// Compiles a source to PTX, or reads it from the folder.
-    #[cfg(feature = "emulate")]
-    pub(crate) fn ptx(&self, source: &KernelSource) -> Fallible<String> {
+    pub fn ptx(&self, source: &KernelSource) -> Fallible<String> {
         let text = self.cached(source, CodeForm::Ptx)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }

@@ -13,13 +13,12 @@ use cudarc::driver::{
 use numcore::DeviceBytes;
 
 use super::{
-    About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark,
-    Recording, Stream,
+    About, Architecture, CapturedGraph, Compiler, CublasGemm, CudaStream, Driver, DriverFailure, Fallible, GemmPlaces,
+    Grid, KernelArgs, KernelFunction, KernelSource, Mark,
     blas::Blas,
     capture_gate::{CaptureGate, Freed, relaxed},
     libraries, queries,
 };
-use crate::{args::Args, codegen::KernelSource};
 
 /// Bytes of dynamic shared memory that a kernel may use without opting in.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -117,12 +116,6 @@ impl Drop for CudaDriver {
     }
 }
 
-impl Stream {
-    pub(super) fn raw(self) -> sys::CUstream {
-        self.0 as usize as sys::CUstream
-    }
-}
-
 impl Mark {
     fn raw(self) -> sys::CUevent {
         self.0 as usize as sys::CUevent
@@ -159,7 +152,7 @@ impl Driver for CudaDriver {
         }
     }
 
-    unsafe fn free_after(&self, stream: Stream, addresses: &[u64]) {
+    unsafe fn free_after(&self, stream: CudaStream, addresses: &[u64]) {
         // In a captured step of this thread there is no guard, and `free` defers its address.
         let _outside = self.gate.enter("free memory");
         // On a failed stream nothing runs any more.
@@ -188,7 +181,7 @@ impl Driver for CudaDriver {
         unsafe { result::ctx::set_current(self.context) }.map_err(words)
     }
 
-    fn priority_stream(&self) -> Fallible<Stream> {
+    fn priority_stream(&self) -> Fallible<CudaStream> {
         self.bind()?;
         let (mut least, mut greatest, mut stream) = (0, 0, std::ptr::null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -197,24 +190,24 @@ impl Driver for CudaDriver {
             sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest).result().map_err(words)?;
             sys::cuStreamCreateWithPriority(&mut stream, flags, greatest).result().map_err(words)?;
         }
-        Ok(Stream(stream as usize as u64))
+        Ok(CudaStream(stream as usize as u64))
     }
 
-    fn stream(&self) -> Fallible<Stream> {
+    fn stream(&self) -> Fallible<CudaStream> {
         self.bind()?;
         result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map(|s| Stream(s as usize as u64))
+            .map(|s| CudaStream(s as usize as u64))
             .map_err(words)
     }
 
-    fn destroy_stream(&self, stream: Stream) {
+    fn destroy_stream(&self, stream: CudaStream) {
         if self.bind().is_ok() {
             // SAFETY: it was created and is not used any more.
             let _ = unsafe { result::stream::destroy(stream.raw()) };
         }
     }
 
-    fn synchronize(&self, stream: Stream) -> Fallible<()> {
+    fn synchronize(&self, stream: CudaStream) -> Fallible<()> {
         self.bind()?;
         // SAFETY: a stream of this driver.
         relaxed(|| unsafe { result::stream::synchronize(stream.raw()) }).map_err(words)
@@ -247,13 +240,13 @@ impl Driver for CudaDriver {
         }
     }
 
-    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
+    fn record(&self, mark: Mark, stream: CudaStream) -> Fallible<()> {
         self.bind()?;
         // SAFETY: handles of this driver.
         unsafe { result::event::record(mark.raw(), stream.raw()) }.map_err(words)
     }
 
-    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+    fn wait(&self, stream: CudaStream, mark: Mark) -> Fallible<()> {
         self.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: handles of this driver.
@@ -276,25 +269,25 @@ impl Driver for CudaDriver {
         relaxed(|| unsafe { result::event::synchronize(mark.raw()) }).map_err(words)
     }
 
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_in(&self, stream: CudaStream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.raw()) }.result().map_err(words)
     }
 
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_out(&self, stream: CudaStream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.raw()) }.result().map_err(words)
     }
 
-    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy(&self, stream: CudaStream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw()) }.result().map_err(words)
     }
 
-    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn zero(&self, stream: CudaStream, at: u64, bytes: usize) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { result::memset_d8_async(at, 0, bytes, stream.raw()) }.map_err(words)
@@ -319,7 +312,13 @@ impl Driver for CudaDriver {
         Ok(KernelFunction(function as usize as u64))
     }
 
-    unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()> {
+    unsafe fn launch(
+        &self,
+        stream: CudaStream,
+        kernel: KernelFunction,
+        grid: Grid,
+        args: &mut KernelArgs,
+    ) -> Fallible<()> {
         self.bind()?;
         let mut args = args.pointers();
         let ([x, y, z], [tx, ty]) = (grid.blocks.map(|b| b as u32), grid.threads);
@@ -338,7 +337,7 @@ impl Driver for CudaDriver {
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn gemm(
         &self,
-        stream: Stream,
+        stream: CudaStream,
         gemm: &CublasGemm,
         at: GemmPlaces,
         workspace: (u64, usize),
@@ -351,7 +350,7 @@ impl Driver for CudaDriver {
         queued.map_err(|failure| unsafe { queries::fault(stream.raw(), &failure) }.unwrap_or(failure))
     }
 
-    fn begin_capture(&self, stream: Stream) -> Fallible<()> {
+    fn begin_capture(&self, stream: CudaStream) -> Fallible<()> {
         self.bind()?;
         // Other threads may continue to queue work: only this stream's is captured. Calls that would invalidate it wait
         // at the gate.
@@ -362,7 +361,7 @@ impl Driver for CudaDriver {
         begun.inspect_err(|_| self.leave_capture())
     }
 
-    fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
+    fn end_capture(&self, stream: CudaStream) -> Fallible<CapturedGraph> {
         // SAFETY: a stream of this driver that is being captured.
         let end = |()| unsafe { result::stream::end_capture(stream.raw()) }.map_err(words);
         let graph = self.bind().and_then(end);
@@ -380,16 +379,16 @@ impl Driver for CudaDriver {
             made
         };
         made.map_err(words)?;
-        Ok(Recording(recording as usize as u64))
+        Ok(CapturedGraph(recording as usize as u64))
     }
 
-    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
+    fn replay(&self, recording: CapturedGraph, stream: CudaStream) -> Fallible<()> {
         self.bind()?;
         // SAFETY: handles of this driver.
         unsafe { result::graph::launch(recording.0 as usize as sys::CUgraphExec, stream.raw()) }.map_err(words)
     }
 
-    fn destroy_recording(&self, recording: Recording) {
+    fn destroy_recording(&self, recording: CapturedGraph) {
         if self.bind().is_ok() {
             // SAFETY: it was made by `end_capture` and is not used any more.
             let _ = unsafe { result::graph::exec_destroy(recording.0 as usize as sys::CUgraphExec) };

@@ -6,14 +6,16 @@ use numcore::{DeviceId, Error, ErrorKind};
 
 /// A failure of a driver call, with the driver's message.
 #[derive(Clone, Debug)]
-pub(crate) struct DriverFailure {
+pub struct DriverFailure {
+    /// The driver's message.
     pub message: String,
+    /// The consequence for later calls.
     pub kind: DriverFailureKind,
 }
 
 /// The consequence of a failure for later calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DriverFailureKind {
+pub enum DriverFailureKind {
     /// A failure of this call alone: later ones may succeed.
     Once,
     /// The device's context is lost: every later call fails.
@@ -30,18 +32,18 @@ impl fmt::Display for DriverFailure {
 
 impl DriverFailure {
     /// A failure of one call.
-    pub(crate) fn new(message: impl Into<String>) -> DriverFailure {
+    pub fn new(message: impl Into<String>) -> DriverFailure {
         DriverFailure { message: message.into(), kind: DriverFailureKind::Once }
     }
 
     /// A failure with a `CUresult`, from which the state of the context follows.
-    pub(crate) fn of_code(code: u32, message: impl Into<String>) -> DriverFailure {
+    pub fn of_code(code: u32, message: impl Into<String>) -> DriverFailure {
         let kind = if loses_context(code) { DriverFailureKind::Sticky } else { DriverFailureKind::Once };
         DriverFailure { message: message.into(), kind }
     }
 
     /// A failure of a library that has no algorithm.
-    pub(crate) fn not_supported(message: impl Into<String>) -> DriverFailure {
+    pub fn not_supported(message: impl Into<String>) -> DriverFailure {
         DriverFailure { message: message.into(), kind: DriverFailureKind::NotSupported }
     }
 
@@ -50,7 +52,8 @@ impl DriverFailure {
         DriverFailure { message: format!("{what}: {}", self.message), ..self }
     }
 
-    pub(crate) fn is_sticky(&self) -> bool {
+    /// Tells whether the device's context is lost.
+    pub fn is_sticky(&self) -> bool {
         self.kind == DriverFailureKind::Sticky
     }
 }

@@ -1,56 +1,69 @@
-//! The driver interface that the rest of this crate uses: about thirty calls. [`CudaDriver`] implements it over the
-//! CUDA libraries. With the feature `emulate`, test drivers run the kernels on the host, check the order of accesses,
-//! or list kernels.
+//! The driver interface that the rest of this crate uses, [`Driver`]: about thirty calls. `CudaDriver` implements it over
+//! the CUDA libraries. Another driver makes a [`Cuda`](crate::Cuda) of its own ([`Cuda::apart`](crate::Cuda::apart)):
+//! one for tests runs the kernels on the host.
 
+mod args;
 mod blas;
 mod capture_gate;
 mod compile;
 mod cuda;
-#[cfg(feature = "emulate")]
-mod emulated;
 mod failure;
 mod libraries;
-#[cfg(feature = "emulate")]
-mod parallel;
 mod queries;
 
 use std::{fmt, time::Duration};
 
 use numcore::DeviceBytes;
 
-use crate::{args::Args, codegen::KernelSource};
-
-pub(crate) use compile::{Architecture, Compiler};
+pub use crate::codegen::KernelSource;
+pub use args::KernelArgs;
+pub(crate) use args::LIMIT;
+pub use capture_gate::{CallGuard, CaptureGate, Freed};
+pub use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
-#[cfg(feature = "emulate")]
-pub use emulated::{AccessOrder, EmulatedMemory, GemmCandidates, GemmRefusal};
-#[cfg(feature = "emulate")]
-pub(crate) use emulated::{Emulated, Listing, Ordered, compiler};
-pub(crate) use failure::{DriverFailure, DriverFailureKind, backend};
-#[cfg(feature = "emulate")]
-pub(crate) use parallel::for_each;
+pub(crate) use failure::backend;
+pub use failure::{DriverFailure, DriverFailureKind};
 
-pub(crate) type Fallible<T> = Result<T, DriverFailure>;
+/// The result of a driver call.
+pub type Fallible<T> = Result<T, DriverFailure>;
 
 /// A stream of the device: one ordered queue of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stream(pub u64);
+pub struct CudaStream(
+    /// The driver's handle.
+    pub u64,
+);
+
+impl CudaStream {
+    pub(super) fn raw(self) -> cudarc::driver::sys::CUstream {
+        self.0 as usize as cudarc::driver::sys::CUstream
+    }
+}
 
 /// A point in a stream: a CUDA event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark(pub u64);
+pub struct Mark(
+    /// The driver's handle.
+    pub u64,
+);
 
 /// A loaded kernel that can be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KernelFunction(pub u64);
+pub struct KernelFunction(
+    /// The driver's handle.
+    pub u64,
+);
 
 /// A captured graph that can be launched repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Recording(pub u64);
+pub struct CapturedGraph(
+    /// The driver's handle.
+    pub u64,
+);
 
 /// The numbers of blocks and threads of a launch, and its shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grid {
+pub struct Grid {
     /// The grid size; a queue checks it against the device's limits.
     pub blocks: [usize; 3],
     /// The block size along the first two axes.
@@ -61,8 +74,10 @@ pub(crate) struct Grid {
 
 /// The properties of the device.
 #[derive(Clone, Debug)]
-pub(crate) struct About {
+pub struct About {
+    /// The name of the device.
     pub name: String,
+    /// The number of multiprocessors.
     pub processors: usize,
     /// Bytes of device memory.
     pub memory: usize,
@@ -73,21 +88,28 @@ pub(crate) struct About {
 /// A batched column-major GEMM `D = op(A)·op(B)`, plus optional addends, rounded once. `D` is `m × n`, and `k` is the
 /// inner size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct CublasGemm {
+pub struct CublasGemm {
     /// The type of `A` and `B`.
     pub dtype: numcore::DType,
     /// The type of `C` and `D`.
     pub into: numcore::DType,
+    /// The number of rows of `D`.
     pub m: usize,
+    /// The number of columns of `D`.
     pub n: usize,
+    /// The inner size.
     pub k: usize,
+    /// The layout of `A`.
     pub a: GemmOperand,
+    /// The layout of `B`.
     pub b: GemmOperand,
+    /// The layout of `D`.
     pub d: GemmOperand,
     /// The matrix `C` that is added to the product, in place of `D` itself.
     pub c: Option<GemmOperand>,
     /// The work on a vector at `GemmPlaces::vector`, beside the product.
     pub epilogue: Epilogue,
+    /// The number of matrices.
     pub batch: usize,
     /// True if the GEMM accumulates into `D`.
     pub add: bool,
@@ -97,7 +119,7 @@ pub(crate) struct CublasGemm {
 
 /// The work of a GEMM on a vector of `D`'s type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Epilogue {
+pub enum Epilogue {
     /// There is no vector.
     Nothing,
     /// The vector `[m]` is added to every column of `D`.
@@ -110,21 +132,19 @@ pub(crate) enum Epilogue {
 
 impl Epilogue {
     /// Tells whether the vector is written, in place of read.
-    #[cfg(feature = "emulate")]
-    pub(crate) fn writes(self) -> bool {
+    pub fn writes(self) -> bool {
         matches!(self, Epilogue::SumOfA | Epilogue::SumOfB)
     }
 }
 
 impl CublasGemm {
     /// The number of elements from the first to the last of the output.
-    pub(crate) fn output_elements(&self) -> usize {
+    pub fn output_elements(&self) -> usize {
         (self.batch - 1) * self.d.batch.unsigned_abs() + (self.n - 1) * self.d.leading + self.m
     }
 
     /// The addresses that the GEMM reads, besides `D`.
-    #[cfg(feature = "emulate")]
-    pub(crate) fn reads(&self, at: GemmPlaces) -> impl Iterator<Item = u64> {
+    pub fn reads(&self, at: GemmPlaces) -> impl Iterator<Item = u64> {
         let added = [self.c.map(|_| at.c), (self.epilogue == Epilogue::Bias).then_some(at.vector)];
         [at.a, at.b].into_iter().chain(added.into_iter().flatten())
     }
@@ -152,20 +172,28 @@ impl fmt::Display for CublasGemm {
 
 /// The addresses of a GEMM's matrices; `c` and `vector` count only where the GEMM has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct GemmPlaces {
+pub struct GemmPlaces {
+    /// The address of `A`.
     pub a: u64,
+    /// The address of `B`.
     pub b: u64,
+    /// The address of `D`.
     pub d: u64,
+    /// The address of `C`.
     pub c: u64,
+    /// The address of the epilogue's vector.
     pub vector: u64,
 }
 
 /// The layout of a GEMM operand: elements between columns (`leading`) and between batches, and whether it is read
 /// transposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct GemmOperand {
+pub struct GemmOperand {
+    /// Elements between columns.
     pub leading: usize,
+    /// Elements between matrices of a batch.
     pub batch: isize,
+    /// True if the matrix is read transposed.
     pub transposed: bool,
     /// The alignment of the address in bytes (a power of two, 16 at most).
     pub aligned: u32,
@@ -176,7 +204,8 @@ pub(crate) struct GemmOperand {
 /// # Safety
 /// Methods are safe to call with handles that this driver created and that were not destroyed. Methods that name memory
 /// are `unsafe` and state its requirements.
-pub(crate) trait Driver: Send + Sync {
+pub trait Driver: Send + Sync {
+    /// The properties of the device.
     fn about(&self) -> &About;
 
     /// The device's capacity and free bytes, if the driver reports them.
@@ -198,7 +227,7 @@ pub(crate) trait Driver: Send + Sync {
     ///
     /// # Safety
     /// The addresses are from [`alloc`](Driver::alloc), and no work uses them but the stream's.
-    unsafe fn free_after(&self, stream: Stream, addresses: &[u64]);
+    unsafe fn free_after(&self, stream: CudaStream, addresses: &[u64]);
     /// Allocates page-locked host memory.
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8>;
     /// Frees page-locked host memory; in a captured step, after the capture.
@@ -210,19 +239,26 @@ pub(crate) trait Driver: Send + Sync {
     /// Makes the device's context current on this thread, for calls of another library.
     fn bind(&self) -> Fallible<()>;
 
-    fn stream(&self) -> Fallible<Stream>;
+    /// Creates a stream.
+    fn stream(&self) -> Fallible<CudaStream>;
     /// Creates a stream whose work goes before that of others.
-    fn priority_stream(&self) -> Fallible<Stream>;
-    fn destroy_stream(&self, stream: Stream);
-    fn synchronize(&self, stream: Stream) -> Fallible<()>;
+    fn priority_stream(&self) -> Fallible<CudaStream>;
+    /// Destroys a stream, on which no more work is queued.
+    fn destroy_stream(&self, stream: CudaStream);
+    /// Blocks the host until all work of the stream is done.
+    fn synchronize(&self, stream: CudaStream) -> Fallible<()>;
+    /// Creates a mark.
     fn mark(&self) -> Fallible<Mark>;
     /// Creates a mark that stores the time at which it is reached.
     fn timed_mark(&self) -> Fallible<Mark>;
     /// The time between two timed marks, both of which were waited for.
     fn elapsed(&self, from: Mark, to: Mark) -> Fallible<Duration>;
+    /// Destroys a mark.
     fn destroy_mark(&self, mark: Mark);
-    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()>;
-    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()>;
+    /// Places the mark behind all work of the stream so far.
+    fn record(&self, mark: Mark, stream: CudaStream) -> Fallible<()>;
+    /// Orders later work of the stream after the mark.
+    fn wait(&self, stream: CudaStream, mark: Mark) -> Fallible<()>;
     /// Tells whether the mark is reached; true for one that was never recorded.
     fn is_reached(&self, mark: Mark) -> Fallible<bool>;
     /// Blocks the host until the mark is reached.
@@ -232,22 +268,22 @@ pub(crate) trait Driver: Send + Sync {
     ///
     /// # Safety
     /// Both ranges are valid and stay so until the stream has passed.
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()>;
+    unsafe fn copy_in(&self, stream: CudaStream, to: u64, from: *const u8, bytes: usize) -> Fallible<()>;
     /// Queues a copy from the device to page-locked host memory.
     ///
     /// # Safety
     /// The conditions of [`copy_in`](Driver::copy_in).
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
+    unsafe fn copy_out(&self, stream: CudaStream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
     /// Queues a copy between two ranges of device memory.
     ///
     /// # Safety
     /// The conditions of [`copy_in`](Driver::copy_in); the ranges do not overlap.
-    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()>;
+    unsafe fn copy(&self, stream: CudaStream, to: u64, from: u64, bytes: usize) -> Fallible<()>;
     /// Queues a filling of `bytes` bytes with zeros.
     ///
     /// # Safety
     /// The range is valid.
-    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()>;
+    unsafe fn zero(&self, stream: CudaStream, at: u64, bytes: usize) -> Fallible<()>;
 
     /// Compiles and loads a kernel. `shared` is the most dynamic shared memory in bytes that a launch will use.
     fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction>;
@@ -255,7 +291,13 @@ pub(crate) trait Driver: Send + Sync {
     ///
     /// # Safety
     /// `args` are the kernel's parameters, and the memory they point to is as its source requires.
-    unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()>;
+    unsafe fn launch(
+        &self,
+        stream: CudaStream,
+        kernel: KernelFunction,
+        grid: Grid,
+        args: &mut KernelArgs,
+    ) -> Fallible<()>;
     /// The number of algorithms to choose from for a GEMM with a vector at this address and a workspace of this many
     /// bytes.
     fn gemm_candidates(&self, gemm: &CublasGemm, vector: u64, workspace: usize) -> Fallible<usize>;
@@ -266,15 +308,19 @@ pub(crate) trait Driver: Send + Sync {
     /// are inside their memory, and what is written overlaps none of the others.
     unsafe fn gemm(
         &self,
-        stream: Stream,
+        stream: CudaStream,
         gemm: &CublasGemm,
         at: GemmPlaces,
         workspace: (u64, usize),
         candidate: Option<usize>,
     ) -> Fallible<()>;
 
-    fn begin_capture(&self, stream: Stream) -> Fallible<()>;
-    fn end_capture(&self, stream: Stream) -> Fallible<Recording>;
-    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()>;
-    fn destroy_recording(&self, recording: Recording);
+    /// Begins to capture the work of a stream, in place of running it.
+    fn begin_capture(&self, stream: CudaStream) -> Fallible<()>;
+    /// Ends the capture.
+    fn end_capture(&self, stream: CudaStream) -> Fallible<CapturedGraph>;
+    /// Queues a captured graph.
+    fn replay(&self, recording: CapturedGraph, stream: CudaStream) -> Fallible<()>;
+    /// Destroys a captured graph.
+    fn destroy_recording(&self, recording: CapturedGraph);
 }

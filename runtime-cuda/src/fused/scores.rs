@@ -19,8 +19,8 @@ use smallvec::SmallVec;
 
 use super::{FusedCall, attention};
 use crate::{
-    args::Args,
     codegen::scores::{ScoreSpec, TypedProgram},
+    driver::KernelArgs,
     operand::Operand,
     pointwise::{self, Target},
     reduce::reduce_operands,
@@ -29,7 +29,7 @@ use crate::{
 /// The programs of a kernel, and its `struct Program`.
 pub(super) struct ScorePlan {
     pub(super) spec: Arc<ScoreSpec>,
-    pub(super) parameter: Args,
+    pub(super) parameter: KernelArgs,
 }
 
 impl ScorePlan {
@@ -47,7 +47,7 @@ impl ScorePlan {
         };
         let (q, keys) = (specs[Attention::QUERIES].shape, specs[Attention::KEYS].shape[2]);
         let ahead = if op.attention.causal { op.attention.offset(q[2], keys) as i64 } else { i64::from(i32::MAX) };
-        let mut parameter = Args::default();
+        let mut parameter = KernelArgs::default();
         parameter.push(ahead);
         op.first.iter().for_each(|&first| parameter.push(first as i64));
         sums.iter().chain(once(&0)).for_each(|&address| parameter.push(address));

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use numcore::{Error, ErrorKind, MemoryAccount, MemoryCategory, MemoryReport, MemoryStats, OtherQueues, Result};
 use parking_lot::Mutex;
 
-use crate::driver::{Fallible, Stream, backend};
+use crate::driver::{CudaStream, Fallible, backend};
 
 pub use buffer::CudaBuffer;
 pub(crate) use device::DeviceMemory;
@@ -29,7 +29,7 @@ use segments::{DeviceBlock, Growth, Segments};
 /// A queue's memory: its segments and the account of live bytes.
 pub(crate) struct Memory {
     device: Arc<DeviceMemory>,
-    stream: Stream,
+    stream: CudaStream,
     state: Mutex<PoolState>,
 }
 
@@ -85,7 +85,7 @@ impl PoolState {
 }
 
 impl Memory {
-    pub(crate) fn new(device: Arc<DeviceMemory>, stream: Stream) -> Arc<Memory> {
+    pub(crate) fn new(device: Arc<DeviceMemory>, stream: CudaStream) -> Arc<Memory> {
         let segments = if device.apart { Segments::apart() } else { Segments::default() };
         let state = PoolState { segments, ..PoolState::default() };
         let memory = Arc::new(Memory { device, stream, state: Mutex::new(state) });

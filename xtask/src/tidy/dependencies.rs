@@ -12,7 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nn-derive", &[]),
     ("autograd", &["numcore"]),
     ("ptx", &[]),
-    ("runtime-cuda", &["numcore", "ptx"]),
+    ("runtime-cuda-emulated", &["numcore", "ptx", "runtime-cuda"]),
     ("runtime-*", &["numcore"]),
     ("comm", &["numcore"]),
     ("data", &["numcore"]),

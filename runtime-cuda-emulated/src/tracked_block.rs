@@ -1,25 +1,25 @@
 //! The history of a part of memory: its last write and the reads since.
 
-use super::vector_clock::{Moment, VectorClock};
+use crate::vector_clock::{Moment, VectorClock};
 
 /// The kind of a memory access.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Access {
+pub(crate) enum Access {
     Read,
     Write,
 }
 
 /// A part of an allocation, of the device or of the host, with its last write and the reads since.
 #[derive(Clone)]
-pub(super) struct TrackedBlock {
-    pub(super) bytes: usize,
-    pub(super) written: Option<(Moment, &'static str)>,
-    pub(super) read: Vec<(Moment, &'static str)>,
+pub(crate) struct TrackedBlock {
+    pub(crate) bytes: usize,
+    pub(crate) written: Option<(Moment, &'static str)>,
+    pub(crate) read: Vec<(Moment, &'static str)>,
 }
 
 impl TrackedBlock {
     /// Describes an earlier access that must happen before this one and does not; `None` if all are ordered.
-    pub(super) fn conflicts(&self, clock: &VectorClock, how: Access) -> Option<String> {
+    pub(crate) fn conflicts(&self, clock: &VectorClock, how: Access) -> Option<String> {
         let readers = if how == Access::Write { self.read.as_slice() } else { &[] };
         let before = self.written.iter().map(|w| (w, Access::Write)).chain(readers.iter().map(|r| (r, Access::Read)));
         let mut unseen = before.filter(|((moment, _), _)| !moment.seen_by(clock));

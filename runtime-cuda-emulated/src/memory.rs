@@ -56,7 +56,7 @@ impl EmulatedMemory {
     }
 
     /// Allocates by `allocate`, which returns an address, unless there is too little memory.
-    pub(super) fn allocate(&self, bytes: usize, allocate: impl FnOnce() -> Option<u64>) -> Option<u64> {
+    pub(crate) fn allocate(&self, bytes: usize, allocate: impl FnOnce() -> Option<u64>) -> Option<u64> {
         let mut state = self.0.lock();
         if state.left == 0 || bytes > state.capacity.saturating_sub(state.used) {
             return None;
@@ -69,7 +69,7 @@ impl EmulatedMemory {
         Some(address)
     }
 
-    pub(super) fn release(&self, address: u64) {
+    pub(crate) fn release(&self, address: u64) {
         let mut state = self.0.lock();
         let bytes = state.blocks.remove(&address).unwrap_or(0);
         state.used -= bytes;

@@ -1,10 +1,11 @@
 //! Accesses of kernels to memory, read from their source.
 
-use super::tracked_block::Access;
-use crate::codegen::KernelSource;
+use runtime_cuda::driver::KernelSource;
+
+use crate::tracked_block::Access;
 
 /// The access of a kernel to each of its arguments, according to its source; `None` for one that is no pointer.
-pub(super) fn parameters(source: &KernelSource) -> Vec<Option<Access>> {
+pub(crate) fn parameters(source: &KernelSource) -> Vec<Option<Access>> {
     let name = format!("{}(", source.entry);
     let whole = |at: usize| !source.text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
     let start = source.text.rmatch_indices(&name).map(|(at, _)| at).find(|at| whole(*at));

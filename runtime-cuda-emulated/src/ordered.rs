@@ -12,25 +12,23 @@ use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
 
 use numcore::DeviceBytes;
 use parking_lot::Mutex;
+use runtime_cuda::driver::{
+    About, CapturedGraph, CublasGemm, CudaStream, Driver, DriverFailure, Fallible, GemmPlaces, Grid, KernelArgs,
+    KernelFunction, KernelSource, Mark,
+};
 
-use super::{
-    super::{
-        About, CublasGemm, Driver, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Recording, Stream,
-    },
-    Emulated, LAUNCH_FAILED,
-    access_order::AccessOrder,
+use crate::{
     candidates::GemmCandidates,
-    is_refused,
+    gpu::{Emulated, LAUNCH_FAILED, is_refused},
     parameters::parameters,
     refusal::GemmRefusal,
     tracked_block::Access,
     tracked_memory::TrackedMemory,
     vector_clock::{Moment, VectorClock, join},
 };
-use crate::{args::Args, codegen::KernelSource};
 
 #[derive(Default)]
-pub(super) struct OrderState {
+pub(crate) struct OrderState {
     streams: HashMap<u64, VectorClock>,
     marks: HashMap<u64, VectorClock>,
     host: VectorClock,
@@ -39,15 +37,15 @@ pub(super) struct OrderState {
     kernels: HashMap<u64, Vec<Option<Access>>>,
     captured: Option<Vec<(Range<u64>, Access)>>,
     recordings: HashMap<u64, Vec<(Range<u64>, Access)>>,
-    pub(super) complaints: Vec<String>,
-    pub(super) operations: usize,
-    pub(super) refusal: GemmRefusal,
-    pub(super) candidates: GemmCandidates,
+    pub(crate) complaints: Vec<String>,
+    pub(crate) operations: usize,
+    pub(crate) refusal: GemmRefusal,
+    pub(crate) candidates: GemmCandidates,
     /// The total duration of the product candidates run so far.
     spent: Duration,
     /// The number of copies from the host that succeed before one fails.
-    pub(super) copies_left: Option<usize>,
-    pub(super) gone: bool,
+    pub(crate) copies_left: Option<usize>,
+    pub(crate) gone: bool,
 }
 
 impl OrderState {
@@ -56,7 +54,7 @@ impl OrderState {
     }
 
     /// Advances a stream's clock to its next operation.
-    fn step(&mut self, stream: Stream) -> Moment {
+    fn step(&mut self, stream: CudaStream) -> Moment {
         self.operations += 1;
         let host = self.host.clone();
         let clock = self.streams.entry(stream.0).or_default();
@@ -102,8 +100,8 @@ impl OrderState {
 
 /// The driver that checks order; see the module.
 pub(crate) struct Ordered {
-    inner: Emulated,
-    state: Arc<Mutex<OrderState>>,
+    pub(crate) inner: Emulated,
+    pub(crate) state: Arc<Mutex<OrderState>>,
 }
 
 impl Ordered {
@@ -111,12 +109,8 @@ impl Ordered {
         Ordered { inner, state: Arc::default() }
     }
 
-    pub(crate) fn order(&self) -> AccessOrder {
-        AccessOrder::new(self.state.clone(), self.inner.memory.clone())
-    }
-
     /// Checks one operation of a stream against the blocks that its pointers stand for.
-    fn note(&self, what: &'static str, stream: Stream, accesses: &[(u64, Access)]) -> Fallible<Moment> {
+    fn note(&self, what: &'static str, stream: CudaStream, accesses: &[(u64, Access)]) -> Fallible<Moment> {
         let ranges = {
             let memory = &self.state.lock().memory;
             accesses.iter().filter_map(|(at, how)| Some((memory.range_of(*at)?, *how))).collect::<Vec<_>>()
@@ -124,7 +118,12 @@ impl Ordered {
         self.note_ranges(what, stream, ranges)
     }
 
-    fn note_ranges(&self, what: &'static str, stream: Stream, ranges: Vec<(Range<u64>, Access)>) -> Fallible<Moment> {
+    fn note_ranges(
+        &self,
+        what: &'static str,
+        stream: CudaStream,
+        ranges: Vec<(Range<u64>, Access)>,
+    ) -> Fallible<Moment> {
         let mut state = self.state.lock();
         state.there()?;
         let moment = state.step(stream);
@@ -164,7 +163,7 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn free_after(&self, stream: Stream, addresses: &[u64]) {
+    unsafe fn free_after(&self, stream: CudaStream, addresses: &[u64]) {
         let _ = self.synchronize(stream);
         addresses.iter().for_each(|address| self.state.lock().forget("freed", *address));
         // SAFETY: the caller's promise.
@@ -182,11 +181,11 @@ impl Driver for Ordered {
         unsafe { self.inner.free_host(address) };
     }
 
-    fn stream(&self) -> Fallible<Stream> {
+    fn stream(&self) -> Fallible<CudaStream> {
         self.inner.stream()
     }
 
-    fn priority_stream(&self) -> Fallible<Stream> {
+    fn priority_stream(&self) -> Fallible<CudaStream> {
         self.inner.priority_stream()
     }
 
@@ -205,11 +204,11 @@ impl Driver for Ordered {
         Ok(reached)
     }
 
-    fn destroy_stream(&self, stream: Stream) {
+    fn destroy_stream(&self, stream: CudaStream) {
         self.inner.destroy_stream(stream);
     }
 
-    fn synchronize(&self, stream: Stream) -> Fallible<()> {
+    fn synchronize(&self, stream: CudaStream) -> Fallible<()> {
         let mut state = self.state.lock();
         state.there()?;
         let clock = state.streams.get(&stream.0).cloned().unwrap_or_default();
@@ -236,7 +235,7 @@ impl Driver for Ordered {
         self.inner.destroy_mark(mark);
     }
 
-    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
+    fn record(&self, mark: Mark, stream: CudaStream) -> Fallible<()> {
         let mut state = self.state.lock();
         state.there()?;
         let mut clock = state.streams.get(&stream.0).cloned().unwrap_or_default();
@@ -245,7 +244,7 @@ impl Driver for Ordered {
         self.inner.record(mark, stream)
     }
 
-    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+    fn wait(&self, stream: CudaStream, mark: Mark) -> Fallible<()> {
         let mut state = self.state.lock();
         state.there()?;
         // A wait for a mark that was never recorded orders nothing.
@@ -263,7 +262,7 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_in(&self, stream: CudaStream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         // The host has just written there.
         let mut state = self.state.lock();
         if state.copies_left == Some(0) {
@@ -280,21 +279,21 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_out(&self, stream: CudaStream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
         self.note("a copy to the host", stream, &[(from, Access::Read), (to as u64, Access::Write)])?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy_out(stream, to, from, bytes) }
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy(&self, stream: CudaStream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
         self.note("a copy", stream, &[(from, Access::Read), (to, Access::Write)])?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy(stream, to, from, bytes) }
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn zero(&self, stream: CudaStream, at: u64, bytes: usize) -> Fallible<()> {
         self.note("a filling with zeros", stream, &[(at, Access::Write)])?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.zero(stream, at, bytes) }
@@ -307,7 +306,13 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()> {
+    unsafe fn launch(
+        &self,
+        stream: CudaStream,
+        kernel: KernelFunction,
+        grid: Grid,
+        args: &mut KernelArgs,
+    ) -> Fallible<()> {
         let values = args.pointers();
         let parameters = self.state.lock().kernels.get(&kernel.0).cloned().unwrap_or_default();
         if parameters.len() != values.len() {
@@ -330,7 +335,7 @@ impl Driver for Ordered {
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn gemm(
         &self,
-        stream: Stream,
+        stream: CudaStream,
         gemm: &CublasGemm,
         at: GemmPlaces,
         workspace: (u64, usize),
@@ -352,12 +357,12 @@ impl Driver for Ordered {
         unsafe { self.inner.gemm(stream, gemm, at, workspace, candidate) }
     }
 
-    fn begin_capture(&self, stream: Stream) -> Fallible<()> {
+    fn begin_capture(&self, stream: CudaStream) -> Fallible<()> {
         self.state.lock().captured = Some(Vec::new());
         self.inner.begin_capture(stream)
     }
 
-    fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
+    fn end_capture(&self, stream: CudaStream) -> Fallible<CapturedGraph> {
         let recording = self.inner.end_capture(stream)?;
         let mut state = self.state.lock();
         let accesses = state.captured.take().unwrap_or_default();
@@ -365,13 +370,13 @@ impl Driver for Ordered {
         Ok(recording)
     }
 
-    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
+    fn replay(&self, recording: CapturedGraph, stream: CudaStream) -> Fallible<()> {
         let accesses = self.state.lock().recordings.get(&recording.0).cloned().unwrap_or_default();
         self.note_ranges("a captured step", stream, accesses)?;
         self.inner.replay(recording, stream)
     }
 
-    fn destroy_recording(&self, recording: Recording) {
+    fn destroy_recording(&self, recording: CapturedGraph) {
         self.state.lock().recordings.remove(&recording.0);
         self.inner.destroy_recording(recording);
     }

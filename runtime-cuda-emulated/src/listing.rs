@@ -10,12 +10,15 @@ use std::{
 
 use numcore::DeviceBytes;
 use parking_lot::Mutex;
-
-use super::{
-    super::{About, CublasGemm, Driver, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Recording, Stream},
-    EmulatedMemory, without_hardware,
+use runtime_cuda::driver::{
+    About, CapturedGraph, CublasGemm, CudaStream, Driver, Fallible, GemmPlaces, Grid, KernelArgs, KernelFunction,
+    KernelSource, Mark,
 };
-use crate::{args::Args, codegen::KernelSource};
+
+use crate::{
+    gpu::{self, without_hardware},
+    memory::EmulatedMemory,
+};
 
 /// A list of the kernels that work would launch. All reads yield zeros.
 pub(crate) struct Listing {
@@ -30,7 +33,7 @@ pub(crate) struct Listing {
 impl Listing {
     /// A list on a device without a limit on the sum of its allocations.
     pub(crate) fn new() -> Listing {
-        Listing::with_memory(super::about().memory, EmulatedMemory::new(usize::MAX))
+        Listing::with_memory(gpu::about().memory, EmulatedMemory::new(usize::MAX))
     }
 
     /// A list on a device of `bytes` bytes.
@@ -40,7 +43,7 @@ impl Listing {
 
     fn with_memory(bytes: usize, memory: EmulatedMemory) -> Listing {
         Listing {
-            about: About { memory: bytes, ..super::about() },
+            about: About { memory: bytes, ..gpu::about() },
             memory,
             sources: Mutex::default(),
             host: Mutex::default(),
@@ -89,7 +92,7 @@ impl Driver for Listing {
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn free_after(&self, _: Stream, addresses: &[u64]) {
+    unsafe fn free_after(&self, _: CudaStream, addresses: &[u64]) {
         addresses.iter().for_each(|address| self.memory.release(*address));
     }
 
@@ -109,7 +112,7 @@ impl Driver for Listing {
         Ok(())
     }
 
-    fn destroy_stream(&self, _: Stream) {}
+    fn destroy_stream(&self, _: CudaStream) {}
 
     fn is_reached(&self, _: Mark) -> Fallible<bool> {
         Ok(true)
@@ -121,52 +124,52 @@ impl Driver for Listing {
 
     fn destroy_mark(&self, _: Mark) {}
 
-    fn synchronize(&self, _: Stream) -> Fallible<()> {
+    fn synchronize(&self, _: CudaStream) -> Fallible<()> {
         Ok(())
     }
 
-    fn record(&self, _: Mark, _: Stream) -> Fallible<()> {
+    fn record(&self, _: Mark, _: CudaStream) -> Fallible<()> {
         Ok(())
     }
 
-    fn wait(&self, _: Stream, _: Mark) -> Fallible<()> {
+    fn wait(&self, _: CudaStream, _: Mark) -> Fallible<()> {
         Ok(())
     }
 
     // Captured work is listed like all other, and a replay needs no further kernels.
-    fn begin_capture(&self, _: Stream) -> Fallible<()> {
+    fn begin_capture(&self, _: CudaStream) -> Fallible<()> {
         Ok(())
     }
 
-    fn end_capture(&self, _: Stream) -> Fallible<Recording> {
-        Ok(Recording(self.number()))
+    fn end_capture(&self, _: CudaStream) -> Fallible<CapturedGraph> {
+        Ok(CapturedGraph(self.number()))
     }
 
-    fn replay(&self, _: Recording, _: Stream) -> Fallible<()> {
+    fn replay(&self, _: CapturedGraph, _: CudaStream) -> Fallible<()> {
         Ok(())
     }
 
-    fn destroy_recording(&self, _: Recording) {}
+    fn destroy_recording(&self, _: CapturedGraph) {}
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn copy_in(&self, _: Stream, _: u64, _: *const u8, _: usize) -> Fallible<()> {
+    unsafe fn copy_in(&self, _: CudaStream, _: u64, _: *const u8, _: usize) -> Fallible<()> {
         Ok(())
     }
 
     // SAFETY: the trait's conditions.
-    unsafe fn copy_out(&self, _: Stream, to: *mut u8, _: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_out(&self, _: CudaStream, to: *mut u8, _: u64, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
         unsafe { to.write_bytes(0, bytes) };
         Ok(())
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn copy(&self, _: Stream, _: u64, _: u64, _: usize) -> Fallible<()> {
+    unsafe fn copy(&self, _: CudaStream, _: u64, _: u64, _: usize) -> Fallible<()> {
         Ok(())
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn zero(&self, _: Stream, _: u64, _: usize) -> Fallible<()> {
+    unsafe fn zero(&self, _: CudaStream, _: u64, _: usize) -> Fallible<()> {
         Ok(())
     }
 
@@ -176,7 +179,7 @@ impl Driver for Listing {
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn launch(&self, _: Stream, _: KernelFunction, _: Grid, _: &mut Args) -> Fallible<()> {
+    unsafe fn launch(&self, _: CudaStream, _: KernelFunction, _: Grid, _: &mut KernelArgs) -> Fallible<()> {
         Ok(())
     }
 
@@ -185,7 +188,14 @@ impl Driver for Listing {
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn gemm(&self, _: Stream, _: &CublasGemm, _: GemmPlaces, _: (u64, usize), _: Option<usize>) -> Fallible<()> {
+    unsafe fn gemm(
+        &self,
+        _: CudaStream,
+        _: &CublasGemm,
+        _: GemmPlaces,
+        _: (u64, usize),
+        _: Option<usize>,
+    ) -> Fallible<()> {
         Ok(())
     }
 }

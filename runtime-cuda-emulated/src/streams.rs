@@ -6,20 +6,19 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
-use super::{
-    super::{CublasGemm, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Stream},
-    live::Blocks,
+use runtime_cuda::driver::{
+    CublasGemm, CudaStream, DriverFailure, Fallible, GemmPlaces, Grid, KernelArgs, KernelFunction, Mark,
 };
-use crate::args::Args;
+
+use crate::live::Blocks;
 
 /// The most work that a stream holds: beyond it the host waits, as for a driver whose queue is full.
 const MOST_HELD: usize = 1024;
 
 /// One piece of a stream's work.
 #[derive(Clone)]
-pub(super) enum StreamWork {
-    Launch(KernelFunction, Grid, Box<Args>),
+pub(crate) enum StreamWork {
+    Launch(KernelFunction, Grid, Box<KernelArgs>),
     Gemm(CublasGemm, GemmPlaces),
     Copy { to: u64, from: u64, bytes: usize },
     Zero { at: u64, bytes: usize },
@@ -73,25 +72,25 @@ impl StreamsState {
 
 /// The queued work of all streams.
 #[derive(Default)]
-pub(super) struct Streams {
+pub(crate) struct Streams {
     state: Mutex<StreamsState>,
     /// Held while work is done: one piece at a time.
     doing: Mutex<()>,
 }
 
 /// The function that does work on the blocks that it was queued with.
-pub(super) type Perform<'a> = &'a dyn Fn(&StreamWork, &Blocks) -> Fallible<()>;
+pub(crate) type Perform<'a> = &'a dyn Fn(&StreamWork, &Blocks) -> Fallible<()>;
 
 impl Streams {
     /// Returns the failure of earlier work, if there is one.
-    pub(super) fn check(&self) -> Fallible<()> {
+    pub(crate) fn check(&self) -> Fallible<()> {
         self.state.lock().check()
     }
 
     /// Queues work.
-    pub(super) fn push(
+    pub(crate) fn push(
         &self,
-        stream: Stream,
+        stream: CudaStream,
         work: StreamWork,
         blocks: Arc<Blocks>,
         perform: Perform<'_>,
@@ -107,18 +106,18 @@ impl Streams {
     }
 
     /// Notes that a mark is the end of what the stream holds now.
-    pub(super) fn record(&self, mark: Mark, stream: Stream) {
+    pub(crate) fn record(&self, mark: Mark, stream: CudaStream) {
         let mut state = self.state.lock();
         let work = state.queues.get(&stream.0).map_or(0, |queue| queue.queued);
         state.marks.insert(mark.0, StreamPoint { stream: stream.0, work });
     }
 
-    pub(super) fn forget(&self, mark: Mark) {
+    pub(crate) fn forget(&self, mark: Mark) {
         self.state.lock().marks.remove(&mark.0);
     }
 
     /// Queues a wait of a stream for a mark.
-    pub(super) fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+    pub(crate) fn wait(&self, stream: CudaStream, mark: Mark) -> Fallible<()> {
         let mut state = self.state.lock();
         state.check()?;
         let point = state.marks.get(&mark.0).copied().filter(|point| !state.is_done(*point));
@@ -129,7 +128,7 @@ impl Streams {
     }
 
     /// Tells whether a mark is reached. Where it is not, its stream goes on by one piece of work.
-    pub(super) fn is_reached(&self, mark: Mark, perform: Perform<'_>) -> Fallible<bool> {
+    pub(crate) fn is_reached(&self, mark: Mark, perform: Perform<'_>) -> Fallible<bool> {
         let (point, next) = {
             let state = self.state.lock();
             state.check()?;
@@ -144,22 +143,22 @@ impl Streams {
     }
 
     /// Does the work before a mark.
-    pub(super) fn await_mark(&self, mark: Mark, perform: Perform<'_>) -> Fallible<()> {
+    pub(crate) fn await_mark(&self, mark: Mark, perform: Perform<'_>) -> Fallible<()> {
         let point = self.state.lock().marks.get(&mark.0).copied();
         point.map_or_else(|| self.check(), |point| self.run(point, perform))
     }
 
     /// Does all work that a stream holds.
-    pub(super) fn finish(&self, stream: Stream, perform: Perform<'_>) -> Fallible<()> {
+    pub(crate) fn finish(&self, stream: CudaStream, perform: Perform<'_>) -> Fallible<()> {
         let work = self.state.lock().queues.get(&stream.0).map_or(0, |queue| queue.queued);
         self.run(StreamPoint { stream: stream.0, work }, perform)
     }
 
     /// Does all work of all streams.
-    pub(super) fn finish_all(&self, perform: Perform<'_>) -> Fallible<()> {
+    pub(crate) fn finish_all(&self, perform: Perform<'_>) -> Fallible<()> {
         let mut streams: Vec<u64> = self.state.lock().queues.keys().copied().collect();
         streams.sort_unstable();
-        streams.into_iter().try_for_each(|stream| self.finish(Stream(stream), perform))
+        streams.into_iter().try_for_each(|stream| self.finish(CudaStream(stream), perform))
     }
 
     fn run(&self, point: StreamPoint, perform: Perform<'_>) -> Fallible<()> {
@@ -196,7 +195,7 @@ impl Streams {
     }
 
     /// Forgets a stream whose work is done.
-    pub(super) fn destroy(&self, stream: Stream) {
+    pub(crate) fn destroy(&self, stream: CudaStream) {
         self.state.lock().queues.remove(&stream.0);
     }
 }
@@ -218,7 +217,7 @@ mod tests {
             }
             Ok(())
         };
-        let [first, second] = [Stream(1), Stream(2)];
+        let [first, second] = [CudaStream(1), CudaStream(2)];
         let push = |stream, number| streams.push(stream, copy(number), Arc::default(), &perform).unwrap();
         push(first, 10);
         streams.record(Mark(7), first);
@@ -255,12 +254,12 @@ mod tests {
         };
         let first = |work: &StreamWork, _: &Blocks| {
             count(work);
-            streams.push(Stream(1), copy(11), Arc::default(), &later)?;
-            streams.record(Mark(7), Stream(1));
+            streams.push(CudaStream(1), copy(11), Arc::default(), &later)?;
+            streams.record(Mark(7), CudaStream(1));
             Ok(())
         };
-        streams.push(Stream(1), copy(10), Arc::default(), &first).unwrap();
-        streams.finish(Stream(1), &first).unwrap();
+        streams.push(CudaStream(1), copy(10), Arc::default(), &first).unwrap();
+        streams.finish(CudaStream(1), &first).unwrap();
         assert_eq!(*seen.lock(), [10]);
         streams.await_mark(Mark(7), &later).unwrap();
         assert_eq!(*seen.lock(), [10, 11]);
@@ -270,10 +269,10 @@ mod tests {
     fn marks_of_a_destroyed_stream_are_reached() {
         let streams = Streams::default();
         let perform = |_: &StreamWork, _: &Blocks| Ok(());
-        streams.push(Stream(1), copy(1), Arc::default(), &perform).unwrap();
-        streams.record(Mark(7), Stream(1));
-        streams.finish(Stream(1), &perform).unwrap();
-        streams.destroy(Stream(1));
+        streams.push(CudaStream(1), copy(1), Arc::default(), &perform).unwrap();
+        streams.record(Mark(7), CudaStream(1));
+        streams.finish(CudaStream(1), &perform).unwrap();
+        streams.destroy(CudaStream(1));
         streams.await_mark(Mark(7), &perform).unwrap();
         assert!(streams.is_reached(Mark(7), &perform).unwrap());
     }
@@ -282,11 +281,11 @@ mod tests {
     fn a_failure_is_that_of_the_next_call() {
         let streams = Streams::default();
         let perform = |_: &StreamWork, _: &Blocks| Err(DriverFailure::of_code(700, "an illegal address"));
-        let push = || streams.push(Stream(1), copy(1), Arc::default(), &perform);
+        let push = || streams.push(CudaStream(1), copy(1), Arc::default(), &perform);
         push().unwrap();
         push().unwrap();
-        assert!(streams.finish(Stream(1), &perform).unwrap_err().is_sticky());
+        assert!(streams.finish(CudaStream(1), &perform).unwrap_err().is_sticky());
         assert!(push().unwrap_err().to_string().contains("illegal"));
-        assert!(streams.finish(Stream(2), &perform).is_err() && streams.is_reached(Mark(3), &perform).is_err());
+        assert!(streams.finish(CudaStream(2), &perform).is_err() && streams.is_reached(Mark(3), &perform).is_err());
     }
 }

@@ -1,9 +1,9 @@
 //! Products of matrices as a column-major library computes them, in `f64`, rounded once.
 
-use super::super::{CublasGemm, Epilogue, GemmOperand, GemmPlaces};
+use runtime_cuda::driver::{CublasGemm, Epilogue, GemmOperand, GemmPlaces};
 
 /// An element of a matrix, which converts to and from `f64`.
-pub(super) trait Exact: Copy {
+pub(crate) trait Exact: Copy {
     fn exact(self) -> f64;
     fn rounded(x: f64) -> Self;
 }
@@ -26,8 +26,8 @@ exact! {
 /// Computes a GEMM by a plain loop.
 ///
 /// # Safety
-/// The conditions of [`Driver::gemm`](super::super::Driver::gemm).
-pub(super) unsafe fn product<T: Exact, D: Exact>(gemm: &CublasGemm, at: GemmPlaces) {
+/// The conditions of [`Driver::gemm`](runtime_cuda::driver::Driver::gemm).
+pub(crate) unsafe fn product<T: Exact, D: Exact>(gemm: &CublasGemm, at: GemmPlaces) {
     let (a, b) = (at.a as *const T, at.b as *const T);
     let (d, c, vector) = (at.d as *mut D, at.c as *const D, at.vector as *mut D);
     let place = |side: &GemmOperand, batch: usize, row: usize, column: usize| {

@@ -5,14 +5,14 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use super::{
+use crate::{
     tracked_block::{Access, TrackedBlock},
     vector_clock::{Moment, VectorClock},
 };
 
 /// Allocations, their blocks, and the history of each part.
 #[derive(Default)]
-pub(super) struct TrackedMemory {
+pub(crate) struct TrackedMemory {
     /// The ends of allocations, by their start.
     allocations: BTreeMap<u64, u64>,
     /// The ends of the pools' blocks, by their start.
@@ -22,25 +22,25 @@ pub(super) struct TrackedMemory {
 }
 
 impl TrackedMemory {
-    pub(super) fn allocated(&mut self, address: u64, bytes: usize) {
+    pub(crate) fn allocated(&mut self, address: u64, bytes: usize) {
         self.allocations.insert(address, address + bytes as u64);
         self.parts.insert(address, TrackedBlock { bytes, written: None, read: Vec::new() });
     }
 
     /// Forgets an allocation that was freed.
-    pub(super) fn freed(&mut self, address: u64) {
+    pub(crate) fn freed(&mut self, address: u64) {
         let Some(end) = self.allocations.remove(&address) else { return };
         self.blocks.retain(|start, _| !(address..end).contains(start));
         self.parts.retain(|start, _| !(address..end).contains(start));
     }
 
     /// The range of the allocation at `address`.
-    pub(super) fn allocation(&self, address: u64) -> Option<Range<u64>> {
+    pub(crate) fn allocation(&self, address: u64) -> Option<Range<u64>> {
         self.allocations.get(&address).map(|end| address..*end)
     }
 
     /// Notes that a pool uses this range as one block from now on.
-    pub(super) fn cut(&mut self, block: Range<u64>) {
+    pub(crate) fn cut(&mut self, block: Range<u64>) {
         self.blocks.retain(|start, end| *end <= block.start || *start >= block.end);
         self.blocks.insert(block.start, block.end);
         self.split(block.start);
@@ -48,7 +48,7 @@ impl TrackedMemory {
     }
 
     /// The range that a pointer stands for: its block, or else its allocation; `None` for the address of empty memory.
-    pub(super) fn range_of(&self, address: u64) -> Option<Range<u64>> {
+    pub(crate) fn range_of(&self, address: u64) -> Option<Range<u64>> {
         let within = |all: &BTreeMap<u64, u64>| {
             let (start, end) = all.range(..=address).next_back()?;
             (address < *end).then_some(*start..*end)
@@ -57,11 +57,11 @@ impl TrackedMemory {
     }
 
     /// Describes the first earlier access that must happen before an access of `range` and does not.
-    pub(super) fn conflicts(&self, range: &Range<u64>, clock: &VectorClock, how: Access) -> Option<String> {
+    pub(crate) fn conflicts(&self, range: &Range<u64>, clock: &VectorClock, how: Access) -> Option<String> {
         self.parts.range(range.clone()).find_map(|(_, part)| part.conflicts(clock, how))
     }
 
-    pub(super) fn note(&mut self, range: &Range<u64>, moment: Moment, what: &'static str, how: Access) {
+    pub(crate) fn note(&mut self, range: &Range<u64>, moment: Moment, what: &'static str, how: Access) {
         for (_, part) in self.parts.range_mut(range.clone()) {
             match how {
                 Access::Read => {

@@ -1,6 +1,6 @@
 //! Products that an emulated library refuses on request, so that the fallbacks can be tested.
 
-use super::super::CublasGemm;
+use runtime_cuda::driver::CublasGemm;
 
 /// Products that an emulated library refuses, as cuBLASLt refuses products without an algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum GemmRefusal {
 }
 
 impl GemmRefusal {
-    pub(super) fn refuses(self, gemm: &CublasGemm, workspace: usize) -> bool {
+    pub(crate) fn refuses(self, gemm: &CublasGemm, workspace: usize) -> bool {
         let aligned = |leading: usize, dtype: numcore::DType| (leading * dtype.size()).is_multiple_of(16);
         match self {
             GemmRefusal::Nothing => false,

@@ -4,11 +4,9 @@
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
+use runtime_cuda::driver::{CapturedGraph, CudaStream, DriverFailure, Fallible, Mark};
 
-use super::{
-    super::{DriverFailure, Fallible, Mark, Recording, Stream},
-    streams::StreamWork,
-};
+use crate::streams::StreamWork;
 
 #[derive(Default)]
 struct OpenCapture {
@@ -27,7 +25,7 @@ struct CaptureState {
 
 /// Captures in progress, and recordings.
 #[derive(Default)]
-pub(super) struct Captures(Mutex<CaptureState>);
+pub(crate) struct Captures(Mutex<CaptureState>);
 
 fn failure((code, name): (u32, &'static str)) -> DriverFailure {
     DriverFailure::of_code(code, name)
@@ -40,7 +38,7 @@ const ISOLATION: (u32, &str) = (905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION");
 
 impl Captures {
     /// Keeps work of a stream that is captured; returns that of other streams.
-    pub(super) fn keep(&self, stream: Stream, work: StreamWork) -> Option<StreamWork> {
+    pub(crate) fn keep(&self, stream: CudaStream, work: StreamWork) -> Option<StreamWork> {
         match self.0.lock().open.get_mut(&stream.0) {
             None => Some(work),
             Some(capture) => {
@@ -50,11 +48,11 @@ impl Captures {
         }
     }
 
-    pub(super) fn begin(&self, stream: Stream) {
+    pub(crate) fn begin(&self, stream: CudaStream) {
         self.0.lock().open.insert(stream.0, OpenCapture::default());
     }
 
-    pub(super) fn end(&self, stream: Stream, recording: Recording) -> Fallible<Recording> {
+    pub(crate) fn end(&self, stream: CudaStream, recording: CapturedGraph) -> Fallible<CapturedGraph> {
         let mut state = self.0.lock();
         let capture = state.open.remove(&stream.0).unwrap_or_default();
         state.marks.retain(|_, of| *of != stream.0);
@@ -65,16 +63,16 @@ impl Captures {
         Ok(recording)
     }
 
-    pub(super) fn recording(&self, recording: Recording) -> Arc<Vec<StreamWork>> {
+    pub(crate) fn recording(&self, recording: CapturedGraph) -> Arc<Vec<StreamWork>> {
         self.0.lock().recordings.get(&recording.0).cloned().unwrap_or_default()
     }
 
-    pub(super) fn forget(&self, recording: Recording) {
+    pub(crate) fn forget(&self, recording: CapturedGraph) {
         self.0.lock().recordings.remove(&recording.0);
     }
 
     /// Checks that a stream for which the host waits is not captured; a captured one is broken.
-    pub(super) fn synchronize(&self, stream: Stream) -> Fallible<()> {
+    pub(crate) fn synchronize(&self, stream: CudaStream) -> Fallible<()> {
         match self.0.lock().open.get_mut(&stream.0) {
             None => Ok(()),
             Some(capture) => {
@@ -85,13 +83,13 @@ impl Captures {
     }
 
     /// Checks that a mark about which the host asks is not one of a capture, which is broken otherwise.
-    pub(super) fn query(&self, mark: Mark) -> Fallible<()> {
+    pub(crate) fn query(&self, mark: Mark) -> Fallible<()> {
         let of = self.0.lock().marks.get(&mark.0).copied();
-        of.map_or(Ok(()), |stream| self.synchronize(Stream(stream)))
+        of.map_or(Ok(()), |stream| self.synchronize(CudaStream(stream)))
     }
 
     /// Records a mark; returns false if it is one of a capture.
-    pub(super) fn record(&self, mark: Mark, stream: Stream) -> bool {
+    pub(crate) fn record(&self, mark: Mark, stream: CudaStream) -> bool {
         let mut state = self.0.lock();
         let is_captured = state.open.contains_key(&stream.0);
         match is_captured {
@@ -104,7 +102,7 @@ impl Captures {
     /// Checks a wait of a stream. A captured stream may wait for nothing outside of its capture. Another stream that
     /// waits for a mark of a capture joins it, and is never joined back here, which breaks the capture. Returns true if
     /// neither is captured.
-    pub(super) fn wait(&self, stream: Stream, mark: Mark) -> Fallible<bool> {
+    pub(crate) fn wait(&self, stream: CudaStream, mark: Mark) -> Fallible<bool> {
         let mut state = self.0.lock();
         let of = state.marks.get(&mark.0).copied();
         if of == Some(stream.0) {

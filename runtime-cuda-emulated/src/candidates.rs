@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::super::CublasGemm;
+use runtime_cuda::driver::CublasGemm;
 
 /// The candidates of every product, and the requests for them.
 #[derive(Clone, Debug, Default)]
@@ -16,17 +16,17 @@ pub struct GemmCandidates {
 }
 
 impl GemmCandidates {
-    pub(super) fn taking(times: Vec<Duration>) -> GemmCandidates {
+    pub(crate) fn taking(times: Vec<Duration>) -> GemmCandidates {
         GemmCandidates { times, ..GemmCandidates::default() }
     }
 
-    pub(super) fn of(&mut self, _: &CublasGemm) -> usize {
+    pub(crate) fn of(&mut self, _: &CublasGemm) -> usize {
         self.asked += 1;
         self.times.len()
     }
 
     /// Notes that a product ran, and returns its duration.
-    pub(super) fn run(&mut self, candidate: Option<usize>) -> Duration {
+    pub(crate) fn run(&mut self, candidate: Option<usize>) -> Duration {
         self.used.push(candidate);
         candidate.map_or(Duration::ZERO, |i| self.times[i])
     }

@@ -12,8 +12,8 @@ use crate::axes::magic;
 pub(crate) const LIMIT: usize = 4096;
 
 /// The arguments of one launch, in order.
-#[derive(Clone, Default)]
-pub(crate) struct Args {
+#[derive(Clone, Debug, Default)]
+pub struct KernelArgs {
     words: SmallVec<[u64; 64]>,
     /// The word at which each value starts, and its size in bytes.
     places: SmallVec<[(u32, u32); 32]>,
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     pub reports: bool,
 }
 
-impl Args {
+impl KernelArgs {
     /// Appends a value of a type without padding.
     pub(crate) fn push<T: NoUninit>(&mut self, value: T) {
         self.bytes(bytemuck::bytes_of(&value));
@@ -36,7 +36,7 @@ impl Args {
     }
 
     /// Appends the values of others as one: a structure of words of 64 bits.
-    pub(crate) fn structure(&mut self, fields: &Args) {
+    pub(crate) fn structure(&mut self, fields: &KernelArgs) {
         self.bytes(bytemuck::cast_slice(&fields.words));
     }
 
@@ -82,19 +82,18 @@ impl Args {
     }
 
     /// The bytes that the parameters take, rounded up to 8 for each.
-    pub(crate) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         8 * self.words.len()
     }
 
     /// The bytes of each value.
-    #[cfg(feature = "emulate")]
-    pub(crate) fn values(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+    pub fn values(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         let bytes = bytemuck::cast_slice::<u64, u8>(&self.words);
         self.places.iter().map(|&(at, size)| &bytes[8 * at as usize..][..size as usize])
     }
 
     /// The addresses of all values, as a launch takes them. Valid until the next change.
-    pub(crate) fn pointers(&mut self) -> SmallVec<[*mut c_void; 32]> {
+    pub fn pointers(&mut self) -> SmallVec<[*mut c_void; 32]> {
         let base = self.words.as_mut_ptr();
         self.places.iter().map(|&(at, _)| base.wrapping_add(at as usize).cast()).collect()
     }
@@ -106,7 +105,7 @@ mod tests {
 
     #[test]
     fn values_lie_where_pointers_say() {
-        let mut args = Args::default();
+        let mut args = KernelArgs::default();
         args.push(7u32);
         args.steps(&[-3, 4], false);
         args.push(2.5f64);
@@ -120,7 +119,6 @@ mod tests {
             assert_eq!(*at[3].cast::<f32>(), 1.1f32);
         }
         assert_eq!(args.size(), 32);
-        #[cfg(feature = "emulate")]
         assert_eq!(args.values().map(<[u8]>::len).collect::<Vec<_>>(), [4, 8, 8, 4]);
     }
 }

@@ -4,15 +4,20 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
-use super::{EmulatedMemory, candidates::GemmCandidates, ordered::OrderState, refusal::GemmRefusal};
+use crate::{
+    candidates::GemmCandidates,
+    memory::EmulatedMemory,
+    ordered::{OrderState, Ordered},
+    refusal::GemmRefusal,
+};
 
 /// The findings of the race detector: the number of checked operations, and a line for each unordered access.
 #[derive(Clone)]
 pub struct AccessOrder(Arc<Mutex<OrderState>>, EmulatedMemory);
 
 impl AccessOrder {
-    pub(super) fn new(state: Arc<Mutex<OrderState>>, memory: EmulatedMemory) -> AccessOrder {
-        AccessOrder(state, memory)
+    pub(crate) fn of(driver: &Ordered) -> AccessOrder {
+        AccessOrder(driver.state.clone(), driver.inner.memory.clone())
     }
 
     /// The number of operations checked so far.

@@ -1,10 +1,10 @@
 //! The work of streams, done on the host.
 
 use numcore::DType;
+use runtime_cuda::driver::{DriverFailure, Fallible};
 
-use super::{
-    super::{DriverFailure, Fallible},
-    Emulated, LAUNCH_FAILED,
+use crate::{
+    gpu::{Emulated, LAUNCH_FAILED},
     live::Blocks,
     product::product,
     streams::StreamWork,
@@ -15,7 +15,7 @@ const ILLEGAL_ADDRESS: u32 = 700;
 
 impl Emulated {
     /// Does queued work.
-    pub(super) fn perform(&self, work: &StreamWork, blocks: &Blocks) -> Fallible<()> {
+    pub(crate) fn perform(&self, work: &StreamWork, blocks: &Blocks) -> Fallible<()> {
         let outside = |at: u64, bytes: usize| {
             let found = format!("{bytes} bytes at {at:#x} are not inside of live memory");
             if self.live.holds(at, bytes) { Ok(()) } else { Err(DriverFailure::of_code(ILLEGAL_ADDRESS, found)) }

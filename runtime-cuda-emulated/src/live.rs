@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use ptx::{LaunchMemory, MemoryRegion};
 
 /// The ends of the blocks into which pools cut allocations, by their start.
-pub(super) type Blocks = BTreeMap<u64, u64>;
+pub(crate) type Blocks = BTreeMap<u64, u64>;
 
 /// Host memory that stands for a device's.
 #[derive(Default)]
-pub(super) struct LiveMemory(Mutex<LiveState>);
+pub(crate) struct LiveMemory(Mutex<LiveState>);
 
 #[derive(Default)]
 struct LiveState {
@@ -26,7 +26,7 @@ struct LiveState {
 
 impl LiveMemory {
     /// Allocates memory filled with NaN, so that a read of uninitialized memory shows.
-    pub(super) fn allocate(&self, bytes: usize) -> Option<u64> {
+    pub(crate) fn allocate(&self, bytes: usize) -> Option<u64> {
         let layout = Layout::from_size_align(bytes.max(1), 256).ok()?;
         // SAFETY: the layout is not empty.
         let at = unsafe { alloc::alloc(layout) };
@@ -39,7 +39,7 @@ impl LiveMemory {
         Some(at as u64)
     }
 
-    pub(super) fn release(&self, at: u64) {
+    pub(crate) fn release(&self, at: u64) {
         let mut state = self.0.lock();
         if let Some(layout) = state.allocations.remove(&at) {
             state.forget(at, at + layout.size() as u64);
@@ -49,24 +49,24 @@ impl LiveMemory {
     }
 
     /// Notes that a pool uses a range as one block from now on.
-    pub(super) fn note_block(&self, at: u64, bytes: usize) {
+    pub(crate) fn note_block(&self, at: u64, bytes: usize) {
         let (mut state, end) = (self.0.lock(), at + bytes as u64);
         state.forget(at, end);
         Arc::make_mut(&mut state.blocks).insert(at, end);
     }
 
     /// The blocks as they are now.
-    pub(super) fn blocks(&self) -> Arc<Blocks> {
+    pub(crate) fn blocks(&self) -> Arc<Blocks> {
         self.0.lock().blocks.clone()
     }
 
     /// Tells whether a range is inside of one allocation.
-    pub(super) fn holds(&self, at: u64, bytes: usize) -> bool {
+    pub(crate) fn holds(&self, at: u64, bytes: usize) -> bool {
         self.0.lock().allocation(at).is_some_and(|(_, end)| at + bytes as u64 <= end)
     }
 
     /// The memory as a kernel sees it that was queued while there were these blocks.
-    pub(super) fn with<'a>(&'a self, blocks: &'a Blocks) -> QueuedMemory<'a> {
+    pub(crate) fn with<'a>(&'a self, blocks: &'a Blocks) -> QueuedMemory<'a> {
         QueuedMemory { live: self, blocks }
     }
 }
@@ -90,7 +90,7 @@ impl LiveState {
 }
 
 /// Memory as queued work sees it: it may use the block that contains its address, or else the allocation.
-pub(super) struct QueuedMemory<'a> {
+pub(crate) struct QueuedMemory<'a> {
     live: &'a LiveMemory,
     blocks: &'a Blocks,
 }

@@ -4,22 +4,6 @@
 //! when the host waits for it, and its failures are those of a later call. The emulator tests everything except the
 //! hardware: plans, arguments, index arithmetic, the kernels' logic, the lifetimes of memory, and errors.
 
-mod access_order;
-mod candidates;
-mod captures;
-mod listing;
-mod live;
-mod memory;
-mod ordered;
-mod parameters;
-mod perform;
-mod product;
-mod refusal;
-mod streams;
-mod tracked_block;
-mod tracked_memory;
-mod vector_clock;
-
 use std::{
     borrow::Cow,
     path::Path,
@@ -32,43 +16,37 @@ use std::{
 
 use numcore::{DType, DeviceBytes};
 use parking_lot::Mutex;
-
-use super::{
-    About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Epilogue, Fallible, GemmOperand, GemmPlaces,
-    Grid, KernelFunction, Mark, Recording, Stream,
-    capture_gate::{CaptureGate, Freed},
+use runtime_cuda::driver::{
+    About, Architecture, CaptureGate, CapturedGraph, Compiler, CublasGemm, CudaStream, Driver, DriverFailure, Epilogue,
+    Fallible, Freed, GemmOperand, GemmPlaces, Grid, KernelArgs, KernelFunction, KernelSource, Mark,
 };
-use crate::{args::Args, codegen::KernelSource};
 
-pub use access_order::AccessOrder;
-pub use candidates::GemmCandidates;
-use captures::Captures;
-pub(crate) use listing::Listing;
-use live::LiveMemory;
-pub use memory::EmulatedMemory;
-pub(crate) use ordered::Ordered;
-pub use refusal::GemmRefusal;
-use streams::{StreamWork, Streams};
+use crate::{
+    captures::Captures,
+    live::LiveMemory,
+    memory::EmulatedMemory,
+    streams::{StreamWork, Streams},
+};
 
 /// The host as a GPU.
 pub(crate) struct Emulated {
     about: About,
-    memory: EmulatedMemory,
+    pub(crate) memory: EmulatedMemory,
     compiler: Compiler,
     /// A text of kernels, and the text in its place.
     alteration: Option<(String, String)>,
     /// The number of loaded kernels that had the text.
     altered: Arc<AtomicU64>,
-    kernels: Mutex<Vec<Arc<ptx::PtxKernel>>>,
+    pub(crate) kernels: Mutex<Vec<Arc<ptx::PtxKernel>>>,
     next: AtomicU64,
-    live: LiveMemory,
+    pub(crate) live: LiveMemory,
     captures: Captures,
     gate: CaptureGate,
     streams: Streams,
 }
 
 /// `CUDA_ERROR_LAUNCH_FAILED`, after which a context is lost.
-const LAUNCH_FAILED: u32 = 719;
+pub(crate) const LAUNCH_FAILED: u32 = 719;
 
 /// The most matrices of one product that the library takes.
 const MOST_BATCHES: usize = 65_535;
@@ -81,7 +59,7 @@ pub(crate) fn compiler(folder: &Path) -> Compiler {
     Compiler::new(ARCHITECTURE, None, Some(folder.to_path_buf()))
 }
 
-pub(super) fn about() -> About {
+pub(crate) fn about() -> About {
     About { name: "emulated on the host".into(), processors: 1, memory: 8 << 30, shared: 163 << 10 }
 }
 
@@ -130,7 +108,7 @@ impl Emulated {
     }
 
     /// Queues work, or keeps it where the stream is captured.
-    fn submit(&self, stream: Stream, work: StreamWork) -> Fallible<()> {
+    fn submit(&self, stream: CudaStream, work: StreamWork) -> Fallible<()> {
         let Some(work) = self.captures.keep(stream, work) else { return Ok(()) };
         self.streams.push(stream, work, self.live.blocks(), &|work, blocks| self.perform(work, blocks))
     }
@@ -139,11 +117,11 @@ impl Emulated {
 /// Streams of a driver that has no hardware, and times of marks: those of their creation.
 macro_rules! without_hardware {
     () => {
-        fn stream(&self) -> Fallible<Stream> {
-            Ok(Stream(self.number()))
+        fn stream(&self) -> Fallible<CudaStream> {
+            Ok(CudaStream(self.number()))
         }
 
-        fn priority_stream(&self) -> Fallible<Stream> {
+        fn priority_stream(&self) -> Fallible<CudaStream> {
             self.stream()
         }
 
@@ -161,7 +139,7 @@ macro_rules! without_hardware {
         }
     };
 }
-use without_hardware;
+pub(crate) use without_hardware;
 
 impl Driver for Emulated {
     fn about(&self) -> &About {
@@ -189,7 +167,7 @@ impl Driver for Emulated {
     }
 
     // SAFETY: the trait's conditions.
-    unsafe fn free_after(&self, stream: Stream, addresses: &[u64]) {
+    unsafe fn free_after(&self, stream: CudaStream, addresses: &[u64]) {
         // In a captured step of this thread there is no guard, and `free` defers its address.
         let _outside = self.gate.enter("free memory");
         // On a failed stream nothing runs any more.
@@ -216,25 +194,25 @@ impl Driver for Emulated {
         self.streams.finish_all(&|work, blocks| self.perform(work, blocks))
     }
 
-    fn destroy_stream(&self, stream: Stream) {
+    fn destroy_stream(&self, stream: CudaStream) {
         // There is nobody left to be told of a failure.
         let _ = self.synchronize(stream);
         self.streams.destroy(stream);
     }
 
-    fn synchronize(&self, stream: Stream) -> Fallible<()> {
+    fn synchronize(&self, stream: CudaStream) -> Fallible<()> {
         self.captures.synchronize(stream)?;
         self.streams.finish(stream, &|work, blocks| self.perform(work, blocks))
     }
 
-    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
+    fn record(&self, mark: Mark, stream: CudaStream) -> Fallible<()> {
         if self.captures.record(mark, stream) {
             self.streams.record(mark, stream);
         }
         Ok(())
     }
 
-    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+    fn wait(&self, stream: CudaStream, mark: Mark) -> Fallible<()> {
         if self.captures.wait(stream, mark)? { self.streams.wait(stream, mark) } else { Ok(()) }
     }
 
@@ -252,14 +230,14 @@ impl Driver for Emulated {
         self.streams.forget(mark);
     }
 
-    fn begin_capture(&self, stream: Stream) -> Fallible<()> {
+    fn begin_capture(&self, stream: CudaStream) -> Fallible<()> {
         self.gate.begin()?;
         self.captures.begin(stream);
         Ok(())
     }
 
-    fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
-        let recording = self.captures.end(stream, Recording(self.number()));
+    fn end_capture(&self, stream: CudaStream) -> Fallible<CapturedGraph> {
+        let recording = self.captures.end(stream, CapturedGraph(self.number()));
         for freed in self.gate.end() {
             match freed {
                 Freed::Device(address) | Freed::Host(address) => self.release(address),
@@ -268,31 +246,31 @@ impl Driver for Emulated {
         recording
     }
 
-    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
+    fn replay(&self, recording: CapturedGraph, stream: CudaStream) -> Fallible<()> {
         self.captures.recording(recording).iter().try_for_each(|work| self.submit(stream, work.clone()))
     }
 
-    fn destroy_recording(&self, recording: Recording) {
+    fn destroy_recording(&self, recording: CapturedGraph) {
         self.captures.forget(recording);
     }
 
     // SAFETY: the trait's conditions; addresses are checked when the copy is done.
-    unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_in(&self, stream: CudaStream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         self.submit(stream, StreamWork::Copy { to, from: from as u64, bytes })
     }
 
     // SAFETY: as above.
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy_out(&self, stream: CudaStream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()> {
         self.submit(stream, StreamWork::Copy { to: to as u64, from, bytes })
     }
 
     // SAFETY: as above.
-    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy(&self, stream: CudaStream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
         self.submit(stream, StreamWork::Copy { to, from, bytes })
     }
 
     // SAFETY: as above.
-    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn zero(&self, stream: CudaStream, at: u64, bytes: usize) -> Fallible<()> {
         self.submit(stream, StreamWork::Zero { at, bytes })
     }
 
@@ -308,7 +286,13 @@ impl Driver for Emulated {
     }
 
     // SAFETY: the trait's conditions; accesses outside of live memory are errors.
-    unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()> {
+    unsafe fn launch(
+        &self,
+        stream: CudaStream,
+        kernel: KernelFunction,
+        grid: Grid,
+        args: &mut KernelArgs,
+    ) -> Fallible<()> {
         let [x, y, z] = grid.blocks.map(|b| b as u32);
         if grid.threads[0] * grid.threads[1] > 1024 || y > 65_535 || z > 65_535 || x * y * z == 0 || x > i32::MAX as u32
         {
@@ -324,7 +308,7 @@ impl Driver for Emulated {
     // SAFETY: the trait's conditions.
     unsafe fn gemm(
         &self,
-        stream: Stream,
+        stream: CudaStream,
         gemm: &CublasGemm,
         at: GemmPlaces,
         _: (u64, usize),
@@ -355,7 +339,7 @@ impl Driver for Emulated {
 /// Tells whether cuBLASLt has no algorithm for a product. Batches are a dimension of the grid, with strides that are
 /// not negative. Epilogues are for sums in `f32`, and their vector is aligned. An operand that is summed has the summed
 /// dimension as its slow one, and is the only matrix.
-fn is_refused(gemm: &CublasGemm, at: GemmPlaces) -> bool {
+pub(crate) fn is_refused(gemm: &CublasGemm, at: GemmPlaces) -> bool {
     let is_summable = match gemm.epilogue {
         Epilogue::SumOfA => !gemm.a.transposed && gemm.batch == 1,
         Epilogue::SumOfB => gemm.b.transposed && gemm.batch == 1,

@@ -6,8 +6,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-
-use super::Fallible;
+use runtime_cuda::driver::Fallible;
 
 /// Calls `work` with every item, on all processors. An item that fails does not keep the others from theirs; the last
 /// failure is returned.
