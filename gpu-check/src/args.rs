@@ -44,7 +44,14 @@ pub(crate) struct Args {
     item: Vec<String>,
 }
 
-const DEVICES: &[&str] = if cfg!(feature = "emulate") { &["cuda", "cpu", "emulated"] } else { &["cuda", "cpu"] };
+const DEVICES: &[&str] = &[
+    "cuda",
+    "cpu",
+    #[cfg(feature = "emulate")]
+    "emulated",
+    #[cfg(feature = "wgpu")]
+    "wgpu",
+];
 
 impl Args {
     /// The parts to run, in order.

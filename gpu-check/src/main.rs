@@ -1,7 +1,7 @@
 //! Checks and times a GPU, from one file that needs nothing but NVIDIA's driver and the CUDA libraries.
 //!
 //! ```text
-//! weftgrad-gpu-check [--device cuda|cpu] [--parts A,B] [--skip A,B] [--only TEXT]... [--quick]
+//! weftgrad-gpu-check [--device cuda|cpu|wgpu] [--parts A,B] [--skip A,B] [--only TEXT]... [--quick]
 //!                    [--minutes M] [--jobs N] [--out FILE] [--list] [--precompile 90,13]
 //! ```
 //!
@@ -74,6 +74,10 @@ fn run() -> Result<u8, String> {
     }
     if let Some((capability, driver)) = args.precompile {
         return precompile(&args, capability, driver).map(|()| 0);
+    }
+    #[cfg(feature = "wgpu")]
+    if args.device == "wgpu" {
+        weftgrad::Wgpu::adapters().first().into_iter().for_each(|adapter| println!("adapter: {adapter}"));
     }
     let report = supervise::run(&args);
     report.summary();

@@ -70,9 +70,15 @@ pub(crate) fn run(args: &Args, part: &str, item: &str) -> Result<Found, String> 
     match (part, args.device.as_str()) {
         ("torch", _) => torch::run(args),
         ("sanitize", _) => sanitize::run(args, item),
-        ("nccl" | "profile" | "choices", "cpu") => Err(format!("`{part}` is of GPUs alone")),
-        ("graph" | "captured", "cpu") => Err("the processor captures nothing".into()),
+        ("nccl" | "profile" | "choices" | "graph" | "captured", "cpu" | "wgpu") => {
+            Err(format!("`{part}` is of CUDA alone"))
+        }
         (_, "cpu") => on(&Cpu::new(), args, part, item),
+        #[cfg(feature = "wgpu")]
+        (_, "wgpu") => {
+            let wgpu = weftgrad::Wgpu::new(0).map_err(|e| e.to_string())?;
+            Ok(on(&wgpu, args, part, item)?.with("adapter", wgpu.capabilities().name.to_string()))
+        }
         _ => on_gpu(&gpu(args)?, args, part, item),
     }
 }

@@ -39,6 +39,8 @@ pub(crate) enum Command {
     },
     /// Write the processor's hot programs as Rust (runtime-cpu/src/pointwise/compile/hot.rs)
     Hot,
+    /// Pack what a machine with a GPU and without Rust needs, kernels compiled (.gpu)
+    Gpu,
     /// Random calls, with PyTorch's values, gradients and second gradients: the stage `torch`
     Fuzz {
         #[arg(long, value_parser = ["torch"])]

@@ -32,12 +32,18 @@ pub(crate) fn run() -> Result<(), String> {
 }
 
 fn tests(features: &str, are: impl Fn(&str) -> bool) -> Result<(), String> {
-    let folder = holding(&repo::root().join(COMPILER), LIBRARY).ok_or(format!("{COMPILER} holds no {LIBRARY}"))?;
-    let path = std::env::var("LD_LIBRARY_PATH").map_or(folder.clone(), |rest| format!("{folder}:{rest}"));
+    let path = libraries()?;
     let tests = sources(&repo::root().join(FOLDER))?;
     let named = tests.iter().filter(|name| are(name)).flat_map(|name| ["--test", name.as_str()]);
     let args: Vec<&str> = TESTS.iter().copied().chain([features]).chain(named).collect();
     run_cargo(&args, &[("LD_LIBRARY_PATH", &path)])
+}
+
+/// The search path of libraries, with NVRTC.
+pub(crate) fn libraries() -> Result<String, String> {
+    let none = format!("{COMPILER} holds no {LIBRARY}; `cargo xtask test --install ptx` installs it");
+    let folder = holding(&repo::root().join(COMPILER), LIBRARY).ok_or(none)?;
+    Ok(std::env::var("LD_LIBRARY_PATH").map_or(folder.clone(), |rest| format!("{folder}:{rest}")))
 }
 
 /// The names of the sources in a folder, in order.

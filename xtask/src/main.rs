@@ -9,6 +9,7 @@ mod cli;
 mod cuda;
 mod downstream;
 mod goldens;
+mod gpu;
 mod isa;
 mod long_stages;
 mod mpi;
@@ -45,6 +46,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Tidy => tidy::run(),
         Command::Api => stages::document().and_then(|()| api::refresh()),
         Command::Hot => stages::run_cargo(HOT, &[("WEFTGRAD_WRITE_HOT", "1")]),
+        Command::Gpu => gpu::pack(),
         Command::Mutants { here, part } => mutants::run(here, &part),
         Command::Goldens { from } => goldens::refresh(&from, &repo::root().join("conformance/goldens")),
     }

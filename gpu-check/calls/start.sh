@@ -1,0 +1,20 @@
+# Unpacks compiled kernels and keeps the GPU open: every call sources this file, with the seconds it may take.
+# Results go to $OUT, or to `out` beside the scripts.
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+out=${OUT:-$here/out}
+check=$here/gpu-check
+export XDG_CACHE_HOME=${TMPDIR:-/tmp}/weftgrad-gpu-cache PYTHONUNBUFFERED=1
+mkdir -p "$out" "$XDG_CACHE_HOME"
+tar -C "$XDG_CACHE_HOME" --strip-components=1 -xJf "$here/cache.tar.xz"
+nvidia-smi > "$out/smi.txt" 2>&1
+# The driver may close a GPU that no process uses, and each item would open it anew.
+python3 -c "import torch, time; torch.zeros(1, device='cuda'); time.sleep($1)" > /dev/null 2>&1 &
+holder=$!
+trap 'kill $holder 2> /dev/null' EXIT
+
+# The checks of some parts, with a report and a log of their own.
+run() {
+    name=$1
+    shift
+    "$check" "$@" --out "$out/$name.json" 2>&1 | tee "$out/$name.log"
+}
