@@ -13,19 +13,19 @@ import onnxruntime
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-# As in the example and in the model's folder.
-TOKENS, LONGEST, ROWS = 256, 128, 50
+# The longest text of the model's folder, as in the example, and the rows of a batch.
+LONGEST, ROWS = 256, 50
 
 out = sys.argv[1]
 with open(os.path.join(out, "facts.json")) as file:
-    texts = json.load(file)["minilm"]["texts"]
-due = load_file(os.path.join(out, "minilm.safetensors"))["embeddings"]
+    texts = json.load(file)["minilm"]["texts"][-200:]
+due = load_file(os.path.join(out, "minilm.safetensors"))["embeddings"][-200:]
 tokenizer = AutoTokenizer.from_pretrained(os.path.join(out, "minilm"))
 session = onnxruntime.InferenceSession(os.path.join(out, "minilm.onnx"), providers=["CPUExecutionProvider"])
 apart = 0.0
 for first in range(0, len(texts), ROWS):
     rows = tokenizer(texts[first:first + ROWS], truncation=True, max_length=LONGEST, padding="max_length", return_tensors="np")
-    tokens, mask = [numpy.pad(rows[key], ((0, 0), (0, TOKENS - LONGEST))).astype(numpy.int64) for key in ("input_ids", "attention_mask")]
+    tokens, mask = [rows[key].astype(numpy.int64) for key in ("input_ids", "attention_mask")]
     embeddings = session.run(None, {"tokens": tokens, "mask": mask})[0]
     apart = max(apart, float(numpy.abs(embeddings - due[first:first + ROWS]).max()))
 print(f"{len(texts)} embeddings of onnxruntime are within 1e-5 of sentence-transformers': {apart:.1e}")

@@ -1,5 +1,6 @@
 # Unpacks compiled kernels and keeps the GPU open: every call sources this file, with the seconds it may take.
 # Results go to $OUT, or to `out` beside the scripts.
+set -o pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$here/out}
 check=$here/gpu-check
@@ -10,11 +11,12 @@ nvidia-smi > "$out/smi.txt" 2>&1
 # The driver may close a GPU that no process uses, and each item would open it anew.
 python3 -c "import torch, time; torch.zeros(1, device='cuda'); time.sleep($1)" > /dev/null 2>&1 &
 holder=$!
-trap 'kill $holder 2> /dev/null' EXIT
+failed=0
+trap 'kill $holder 2> /dev/null; exit $failed' EXIT
 
 # The checks of some parts, with a report and a log of their own.
 run() {
     name=$1
     shift
-    "$check" "$@" --out "$out/$name.json" 2>&1 | tee "$out/$name.log"
+    "$check" "$@" --out "$out/$name.json" 2>&1 | tee "$out/$name.log" || failed=1
 }

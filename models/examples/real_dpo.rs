@@ -88,7 +88,8 @@ fn train(comm: &Comm<Cpu>, file: &Path, axis: Axis, seed: u64) -> Result<[Vec<f6
 fn pairs(comm: &Comm<Cpu>, sums: &Sums, first: usize, pairs: usize) -> Result<[Var<Cpu>; 2]> {
     let row = |i: usize| {
         let [a, b] = Sums::numbers(first + i / 2);
-        let answer = if i % 2 == 0 { format!("{}", a + b) } else { format!("The sum of {a} and {b} is {}.", a + b) };
+        let answer =
+            if i.is_multiple_of(2) { format!("{}", a + b) } else { format!("The sum of {a} and {b} is {}.", a + b) };
         let answered = Sums::conversation(first + i / 2).with("assistant", &answer);
         sums.template.encode(&sums.tokenizer, &answered)
     };

@@ -245,7 +245,9 @@ impl Way {
             Kind::Mixture(_) => Mixture::plan(),
             Kind::Layers(_) => return TensorPlan::new(),
         };
-        plan.sequence_parallel(self.sequence).exchange_in_pieces(self.pieces)
+        let plan = plan.sequence_parallel(self.sequence).exchange_in_pieces(self.pieces);
+        // Whole sequences are not exchanged in pieces: these plans have whole sums.
+        if self.sequence || self.pieces < 3 { plan } else { plan.whole_sums() }
     }
 
     pub fn freeze(&self, model: &impl Module<Cpu>) {

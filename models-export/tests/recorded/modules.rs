@@ -12,8 +12,8 @@ use numcore::{
     DType, Result, Tensor,
     fused::{ConvOptions, NnOps, SdpaOptions},
     ops::{
-        Interpolate, InterpolateOps, Interpolation, JoinOps, MatmulOps, PointwiseOps, ReduceOps, Resize, ScanOps,
-        SortOps, ViewOps, cat,
+        DistanceOps, Interpolate, InterpolateOps, Interpolation, JoinOps, MatmulOps, PointwiseOps, ReduceOps, Resize,
+        ScanOps, SortOps, ViewOps, cat,
     },
     pointwise::Program,
     safetensors,

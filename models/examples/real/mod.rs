@@ -94,9 +94,8 @@ impl<F: Fn(&Var<Cpu>, &[Var<Cpu>]) -> Result<Loss<Cpu>> + Clone + Send + 'static
         if self.stage.is_none() {
             return step.step(|_| loss(&logprobs(model, tokens, targets)?, others))?.loss();
         }
-        let values = |vars: &[Var<Cpu>]| vars.iter().map(Var::value).collect::<Result<Vec<_>>>();
-        let (input, of) = (values(&[tokens.clone()])?, values(&[&[targets.clone()], others].concat())?);
-        let metrics = step.step(|_| MicroBatches::split(&input, &of, MICRO_BATCHES))?;
+        let of = [targets].into_iter().chain(others).map(Var::value).collect::<Result<Vec<_>>>()?;
+        let metrics = step.step(|_| MicroBatches::split(&[tokens.value()?], &of, MICRO_BATCHES))?;
         no_grad(|| self.take_over())?;
         metrics.loss()
     }

@@ -55,7 +55,7 @@ fn model_on(cpu: &Cpu, dtype: DType, kind: usize) -> Decoder<Cpu> {
     let wide = Initializer::Normal { mean: 0.0, std: 0.15 };
     let init = Init::new(cpu, 7).dtype(dtype).weights(wide).biases(wide);
     let model = Decoder::new(&init, given).unwrap();
-    if kind >= 5 {
+    if matches!(kind, 5 | 6) {
         set_scores(&model, |_| learned_scores(&init, 4)).unwrap();
     }
     model
@@ -189,6 +189,7 @@ fn configure(config: &mut DecoderConfig, kind: usize) {
             (config.kv_heads, config.qkv_bias, config.output_bias, config.mlp_bias) = (config.heads, true, true, true);
         }
         4 => config.family = Family::Qwen3,
+        7 => config.family = Family::Olmo2,
         _ => (),
     }
 }
@@ -199,7 +200,7 @@ fn a_token_has_the_bits_of_its_text_alone() {
     let cases = std::env::var("WEFTGRAD_TEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(56);
     let levels: Vec<_> = Simd::ALL.into_iter().filter(|simd| simd.is_available() && *simd != Simd::Amx).collect();
     let kinds = levels.iter().flat_map(|simd| [DType::F32, DType::BF16].map(|dtype| (*simd, dtype)));
-    let kinds: Vec<_> = kinds.flat_map(|(simd, dtype)| (0..7).map(move |kind| (simd, dtype, kind))).collect();
+    let kinds: Vec<_> = kinds.flat_map(|(simd, dtype)| (0..8).map(move |kind| (simd, dtype, kind))).collect();
     let models: Vec<_> = kinds.iter().map(|(simd, dtype, kind)| model(*simd, *dtype, *kind)).collect();
     let mut random = Random(1);
     for case in 0..cases {

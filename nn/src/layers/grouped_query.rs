@@ -351,7 +351,8 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         rotary.map_or(Ok(x.clone()), |tables| tables.rotate(&x))
     }
 
-    /// Normalizes all heads of a token together. Where ranks have some of them, mean squares are summed over ranks.
+    /// Normalizes all heads of a token together. Where ranks have some of them, mean squares are summed over ranks, or
+    /// heads gathered if sums are whole.
     fn normalized_together(&self, x: Var<R>, norm: &RmsNorm<R>, which: usize) -> Result<Var<R>> {
         let placed = match &self.qkv {
             QkvProjection::Separate(three) if three[which].is_column() => three[which].weight.placed(),
@@ -359,6 +360,9 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         };
         let Some(placed) = placed else { return norm.forward(&x) };
         let (own, all) = (placed.placement().ranges(0)[0].clone(), placed.placement().logical()[0]);
+        if placed.has_whole_sums() {
+            return norm.forward(&placed.all_channels(&x)?)?.narrow(-1, own.start, own.len());
+        }
         let wide = x.to_dtype(x.dtype().compute())?;
         // Several ranks may have one head. The sum is equal on all ranks, and each uses it for its own heads.
         let squares = placed.exchange(Exchange::AllReduce, &wide.square()?.sum_keepdim(&[-1])?)?;

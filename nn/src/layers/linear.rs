@@ -106,7 +106,11 @@ impl<R: Runtime> Linear<R> {
                 }
             }
             TensorStyle::Row => self.summed(&placed, x, residual),
-            TensorStyle::Gathered => plus(placed.rejoin(self.product_here(&placed.enter(x)?, None)?)?, residual),
+            TensorStyle::Gathered => {
+                // Added in the product, as on one rank: half precision is rounded once.
+                let own = residual.map(|residual| placed.split_channels(residual)).transpose()?;
+                placed.rejoin(self.product_here(&placed.enter(x)?, own.as_ref())?)
+            }
             TensorStyle::Vocabulary => {
                 let here = self.product_here(&placed.enter_alone(x)?, None)?;
                 plus(placed.all_logits(&here)?, residual)

@@ -95,7 +95,7 @@ impl TensorPlan {
     ) -> Result<Option<Placed<R>>> {
         let (name, parameter) = (&of.names[0], of.parameter.clone());
         let entry = self.entry_of(of)?;
-        let named = entry.map_or(TensorStyle::Replicated, |entry| entry.style);
+        let named = entry.map_or(TensorStyle::Replicated, |entry| self.style_of(entry));
         let experts = experts.filter(|groups| named == TensorStyle::Experts && groups.examples.size() > 1);
         if group.size() == 1 && experts.is_none() {
             return Ok(None);

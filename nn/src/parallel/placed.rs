@@ -119,6 +119,26 @@ impl<R: Runtime> Placed<R> {
         self.exchange(what, x)
     }
 
+    /// This rank's channels of a value that all ranks have, as [`Gathered`](TensorStyle::Gathered) cuts outputs.
+    pub(crate) fn split_channels(&self, x: &Var<R>) -> Result<Var<R>> {
+        self.exchange(Exchange::Split(x.dims().len().saturating_sub(1)), x)
+    }
+
+    /// The outputs of all ranks of a layer that is cut along them, each once, if several ranks have the same ones. Each
+    /// rank uses them differently.
+    pub(crate) fn all_channels(&self, here: &Var<R>) -> Result<Var<R>> {
+        let (last, own) = (here.dims().len() - 1, here.dims()[here.dims().len() - 1]);
+        let all = self.exchange(Exchange::AllGather(last), here)?;
+        let ranks = (0..self.group.size()).step_by(self.replicas);
+        let parts = ranks.map(|rank| all.narrow(-1, rank * own, own)).collect::<Result<Vec<_>>>()?;
+        cat(&parts.iter().collect::<Vec<_>>(), -1)
+    }
+
+    /// Tells whether every sum of a forward pass is that of one rank.
+    pub(crate) fn has_whole_sums(&self) -> bool {
+        self.whole_sums
+    }
+
     /// The output of a layer that is cut along its outputs, of all ranks' parts for
     /// [`Gathered`](TensorStyle::Gathered) and as it is for other styles.
     pub(crate) fn rejoin(&self, here: Var<R>) -> Result<Var<R>> {

@@ -7,8 +7,8 @@ pub enum TensorStyle {
     Column,
     /// Cut along the inputs, which are cut already; outputs are summed over ranks (`rowwise`).
     Row,
-    /// Cut along the outputs. Inputs, which are cut already, are gathered before the product, and outputs after it: sums
-    /// are those of one rank.
+    /// Cut along the outputs. Inputs, which are cut already, are gathered before the product, and outputs after it, so
+    /// sums are those of one rank.
     Gathered,
     /// Cut along the rows of a vocabulary: an embedding, or the projection to logits.
     Vocabulary,
@@ -153,17 +153,23 @@ impl TensorPlan {
         self
     }
 
-    /// Makes every sum of a forward pass that of one rank, so outputs have its bits for any number of ranks. Layers that
-    /// [`row`](TensorPlan::row) has named become [`Gathered`](TensorStyle::Gathered), and losses gather logits.
+    /// Makes every sum of a forward pass that of one rank, so outputs have its bits for any number of ranks. That holds
+    /// where a product's bits do not depend on its number of columns, as on the CPU. Layers that
+    /// [`row`](TensorPlan::row) names are [`Gathered`](TensorStyle::Gathered), so ranks must divide their outputs, and
+    /// losses gather logits.
     ///
     /// Weights take no more memory. Ranks exchange inputs and outputs of such a layer instead of outputs alone, and all
-    /// logits. Gradients are still sums over ranks. For reinforcement, where trainer and sampler are to agree to the bit.
+    /// logits. Gradients are still sums over ranks. It is for reinforcement, where trainer and sampler are to agree to
+    /// the bit.
     #[doc(alias("batch_invariant"))]
     pub fn whole_sums(mut self) -> Self {
-        let rows = self.entries.iter_mut().filter(|entry| entry.style == TensorStyle::Row);
-        rows.for_each(|entry| entry.style = TensorStyle::Gathered);
         self.whole_sums = true;
         self
+    }
+
+    /// The style in which the layers of an entry are cut.
+    pub(super) fn style_of(&self, entry: &PlanEntry) -> TensorStyle {
+        if self.whole_sums && entry.style == TensorStyle::Row { TensorStyle::Gathered } else { entry.style }
     }
 
     /// Sets the number of pieces in which linear layers exchange parts of the sequence in forward, with

@@ -105,7 +105,8 @@ pub(super) fn config_fields(file: &GgufFile) -> Result<JsonObject> {
     });
     let (layers, hidden) = (keys.need("block_count")?, keys.need("feed_forward_length")?);
     // A wrong number would take memory for layers before weights are found missing.
-    if layers > 0 && file.tensor(&format!("blk.{}.attn_output.weight", layers - 1)).is_err() {
+    let has_last = || file.tensor(&format!("blk.{}.attn_output.weight", layers - 1)).is_ok();
+    if layers > file.names().count() as u64 || layers > 0 && !has_last() {
         return Err(keys.wrong("block_count", format_args!("is {layers}, and the file has not as many blocks")));
     }
     let context = keys.need("context_length")?;
