@@ -137,8 +137,8 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     ///
     /// # Errors
     /// Fails if a file cannot be written, or a parameter has no name in the family's files. Fails too for a model with
-    /// adapters or programs of scores, which these files cannot hold, for cut experts, for weights in four bits, and for a
-    /// pipeline stage.
+    /// adapters or programs of scores, which these files cannot hold, for cut experts, for weights in four bits, and
+    /// for a pipeline stage.
     #[track_caller]
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());

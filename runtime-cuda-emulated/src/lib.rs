@@ -1,8 +1,8 @@
 //! An emulated NVIDIA GPU, for tests: [`Cuda`] over a driver that has no hardware.
 //!
 //! Kernels' sources are compiled by NVRTC, and the host interprets the PTX ([`ptx`]), which checks every access. Other
-//! drivers watch the order of accesses, or only list kernels and memory. Nothing is private to this crate: it implements
-//! [`runtime_cuda::driver::Driver`].
+//! drivers watch the order of accesses, or only list kernels and memory. Nothing is private to this crate: it
+//! implements [`runtime_cuda::driver::Driver`].
 #![warn(unreachable_pub)]
 
 mod access_order;
@@ -53,8 +53,8 @@ pub fn open(folder: impl AsRef<Path>) -> Result<Cuda> {
     Cuda::shared(EMULATED, || Ok(Arc::new(Emulated::new(folder.as_ref()))))
 }
 
-/// Compiles the kernels that `work` launches, for [`open`] in the same `folder`, on all processors. Nothing is computed:
-/// `work` reads zeros, and its failures are ignored.
+/// Compiles the kernels that `work` launches, for [`open`] in the same `folder`, on all processors. Nothing is
+/// computed: `work` reads zeros, and its failures are ignored.
 pub fn compile_for(folder: impl AsRef<Path>, work: impl FnOnce(&Cuda)) -> Result<()> {
     let listing = Arc::new(Listing::new());
     work(&Cuda::apart(EMULATED, listing.clone())?);

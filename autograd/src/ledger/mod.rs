@@ -27,8 +27,8 @@ const FLOPS_OF_A_BYTE: u64 = 8;
 /// The bytes that a checkpointed scope keeps for backward, and the computation that backward repeats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointBill {
-    /// Bytes of outputs that are kept. A kept view counts as the output that it is a view of. Inputs of the scope are not
-    /// counted.
+    /// Bytes of outputs that are kept. A kept view counts as the output that it is a view of. Inputs of the scope are
+    /// not counted.
     pub kept_bytes: usize,
     /// Bytes of outputs that backward computes again.
     pub recomputed_bytes: usize,

@@ -59,8 +59,9 @@ pub fn save_onnx_vit<R: Runtime>(model: &Vit<R>, path: impl AsRef<Path>, options
 /// A forward pass is run on example inputs, and its op calls are written as nodes. The graph has the inputs' names,
 /// shapes and dtypes, and `outputs` are the names of what `forward` returns. Another pass, on the elements in reverse,
 /// must make the same calls. For [any batch](OnnxOptions::any_batch) both run at batches of their own, and sizes that
-/// differ are multiples of them. Parameters and buffers keep their names. Values that the code makes by other means than
-/// op calls on variables are constants of the file. A row of softmax that is all −∞ gives NaN there, and zeros here.
+/// differ are multiples of them. Parameters and buffers keep their names. Values that the code makes by other means
+/// than op calls on variables must be equal in both passes, and are constants of the file. A row of softmax that is all
+/// −∞ gives NaN there, and zeros here.
 ///
 /// ```
 /// use models_export::{OnnxOptions, save_onnx};

@@ -189,8 +189,8 @@ fn tower(fields: &ConfigFields, [name, old, kind]: [&'static str; 3]) -> Result<
 }
 
 impl ClipConfig {
-    /// Reads the fields of a `config.json` of a whole model, or of a tower. The first of `architectures` tells whether a
-    /// lone tower has a projection.
+    /// Reads the fields of a `config.json` of a whole model, or of a tower. The first of `architectures` tells whether
+    /// a lone tower has a projection.
     ///
     /// # Errors
     /// Fails if a field is missing, malformed, or unknown and not known to be harmless, or patches do not divide the

@@ -85,8 +85,8 @@ impl<R: Runtime> ClipText<R> {
         })
     }
 
-    /// Computes the normalized states `[B, T, C]` of tokens `[B, T]` (`i64`), and the state `[B, C]` that stands for each
-    /// text. What follows the end of a text changes neither its states nor the latter.
+    /// Computes the normalized states `[B, T, C]` of tokens `[B, T]` (`i64`), and the state `[B, C]` that stands for
+    /// each text. Tokens after the end of a text change none of them.
     ///
     /// # Errors
     /// Fails if shapes do not fit, or texts are longer than the context.
@@ -129,8 +129,8 @@ impl<R: Runtime> ClipImage<R> {
         })
     }
 
-    /// Computes the states `[B, 1 + patches, C]` of images `[B, K, H, W]`, and the normalized state `[B, C]` that stands
-    /// for each image.
+    /// Computes the states `[B, 1 + patches, C]` of images `[B, K, H, W]`, and the normalized state `[B, C]` that
+    /// stands for each image.
     ///
     /// # Errors
     /// Fails if the image has another size than the model's.

@@ -123,8 +123,8 @@ impl DecoderConfig {
         fields
     }
 
-    /// The number of layers in files, after the others, that predict more tokens (DeepSeek-V3). They are left out, as in
-    /// transformers, whose default is one.
+    /// The number of DeepSeek-V3's layers for multi-token prediction, which follow the others in files. Reading leaves
+    /// these layers out, as transformers does. A configuration that does not say has one.
     pub(crate) fn later_layers(&self) -> usize {
         let count = LATER_LAYERS.iter().find_map(|name| self.fields.get(*name)?.as_u64());
         count.unwrap_or(u64::from(self.family == Family::DeepseekV3)).min(64) as usize

@@ -186,8 +186,8 @@ impl<R: Runtime> SentenceEncoder<R> {
         self.embed_padded(&tokens, &mask).at_caller()
     }
 
-    /// Embeds rows of tokens `[B, T]` (`i64`) that are padded: vectors `[B, C]`. `mask: [B, T]` is not 0 for the tokens of
-    /// texts. All is computed by op calls, so this pass can be saved as a graph.
+    /// Embeds rows of tokens `[B, T]` (`i64`) that are padded: vectors `[B, C]`. `mask: [B, T]` is not 0 for the tokens
+    /// of texts. The pass has op calls alone, so it can be saved as a graph.
     ///
     /// # Errors
     /// Fails if shapes differ, or rows are longer than the encoder's context.

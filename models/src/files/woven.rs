@@ -6,8 +6,8 @@ use numcore::{DType, Error, Result, Shape, placement::TensorPlacement};
 
 use crate::convert::Weave;
 
-/// The type and shape of a weight of `n` tensors of all experts. Of rows it is `[E, n · R, C]`, of `[E, R, C]` each. In
-/// turns it is `[E, C, n · R]`, of the same, or a bias `[E, n · R]`, of `[E, R]`.
+/// The type and shape of a weight that is woven of `n` tensors of all experts. Rows one after another give
+/// `[E, n · R, C]` from `[E, R, C]`. Rows that take turns give `[E, C, n · R]`, and a bias `[E, n · R]` from `[E, R]`.
 ///
 /// # Errors
 /// Fails if the tensors differ in type or shape, or have no such shape.

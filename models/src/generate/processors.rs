@@ -4,8 +4,8 @@ use numcore::{Error, Result, Within, rng::philox4x32_10};
 
 use super::{GenerationOptions, Sampling};
 
-/// Changes the scores of the next token after `prompt` and `new`; tokens that are left out get −∞. Options must be in
-/// range.
+/// Changes the scores `[V]` of the token that follows `prompt` and `new`, by options that are in range. A token that is
+/// left out gets −∞.
 pub(super) fn process(scores: &mut [f32], prompt: &[u32], new: &[u32], options: &GenerationOptions) -> Result<()> {
     // Checked before any comparison, in which the place of a NaN would decide what is left out.
     expect_numbers(scores, "the model gave")?;

@@ -2,8 +2,9 @@
 
 use super::processors::softmax;
 
-/// The rules by which Whisper's texts have time stamps (Radford et al. 2022). They are in pairs but at the end, never go
-/// back, and the first token is one. One is taken where all together are likelier than any other token.
+/// The rules by which Whisper's texts have time stamps (Radford et al. 2022). A text begins with a time stamp, and
+/// later time stamps come in pairs, which end one segment and begin the next. No time stamp is before another. One is
+/// chosen where all time stamps together are likelier than any token of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeStampRules {
     /// The first time stamp; all later tokens are time stamps too, and the one before it says that a text has none.

@@ -129,8 +129,8 @@ fn families_of_llama_cpps_writer_are_the_folders() {
     }
 }
 
-/// Experts whose columns are rows in files, of two tensors in turn, in `f32` and in MXFP4; and those whose rows are of two
-/// tensors.
+/// Experts whose columns are rows in files, of two tensors in turn, in `f32` and in MXFP4; and those whose rows are of
+/// two tensors.
 #[test]
 fn pieces_of_experts_are_those_of_the_whole() {
     for name in ["gpt_oss", "mxfp4", "qwen3_moe"] {

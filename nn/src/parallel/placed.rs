@@ -139,8 +139,8 @@ impl<R: Runtime> Placed<R> {
         self.whole_sums
     }
 
-    /// The output of a layer that is cut along its outputs, of all ranks' parts for
-    /// [`Gathered`](TensorStyle::Gathered) and as it is for other styles.
+    /// Gathers the output of a [`Gathered`](TensorStyle::Gathered) layer from all ranks' channels. Outputs of other
+    /// styles stay as they are.
     pub(crate) fn rejoin(&self, here: Var<R>) -> Result<Var<R>> {
         let last = here.dims().len().saturating_sub(1);
         if self.style == TensorStyle::Gathered { self.exchange(Exchange::Gather(last), &here) } else { Ok(here) }

@@ -109,9 +109,9 @@ impl AttentionProgram {
     }
 
     /// Composition of two programs: this one is applied to the scores of `first`. A query sees the keys that both masks
-    /// show. Arguments are those of `first`, then those of this program, then `more` ones. `at` gives the positions that
-    /// this program sees, from those of a score and the last arguments. The scale is that of `first`, unless this program
-    /// has its own.
+    /// show. Arguments are those of `first`, then those of this program, then `more` ones. `at` gives the positions
+    /// that this program sees, from those of a score and the last arguments. The scale is that of `first`, unless this
+    /// program has its own.
     pub fn after(
         &self,
         first: &Self,

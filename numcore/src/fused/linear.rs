@@ -114,8 +114,8 @@ impl Fused for Linear {
 
 /// The gradients of a linear layer's parameters: of the weight `[K, N]`, `xᵀ · g`, and of the bias `[N]`, the sum of
 /// the rows of `g`. Runtimes that [accumulate](Runtime::supports_accumulate) into its outputs compute both in one call;
-/// others are given a product and a sum. Inputs are `x: [M, K]` and `g: [M, N]`, of one floating dtype. Outputs may have
-/// any layout, and may be accumulated into.
+/// others are given a product and a sum. Inputs are `x: [M, K]` and `g: [M, N]`, of one floating dtype. Outputs may
+/// have any layout, and may be accumulated into.
 #[derive(Clone, Debug)]
 pub struct LinearGrad;
 

@@ -1,6 +1,6 @@
-//! The driver interface that the rest of this crate uses, [`Driver`]: about thirty calls. `CudaDriver` implements it over
-//! the CUDA libraries. Another driver makes a [`Cuda`](crate::Cuda) of its own ([`Cuda::apart`](crate::Cuda::apart)):
-//! one for tests runs the kernels on the host.
+//! The driver interface that the rest of this crate uses, [`Driver`]: about thirty calls. `CudaDriver` implements it
+//! over the CUDA libraries. Another driver makes a [`Cuda`](crate::Cuda) of its own
+//! ([`Cuda::apart`](crate::Cuda::apart)): one for tests runs the kernels on the host.
 
 mod args;
 mod blas;

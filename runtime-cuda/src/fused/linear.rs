@@ -1,6 +1,6 @@
-//! Linear layers: a product with its bias and its residual in one call of cuBLASLt, which rounds once; and the gradients
-//! of weight and bias, of which the second is summed while the first is computed. Operands that it cannot read are
-//! copied; calls that it does not compute (a bias in `f64`, say) are decomposed.
+//! Linear layers: a product with its bias and its residual in one call of cuBLASLt, which rounds once; and the
+//! gradients of weight and bias, of which the second is summed while the first is computed. Operands that it cannot
+//! read are copied; calls that it does not compute (a bias in `f64`, say) are decomposed.
 
 use numcore::{
     Layout, Result, Shape, Support,

@@ -1,6 +1,6 @@
 //! Gradients of the arguments of programs. The pass over queries sums those of arguments that do not vary along keys;
-//! the pass over keys sums others over queries. A reduction adds up the sums of heads, rows and their parts. Arguments that
-//! vary along both have a kernel each.
+//! the pass over keys sums others over queries. A reduction adds up the sums of heads, rows and their parts. Arguments
+//! that vary along both have a kernel each.
 
 use std::sync::LazyLock;
 
