@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares embeddings of an ONNX file, which models-import/examples/real_onnx.rs wrote, with sentence-transformers'.
+"""Compares embeddings of an ONNX file, which models/examples/real_onnx.rs wrote, with sentence-transformers'.
 
     PYTHONPATH=target/real-models-1 python3 conformance/against/real_onnx.py OUT
 """

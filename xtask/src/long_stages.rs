@@ -113,7 +113,7 @@ pub(crate) const REAL_STAGE: &[Step] = &[
     Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_training", "--", "target/real-models"]),
     Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_dpo", "--", "target/real-models"]),
     Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_grpo", "--", "target/real-models"]),
-    Step::Cargo(&["run", "--release", "-p", "weftgrad-models-import", "--features", "models/text", "--example", "real_onnx", "--", "target/real-models"]),
+    Step::Cargo(&["run", "--release", "-p", MODELS, "--features", "hub,text", "--example", "real_onnx", "--", "target/real-models"]),
     Step::Python(tools::REAL, &["conformance/against/real_onnx.py", "target/real-models"]),
 ];
 

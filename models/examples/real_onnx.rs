@@ -2,7 +2,7 @@
 //! written, for onnxruntime to compute.
 //!
 //! It reads the folder of `conformance/against/real_models.py`, and `conformance/against/real_onnx.py` what it writes:
-//! `cargo run --release -p weftgrad-models-import --example real_onnx -- FOLDER`
+//! `cargo run --release -p weftgrad-models --features text --example real_onnx -- FOLDER`
 
 use std::path::PathBuf;
 
