@@ -15,7 +15,7 @@ import sys
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 VOCAB = 43
@@ -157,6 +157,77 @@ def decoder(name):
     prompts = [ids[0, :9].tolist(), ids[1, :4].tolist(), ids[1, :15].tolist()]
     finish(folder, {"ids": ids, "logits": logits, **more, **grads}, prompts=prompts, greedy=greedy(model, prompts, 12))
     return model, ids
+
+
+def mtp():
+    """DeepSeek-V3 with two layers of multi-token prediction, which transformers leaves out: by the formulas of its report
+    (section 2.2), of transformers' own layers, with norms, projection and names of weights as in its published files."""
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RMSNorm
+    torch.manual_seed(31)
+    kind, config = deepseek(q_lora_rank=None, n_group=1, topk_group=1, num_experts_per_tok=2, num_mtp_layers=2, num_hidden_layers=2,
+                            n_shared_experts=2)
+    config._attn_implementation = config._experts_implementation = "eager"
+    model, width = kind(config).eval(), config.hidden_size
+
+    class Layer(torch.nn.Module):
+        def __init__(self, number):
+            super().__init__()
+            self.enorm, self.hnorm = DeepseekV3RMSNorm(width, config.rms_norm_eps), DeepseekV3RMSNorm(width, config.rms_norm_eps)
+            self.eh_proj = torch.nn.Linear(2 * width, width, bias=False)
+            self.layer = DeepseekV3DecoderLayer(config, number)
+            self.shared_head = torch.nn.Module()
+            self.shared_head.norm = DeepseekV3RMSNorm(width, config.rms_norm_eps)
+
+        def forward(self, states, embedded, **more):
+            x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(states)], -1))
+            return self.shared_head.norm(self.layer(x, **more))
+
+    layers = torch.nn.ModuleList([Layer(2), Layer(3)]).eval()
+    layers.config = config
+    randomize(model)
+    randomize(layers)
+    name_of = lambda n: f"model.layers.{2 + int(n.split('.')[0])}." + n.split(".", 1)[1].removeprefix("layer.")
+    folder = fresh("deepseek_v3_mtp")
+    model.save_pretrained(folder)
+    os.path.exists(os.path.join(folder, "generation_config.json")) and os.remove(os.path.join(folder, "generation_config.json"))
+    state = load_file(os.path.join(folder, "model.safetensors"))
+    for name, value in layers.state_dict().items():
+        name, half = name_of(name), value.shape[1] // 2 if value.dim() == 3 else 0
+        if name.endswith("experts.gate_up_proj"):
+            for expert, both in enumerate(value):
+                of = name.removesuffix("gate_up_proj") + str(expert)
+                state[f"{of}.gate_proj.weight"], state[f"{of}.up_proj.weight"] = both[:half].clone(), both[half:].clone()
+        elif name.endswith("experts.down_proj"):
+            of = name.removesuffix("down_proj")
+            state.update({f"{of}{expert}.down_proj.weight": each.clone() for expert, each in enumerate(value)})
+        else:
+            state[name] = value.clone()
+    for number in [2, 3]:
+        state[f"model.layers.{number}.embed_tokens.weight"] = model.model.embed_tokens.weight.detach().clone()
+        state[f"model.layers.{number}.shared_head.head.weight"] = model.lm_head.weight.detach().clone()
+    save_file(state, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+
+    ids = torch.randint(0, VOCAB, (2, 13))
+    out = model(ids, output_hidden_states=True)
+    # The last of them is normalized.
+    states, length = out.hidden_states[-1], ids.shape[1]
+    assert torch.equal(model.lm_head(states), out.logits)
+    positions = torch.arange(length)[None]
+    rotary = model.model.rotary_emb(states, position_ids=positions)
+    mask = torch.full((length, length), float("-inf")).triu(1)[None, None]
+    ce = lambda logits, targets: torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), targets.reshape(-1))
+    losses, tensors = [ce(out.logits[:, :-1], ids[:, 1:])], {}
+    for k, layer in enumerate(layers, 1):
+        further = torch.cat([ids[:, k:], torch.zeros(2, k, dtype=torch.long)], 1)
+        states = layer(states, model.model.embed_tokens(further), attention_mask=mask, position_ids=positions,
+                       position_embeddings=rotary)
+        logits = model.lm_head(states)
+        tensors[f"logits{k}"] = logits
+        losses.append(ce(logits[:, :-1 - k], ids[:, 1 + k:]))
+    (losses[0] + 0.3 * (losses[1] + losses[2]) / 2).backward()
+    grads = {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+    grads.update({f"grad/{name_of(n)}": p.grad for n, p in layers.named_parameters()})
+    finish(folder, {"ids": ids, "logits": out.logits, "losses": torch.stack(losses), **tensors, **grads})
 
 
 def mxfp4():
@@ -714,6 +785,7 @@ def main(names):
     for name in filter(wants, DECODERS):
         decoder(name)
     wants("router") and router()
+    wants("mtp") and mtp()
     wants("mxfp4") and mxfp4()
     wants("sampling") and sampling()
     wants("chat") and chat()

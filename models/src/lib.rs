@@ -45,7 +45,8 @@ pub use clip::{Clip, ClipConfig, ClipImage, ClipImageConfig, ClipText, ClipTextC
 pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, DecoderOptions, Family, RopeConfig, RopeScaling};
 pub use convert::{Change, ConversionRule, ConversionTable, Converted, GGUF_TABLE, StackNames, StackPlace, StackRule};
 pub use decoder::{
-    Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache, UpProjection,
+    Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache, MtpDepth, MtpLayer,
+    UpProjection, mtp_targets,
 };
 pub use encoder::{
     Bert, BertConfig, BertFamily, BertHead, BertInputs, BertTask, ConvNext, ConvNextConfig, ConvNextLayer,

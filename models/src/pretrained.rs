@@ -251,7 +251,13 @@ impl<R: Runtime> Plan<R> {
             let source = Source { weights: weights.clone(), names: SourceNames::Weight(theirs, change) };
             fit(name, parameter, source, &mut sources, &mut report);
         }
-        report.unexpected.extend(stacks.left());
+        for (theirs, ours) in stacks.left() {
+            if model.does_without(&ours) {
+                report.ignored.push(theirs);
+            } else {
+                report.unexpected.insert(theirs, Some(ours));
+            }
+        }
         let mut buffers = Vec::new();
         for (name, buffer) in model.named_buffers() {
             match given.remove(&name) {
@@ -330,8 +336,8 @@ impl GivenStacks {
     }
 
     /// The weights that no parameter took, each with the parameter that it would be of.
-    fn left(self) -> impl Iterator<Item = (String, Option<String>)> {
-        self.0.into_iter().flat_map(|(name, weights)| weights.into_values().map(move |w| (w, Some(name.clone()))))
+    fn left(self) -> impl Iterator<Item = (String, String)> {
+        self.0.into_iter().flat_map(|(name, weights)| weights.into_values().map(move |w| (w, name.clone())))
     }
 }
 

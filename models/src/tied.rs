@@ -32,7 +32,8 @@ pub(crate) fn untied(
         let Some((of, _)) = tied_to(ours).and_then(|of| given.get(of)) else { continue };
         if !weights.same(theirs, of)? {
             let why = format!(
-                "is no copy of {of} in files, and is tied to it here: set `tie_word_embeddings` to false, or remove {theirs}"
+                "is no copy of {of} in files, and is tied to it here: remove {theirs}, or set `tie_word_embeddings` to false \
+                 (in a layer of multi-token prediction `num_nextn_predict_layers` to 0)"
             );
             untied.push((ours.clone(), why));
         }

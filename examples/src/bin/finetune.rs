@@ -101,7 +101,8 @@ fn rows(options: &Options) -> Outcome<Vec<PackedRow>> {
 /// Trains on this communicator and returns the losses; rank 0 writes the adapter.
 fn train(comm: &Comm<AnyRuntime>, options: &Options, rows: &[PackedRow]) -> Result<Vec<f64>> {
     let init = Init::new(comm.runtime(), 1);
-    let model = Decoder::from_pretrained(&options.folder, &init)?;
+    // The loss is of the next token alone.
+    let model = Decoder::from_pretrained(&options.folder, &init)?.without_mtp();
     let config = LoraConfig {
         rank: options.rank,
         alpha: 2.0 * options.rank as f64,

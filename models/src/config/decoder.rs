@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 
 use super::{
     ConfigFields, DecoderMixtures, DecoderOptions, Family, RopeConfig, activation_name, check_sizes,
-    mixtures::LATER_LAYERS,
     windows::{insert_windows, windows},
 };
 use crate::{files::JsonObject, quantize::quantization};
@@ -123,11 +122,11 @@ impl DecoderConfig {
         fields
     }
 
-    /// The number of DeepSeek-V3's layers for multi-token prediction, which follow the others in files. Reading leaves
-    /// these layers out, as transformers does. A configuration that does not say has one.
-    pub(crate) fn later_layers(&self) -> usize {
-        let count = LATER_LAYERS.iter().find_map(|name| self.fields.get(*name)?.as_u64());
-        count.unwrap_or(u64::from(self.family == Family::DeepseekV3)).min(64) as usize
+    /// This configuration without layers of multi-token prediction.
+    pub(crate) fn without_mtp(mut self) -> Self {
+        self.options.mtp_layers = 0;
+        self.mixtures.iter_mut().for_each(|mixtures| mixtures.layers.truncate(self.layers));
+        self
     }
 
     /// The mixture of experts that a layer has in place of its linear layers, if any.
@@ -138,7 +137,7 @@ impl DecoderConfig {
 
     /// The place of a layer's positions in [`ropes`](DecoderConfig::ropes); `None` if it has none.
     pub(crate) fn rotary_of(&self, layer: usize) -> Option<usize> {
-        let is_local = self.options.local_rope.is_some() && self.windows[layer].is_some();
+        let is_local = self.options.local_rope.is_some() && self.windows.get(layer).is_some_and(Option::is_some);
         (self.rope.is_some() && !self.options.unrotated.contains(&layer)).then_some(usize::from(is_local))
     }
 
@@ -205,13 +204,14 @@ impl DecoderConfig {
             let sizes =
                 [("experts", mixture.experts), ("moe hidden", mixture.hidden), ("shared", mixture.shared_hidden)];
             check_sizes("decoder", &sizes)?;
-            if layers.len() != self.layers || mixture.width != self.width {
+            let all = self.layers + self.options.mtp_layers;
+            if layers.len() != all || mixture.width != self.width {
                 let why = format!(
                     "mixtures of {} channels in {} layers for a model of {} in {}",
                     mixture.width,
                     layers.len(),
                     self.width,
-                    self.layers
+                    all
                 );
                 return wrong("mixtures", why);
             }
@@ -297,7 +297,10 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     // Transformers has the rotated part there, whatever the field says.
     let own_dim =
         if family == Family::DeepseekV3 { fields.maybe_size("qk_rope_head_dim")?.or(Some(64)) } else { own_dim };
-    let mixtures = family.has_experts().then(|| DecoderMixtures::read(fields, family, width, layers));
+    let (rope, local_rope) = RopeConfig::read_all(fields, family, defaults.theta, context)?;
+    let options = DecoderOptions { local_rope, ..DecoderOptions::read(fields, family, layers)? };
+    let all = layers + options.mtp_layers;
+    let mixtures = family.has_experts().then(|| DecoderMixtures::read(fields, family, width, all));
     let vocab = fields.size_or("vocab_size", defaults.vocab)?;
     if family == Family::Phi3 {
         // Fields of published files that transformers does not read.
@@ -314,8 +317,6 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     } else {
         fields.activation("hidden_act", Activation::Silu)?
     };
-    let (rope, local_rope) = RopeConfig::read_all(fields, family, defaults.theta, context)?;
-    let options = DecoderOptions { local_rope, ..DecoderOptions::read(fields, family, layers)? };
     let own_padding = defaults.padding.filter(|_| !fields.has("pad_token_id"));
     Ok(DecoderConfig {
         family,

@@ -9,20 +9,17 @@ use serde_json::{Map, Value, json};
 
 use super::{ConfigFields, Family};
 
-/// The names of the number of layers that predict more tokens, after the others.
-pub(super) const LATER_LAYERS: [&str; 2] = ["num_nextn_predict_layers", "num_mtp_layers"];
-
 /// The mixtures of experts of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderMixtures {
     /// The sizes of a mixture, and its routing.
     pub mixture: MoeConfig,
-    /// True for each layer that has a mixture in place of its linear layers.
+    /// True for each layer that has a mixture in place of its linear layers, multi-token prediction's included.
     pub layers: Vec<bool>,
 }
 
 impl DecoderMixtures {
-    /// Reads the fields of a family's mixtures, for a model of `width` channels and `layers` layers.
+    /// Reads the fields of a family's mixtures, for a model of `width` channels and `layers` layers in all.
     pub(super) fn read(fields: &ConfigFields, family: Family, width: usize, layers: usize) -> Result<Self> {
         let (experts, top_k) = match family {
             Family::Mixtral => (8, 2),
@@ -77,9 +74,6 @@ impl DecoderMixtures {
             }
             fields.insert("norm_topk_prob".into(), normalize_weights.into());
             fields.insert("routed_scaling_factor".into(), weight_scale.into());
-            // Layers that predict more tokens are left out.
-            LATER_LAYERS.iter().for_each(|name| drop(fields.remove(*name)));
-            fields.insert(LATER_LAYERS[0].into(), 0.into());
             return;
         }
         let names = ["num_experts", "num_local_experts"];
@@ -117,14 +111,11 @@ fn deepseek(fields: &ConfigFields, width: usize, layers: usize) -> Result<Decode
     if fields.size_or("moe_layer_freq", 1)? != 1 {
         return Err(fields.wrong("moe_layer_freq", "is not 1, and only that is known"));
     }
-    // Fields of training, of ranks, and of layers that predict more tokens, which transformers does not have.
+    // Fields of training and of ranks.
     fields.flag_or("output_router_logits", false)?;
     fields.number_or("aux_loss_alpha", 0.0)?;
     fields.flag_or("seq_aux", true)?;
     fields.maybe_size("ep_size")?;
-    for name in LATER_LAYERS {
-        fields.maybe_size(name)?;
-    }
     let hidden = fields.size_or("moe_intermediate_size", 2048)?;
     let groups = RouterGroups { count: fields.size_or("n_group", 8)?, kept: fields.size_or("topk_group", 4)? };
     let shared = fields.size_or("n_shared_experts", 1)?;

@@ -5,6 +5,7 @@ use numcore::Result;
 use serde_json::{Map, Value, json};
 
 use super::{ConfigFields, Family, RopeConfig};
+use crate::files::Weights;
 
 /// The options of a decoder that Llama does not have; the default is none of them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,7 +27,12 @@ pub struct DecoderOptions {
     pub unrotated_dim: usize,
     /// True if pairs of rotated components are adjacent.
     pub interleaved: bool,
+    /// The number of layers of multi-token prediction, which follow the others (DeepSeek-V3).
+    pub mtp_layers: usize,
 }
+
+/// The names of the number of layers of multi-token prediction; the first is written.
+const MTP_LAYERS: [&str; 2] = ["num_nextn_predict_layers", "num_mtp_layers"];
 
 impl DecoderOptions {
     /// Reads the fields of a family but those of positions, for a model of `layers` layers.
@@ -49,7 +55,9 @@ impl DecoderOptions {
             // The width of queries and keys together, which follows from the others.
             fields.maybe_size("qk_head_dim")?;
             let interleaved = fields.flag_or("rope_interleave", true)?;
-            return Ok(DecoderOptions { latent: Some(latent), unrotated_dim, interleaved, ..Default::default() });
+            let mtp_layers = mtp_layers(fields, layers)?;
+            let latent = Some(latent);
+            return Ok(DecoderOptions { latent, unrotated_dim, interleaved, mtp_layers, ..Default::default() });
         }
         if !family.is_gemma() {
             return Ok(DecoderOptions { unrotated, ..Default::default() });
@@ -79,6 +87,8 @@ impl DecoderOptions {
             fields.insert("q_lora_rank".into(), json!(query_rank));
             fields.insert("rope_interleave".into(), self.interleaved.into());
             fields.insert("qk_head_dim".into(), (self.unrotated_dim + rotated).into());
+            MTP_LAYERS.iter().for_each(|name| drop(fields.remove(*name)));
+            fields.insert(MTP_LAYERS[0].into(), self.mtp_layers.into());
             for (name, size) in [
                 ("kv_lora_rank", rank),
                 ("qk_rope_head_dim", rotated),
@@ -94,6 +104,16 @@ impl DecoderOptions {
             fields.insert("final_logit_softcapping".into(), json!(self.logit_softcap));
         }
     }
+}
+
+/// The number of layers of multi-token prediction: 1 where no field says, as in transformers. It is 0 where weights are
+/// at hand and have none of the first, as in files that transformers wrote.
+fn mtp_layers(fields: &ConfigFields, layers: usize) -> Result<usize> {
+    let [first, other] = MTP_LAYERS;
+    let count = fields.layers_or(first, fields.layers_or(other, 1)?)?;
+    let names = ["model.", ""].map(|prefix| format!("{prefix}layers.{layers}.eh_proj.weight"));
+    let has = |weights: &Weights| names.iter().any(|name| weights.has(name));
+    Ok(if fields.weights().is_none_or(has) { count } else { 0 })
 }
 
 /// A soft cap; `default` where the field is absent, none where it is null.

@@ -42,7 +42,6 @@ pub const GGUF_TABLE: ConversionTable = ConversionTable {
     // The divisors of frequencies, which the configuration is read from.
     ignored: &["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"],
     modules: &[],
-    later_layers: [0, 0],
 };
 
 /// The table of Phi 3, whose gate is in one matrix with the other rows.

@@ -32,7 +32,6 @@ pub(crate) const VIT: ConversionTable = ConversionTable {
         Rule::keep("vit.layers.{}.mlp.fc2", "vit.encoder.layer.{}.output.dense"),
         Rule::keep("vit.layers.{}", "vit.encoder.layer.{}"),
     ],
-    later_layers: [0, 0],
 };
 
 /// ResNet with its classifier.
@@ -51,7 +50,6 @@ pub(crate) const RESNET: ConversionTable = ConversionTable {
     old_leaves: &[],
     ignored: &[],
     modules: &[],
-    later_layers: [0, 0],
 };
 
 /// ConvNeXt with its classifier.

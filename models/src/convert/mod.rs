@@ -61,14 +61,11 @@ pub struct ConversionTable {
     pub prefix: &'static str,
     /// Old names of the last part of a name in files, each with the new one.
     pub old_leaves: &'static [(&'static str, &'static str)],
-    /// Names in files that models do not need: buffers that can be computed, and heads that are not supported. A `*` at
-    /// the end stands for any rest.
+    /// Names in files that models do not need: buffers that can be computed, and heads that are not supported.
     pub ignored: &'static [&'static str],
     /// Modules whose names in memory differ from those in files, in transformers 5: `theirs` in memory, `ours` in
     /// files. Adapters are named by those in memory.
     pub modules: &'static [ConversionRule],
-    /// Layers of files that models do not need, after their last: the number of the first, and how many there are.
-    pub later_layers: [usize; 2],
 }
 
 /// A name converted to the other naming, and the change of its weight.
@@ -102,17 +99,11 @@ impl ConversionTable {
         named.map_or_else(|| theirs.to_owned(), |named| named.name)
     }
 
-    /// Tells whether a name in files is in `ignored`, or of `later_layers`.
+    /// Tells whether a name in files is in `ignored`.
     pub fn ignores(&self, theirs: &str) -> bool {
         let with_prefix = format!("{}{theirs}", self.prefix);
-        let is = |rule: &str, name: &str| match rule.strip_suffix('*') {
-            Some(start) => name.starts_with(start),
-            None => renamed(rule, rule, name).is_some(),
-        };
-        let [first, count] = self.later_layers;
-        let later = (first..first.saturating_add(count)).map(|layer| format!("model.layers.{layer}.*"));
-        let rules: Vec<_> = self.ignored.iter().map(|rule| rule.to_string()).chain(later).collect();
-        rules.iter().any(|rule| [theirs, &with_prefix].iter().any(|name| is(rule, name)))
+        let is = |rule: &str, name: &str| renamed(rule, rule, name).is_some();
+        self.ignored.iter().any(|rule| [theirs, &with_prefix].iter().any(|name| is(rule, name)))
     }
 }
 

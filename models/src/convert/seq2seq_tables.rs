@@ -49,7 +49,6 @@ pub(crate) const T5: ConversionTable = ConversionTable {
     // A bias that published files have, and no version reads.
     ignored: &["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"],
     modules: &[],
-    later_layers: [0, 0],
 };
 
 /// T5 1.1, whose linear layers have a gate.

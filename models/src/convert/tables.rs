@@ -22,7 +22,6 @@ pub(crate) const GPT2: ConversionTable = ConversionTable {
     // The triangular mask and what stood in its place.
     ignored: &["transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias"],
     modules: &[],
-    later_layers: [0, 0],
 };
 
 /// The rules that all families derived from Llama share.
@@ -83,7 +82,6 @@ pub(crate) const LLAMA: ConversionTable = ConversionTable {
     old_leaves: &[],
     ignored: &["model.layers.{}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"],
     modules: &[],
-    later_layers: [0, 0],
 };
 
 /// Mixtral, whose files have their own names for experts.
@@ -131,8 +129,15 @@ pub(crate) const GPT_OSS: ConversionTable = ConversionTable {
 
 /// DeepSeek-V3, whose experts are one by one in files.
 pub(crate) const DEEPSEEK_V3: ConversionTable = ConversionTable {
-    rules: &with::<14, 10, 24>(
+    rules: &with::<20, 10, 30>(
         [
+            // Layers of multi-token prediction, with their copies of the embedding and the head.
+            Rule::keep("model.layers.{}.enorm", "layers.{}.enorm"),
+            Rule::keep("model.layers.{}.hnorm", "layers.{}.hnorm"),
+            Rule::keep("model.layers.{}.eh_proj", "layers.{}.eh_proj"),
+            Rule::keep("model.layers.{}.shared_head.norm", "layers.{}.head_norm"),
+            Rule::keep("model.layers.{}.embed_tokens", "layers.{}.embed_tokens"),
+            Rule::keep("model.layers.{}.shared_head.head", "layers.{}.shared_head.head"),
             Rule::keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
             Rule::keep("model.layers.{}.self_attn.q_a_proj", "layers.{}.self_attn.q_a_proj"),
             Rule::keep("model.layers.{}.self_attn.q_a_layernorm", "layers.{}.self_attn.q_a_norm"),
@@ -199,7 +204,6 @@ pub(crate) const BERT: ConversionTable = ConversionTable {
     // Positions 0, 1, …, and the head for the next sentence.
     ignored: &["bert.embeddings.position_ids", "cls.seq_relationship.weight", "cls.seq_relationship.bias"],
     modules: &[],
-    later_layers: [0, 0],
 };
 
 /// The rules that all models of RoBERTa share.

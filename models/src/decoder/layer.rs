@@ -55,7 +55,7 @@ impl<R: Runtime> DecoderLayer<R> {
             bias: config.qkv_bias,
             output_bias: config.output_bias,
             head_norm: parts.head_norms.map(norm),
-            window: config.windows[layer],
+            window: config.windows.get(layer).copied().flatten(),
             scores: ScoreOptions { scale, softcap: options.score_softcap, sinks: parts.sinks },
         };
         let norm = |has: bool| has.then(|| DecoderNorm::new(init, config)).transpose();

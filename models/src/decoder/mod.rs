@@ -3,17 +3,19 @@
 mod cache;
 mod inputs;
 mod layer;
+mod mtp;
+mod stages;
 mod tensor_plan;
 
 use autograd::Var;
 use nn::{
-    Dropout, Embedding, Forward, Init, Initializer, LanguageModel, LanguageModelNames, Linear, Module, NextTokenLoss,
-    Rotary, Stage, TokenEmbedding,
+    Dropout, Embedding, Forward, Init, Initializer, LanguageModel, LanguageModelNames, Linear, Module, Numbered,
+    Rotary, RotaryTables, TokenEmbedding,
     moe::Routing,
     parallel::{CutLayer, Cuts, VocabularyLoss},
 };
 use numcore::{
-    Error, Result, Runtime, Tensor, Within,
+    DType, Error, Result, Runtime, Tensor, Within,
     fused::{CrossEntropyOptions, Reduction},
     ops::{Apply, IndexOps, PointwiseOps},
 };
@@ -25,6 +27,7 @@ pub use inputs::DecoderInputs;
 use inputs::Placement;
 pub(crate) use layer::MlpForm;
 pub use layer::{DecoderFeedForward, DecoderLayer, DecoderMlp, DecoderNorm, UpProjection};
+pub use mtp::{MtpDepth, MtpLayer, mtp_targets};
 
 use crate::{
     config::{ConfigFields, DecoderConfig, Family},
@@ -51,6 +54,13 @@ pub struct Decoder<R: Runtime> {
     /// are `embed_tokens`, `embed_positions`, `layers`, `norm` and `lm_head`.
     #[module(flatten)]
     pub parts: LanguageModel<R, DecoderLayer<R>, DecoderNorm<R>>,
+    /// The layers of [multi-token prediction](Decoder::mtp_states), numbered after the others; absent from earlier
+    /// stages.
+    #[module(rename = "layers")]
+    pub mtp: Numbered<MtpLayer<R>>,
+    /// A copy of the token embedding for `mtp`, in a last stage whose head is no such copy.
+    #[module(rename = "embed_tokens")]
+    mtp_tokens: Option<Embedding<R>>,
     #[module(skip)]
     config: DecoderConfig,
     /// The rotary positions that layers have.
@@ -84,7 +94,11 @@ impl<R: Runtime> Decoder<R> {
             (0..config.layers).map(|i| DecoderLayer::new(init, &config, i)).collect::<Result<_>>().at_caller()?;
         let (norm, head) = (DecoderNorm::new(init, &config).at_caller()?, (!config.tied).then(head).transpose()?);
         let parts = LanguageModel::of(&NAMES, embedding, layers, norm, head);
-        Ok(Decoder::of(parts.with_logit_softcap(config.options.logit_softcap), &config))
+        let mut model = Decoder::of(parts.with_logit_softcap(config.options.logit_softcap), &config);
+        let later = config.layers..config.layers + config.options.mtp_layers;
+        let later = later.map(|i| MtpLayer::new(init, &config, i)).collect::<Result<_>>().at_caller()?;
+        model.mtp = Numbered::new(config.layers, later);
+        Ok(model)
     }
 
     fn of(parts: LanguageModel<R, DecoderLayer<R>, DecoderNorm<R>>, config: &DecoderConfig) -> Self {
@@ -92,30 +106,13 @@ impl<R: Runtime> Decoder<R> {
             .ropes()
             .map(|rope| Rotary { interleaved: config.options.interleaved, ..rope.rotary(config.head_dim) })
             .collect();
-        Decoder { parts, rotaries, config: config.clone() }
-    }
-
-    /// Splits this model into pipeline stages; see [`LanguageModel::split`]. A rank reads the stages it keeps, if the
-    /// model was built [lazily](Init::lazily). The first stage takes tokens, or tokens with positions and segments,
-    /// which stages hand on. Routings of mixtures are not handed on, so stages train without a [balance
-    /// loss](Decoder::balance_loss).
-    ///
-    /// # Errors
-    /// Fails if `stages` is 0.
-    #[track_caller]
-    pub fn split(self, stages: usize) -> Result<Vec<Self>> {
-        Ok(self.parts.split(stages).at_caller()?.into_iter().map(|parts| Decoder::of(parts, &self.config)).collect())
-    }
-
-    /// Splits this model into [stages](Decoder::split), and returns with them the loss of the last stage's logits; see
-    /// [`LanguageModel::split_with_loss`].
-    ///
-    /// # Errors
-    /// Fails if `stages` is 0.
-    #[track_caller]
-    pub fn split_with_loss(self, stages: usize, loss: VocabularyLoss) -> Result<(Vec<Self>, NextTokenLoss<R>)> {
-        let (parts, loss) = self.parts.split_with_loss(stages, loss).at_caller()?;
-        Ok((parts.into_iter().map(|parts| Decoder::of(parts, &self.config)).collect(), loss))
+        Decoder {
+            parts,
+            mtp: Numbered::new(config.layers, Vec::new()),
+            mtp_tokens: None,
+            rotaries,
+            config: config.clone(),
+        }
     }
 
     /// The sizes and options of this model.
@@ -159,7 +156,7 @@ impl<R: Runtime> Decoder<R> {
     ) -> Result<(Var<R>, Vec<Routing<R>>)> {
         let placement = self.placement(tokens, &inputs).at_caller()?;
         let (x, routings) = self
-            .through_layers(self.embed(tokens, &placement).at_caller()?, &placement, inputs.cache.as_deref_mut())
+            .through_layers(self.embed_here(tokens, &placement).at_caller()?, &placement, inputs.cache.as_deref_mut())
             .at_caller()?;
         if let Some(cache) = inputs.cache {
             cache.advance(placement.tokens);
@@ -182,17 +179,30 @@ impl<R: Runtime> Decoder<R> {
     /// rank's part of the sequence.
     fn placement(&self, x: &Var<R>, inputs: &DecoderInputs<'_, R>) -> Result<Placement<R>> {
         let (shape, context) = (x.spec().shape, &self.parts.context);
-        let parts = self.parts.blocks.iter().find_map(DecoderLayer::sequence_parts);
-        if let (Some(_), Some(_)) = (parts, &inputs.cache) {
-            let why = "a cache has all tokens of a sequence: cut this model by a plan without `sequence_parallel`";
-            return Err(Error::unsupported("decoder", why));
-        }
         let of = match (&shape[..], self.parts.embedding.is_some()) {
             (&[b, t], true) => [b, t],
-            (&[b, t, _], false) => [b, t * parts.unwrap_or(1) * context.ranks()],
+            (&[b, t, _], false) => [b, t * self.sequence_parts().unwrap_or(1) * context.ranks()],
             (_, true) => return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]")),
             (_, false) => return Err(Error::shape("decoder", &[shape], "a later stage takes [B, T, C]")),
         };
+        self.placement_of(x.runtime(), of, inputs)
+    }
+
+    /// The layers of this stage, then those of multi-token prediction.
+    fn layers(&self) -> impl Iterator<Item = &DecoderLayer<R>> {
+        self.parts.blocks.iter().chain(self.mtp.iter().map(|mtp| &mtp.layer))
+    }
+
+    fn sequence_parts(&self) -> Option<usize> {
+        self.layers().find_map(DecoderLayer::sequence_parts)
+    }
+
+    /// Positions and mask of a call with tokens `[B, T]`.
+    fn placement_of(&self, rt: &R, of: [usize; 2], inputs: &DecoderInputs<'_, R>) -> Result<Placement<R>> {
+        if let (Some(_), Some(_)) = (self.sequence_parts(), &inputs.cache) {
+            let why = "a cache has all tokens of a sequence: cut this model by a plan without `sequence_parallel`";
+            return Err(Error::unsupported("decoder", why));
+        }
         if let Some(row) = inputs.cache.as_ref().and_then(|cache| self.outgrows(cache, of[1])) {
             let why = "outgrows the first context with these tokens, and its keys in the cache are those of a short \
                        text (`longrope`): begin a new cache, and read all tokens again";
@@ -200,10 +210,16 @@ impl<R: Runtime> Decoder<R> {
         }
         // A later stage without layers does not know how its values are cut, and needs no positions.
         let nothing = DecoderInputs::default();
-        let passes = self.parts.embedding.is_none() && self.parts.blocks.is_empty();
+        let passes = self.parts.embedding.is_none() && self.layers().next().is_none();
         let inputs = if passes { &nothing } else { inputs };
-        let asks = [self.first_context().is_some(), self.parts.blocks.iter().any(|block| block.self_attn.has_scores())];
-        Placement::of(x.runtime(), of, inputs, self.parts.blocks.len(), context, asks)
+        let asks = [self.first_context().is_some(), self.layers().any(|layer| layer.self_attn.has_scores())];
+        Placement::of(rt, of, inputs, self.parts.blocks.len(), &self.parts.context, asks)
+    }
+
+    /// The rotary positions of these tokens, for values of type `dtype`.
+    fn rotary_tables(&self, placement: &Placement<R>, dtype: DType) -> Result<Vec<RotaryTables<R>>> {
+        let table = |rotary: &Rotary| rotary.tables_within(&placement.positions, placement.last.as_ref(), dtype);
+        self.rotaries.iter().map(table).collect()
     }
 
     /// The output of this stage's last layer, and the routings of its mixtures.
@@ -213,9 +229,7 @@ impl<R: Runtime> Decoder<R> {
         placement: &Placement<R>,
         mut cache: Option<&mut KvCache<R>>,
     ) -> Result<(Var<R>, Vec<Routing<R>>)> {
-        let last = placement.last.as_ref();
-        let table = |rotary: &Rotary| rotary.tables_within(&placement.positions, last, x.dtype());
-        let tables = self.rotaries.iter().map(table).collect::<Result<Vec<_>>>()?;
+        let tables = self.rotary_tables(placement, x.dtype())?;
         let mut routings = Vec::new();
         let x = self.parts.through_blocks(x, |i, layer, x| {
             let cache = cache.as_deref_mut().map(|cache| cache.layer(i));
@@ -298,8 +312,12 @@ impl<R: Runtime> Decoder<R> {
         self.parts.logits_loss(*loss).at_caller()?.of(logits, targets).at_caller()
     }
 
-    fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
-        let TokenEmbedding { tokens: table, positions, .. } = self.parts.start()?;
+    fn embed_here(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
+        self.embed(&self.parts.start()?.tokens, tokens, placement)
+    }
+
+    /// The embeddings of tokens, of which each rank has its part.
+    fn embed(&self, table: &Embedding<R>, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
         let mut x = table.forward(&self.parts.context.take_tokens(tokens)?).within(NAMES.tokens)?;
         if self.config.family.parts().scaled_embedding {
             // The factor has the type of the table, which rounds it.
@@ -307,12 +325,13 @@ impl<R: Runtime> Decoder<R> {
             let factor = Tensor::from_f64_fn(x.runtime(), [1], table.weight.dtype(), || factor)?;
             x = x.mul(&Var::new(factor.to_dtype(x.dtype())?))?;
         }
+        let positions = self.parts.embedding.as_ref().and_then(|embedding| embedding.positions.as_ref());
         if positions.is_some() && placement.end > self.config.context {
             let why = format!("{} positions are more than the context of {}", placement.end, self.config.context);
             return Err(Error::shape("decoder", &[tokens.spec().shape], why));
         }
         let at = |learned: &Embedding<R>| learned.weight.var().embedding(&placement.positions).within(NAMES.positions);
-        let x = positions.as_ref().map_or(Ok(x.clone()), |learned| x.add(&at(learned)?))?;
+        let x = positions.map_or(Ok(x.clone()), |learned| x.add(&at(learned)?))?;
         table.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
     }
 }
@@ -320,26 +339,6 @@ impl<R: Runtime> Decoder<R> {
 impl<R: Runtime> Forward<R> for Decoder<R> {
     fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
         self.forward_with(tokens, DecoderInputs::default())
-    }
-}
-
-impl<R: Runtime> Stage<R> for Decoder<R> {
-    fn forward_values(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
-        let (x, given) = match inputs {
-            [x] => (x, DecoderInputs::default()),
-            [x, positions, segments] => {
-                (x, DecoderInputs { positions: Some(positions), segments: Some(segments), cache: None })
-            }
-            _ => {
-                let allowed = "1, or 3 with positions and segments";
-                return Err(Error::range("decoder stage", "number of values", inputs.len(), allowed));
-            }
-        };
-        let placement = self.placement(x, &given)?;
-        let x = if self.parts.embedding.is_some() { self.embed(x, &placement)? } else { x.clone() };
-        let (x, _) = self.through_layers(x, &placement, None)?;
-        let handed_on = if self.parts.head.is_some() { &[] } else { &inputs[1..] };
-        Ok(std::iter::once(self.parts.handed_on(x)?).chain(handed_on.iter().cloned()).collect())
     }
 }
 
@@ -353,9 +352,7 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
             Family::Gpt2 => GPT2,
             Family::Mixtral => MIXTRAL,
             Family::GptOss => GPT_OSS,
-            Family::DeepseekV3 => {
-                ConversionTable { later_layers: [self.config.layers, self.config.later_layers()], ..DEEPSEEK_V3 }
-            }
+            Family::DeepseekV3 => DEEPSEEK_V3,
             Family::Olmo2 | Family::Gemma2 | Family::Gemma3 => GEMMA,
             _ => LLAMA,
         }
@@ -366,14 +363,30 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
     }
 
     fn does_without(&self, parameter: &str) -> bool {
-        self.config.tied && parameter == "lm_head.weight"
+        // Layers of multi-token prediction that the model was asked not to have.
+        let without = self.config.family == Family::DeepseekV3 && self.config.options.mtp_layers == 0;
+        let is_later = || layer_of(parameter).is_some_and(|layer| layer >= self.config.layers);
+        self.tied_to(parameter).is_some() || without && is_later()
     }
 
     fn tied_to(&self, parameter: &str) -> Option<&'static str> {
-        (self.config.tied && parameter == "lm_head.weight").then_some("embed_tokens.weight")
+        let (tokens, head) = ("embed_tokens.weight", "lm_head.weight");
+        match parameter {
+            "lm_head.weight" if self.config.tied => Some(tokens),
+            // Files of layers of multi-token prediction have copies of both.
+            _ if self.config.options.mtp_layers == 0 => None,
+            _ if parameter.ends_with(".shared_head.head.weight") => Some(if self.config.tied { tokens } else { head }),
+            _ if parameter.ends_with(".embed_tokens.weight") => Some(tokens),
+            _ => None,
+        }
     }
 
     fn fields(&self) -> Map<String, Value> {
         self.config.to_json()
     }
+}
+
+/// The number of the layer that a parameter is of.
+fn layer_of(parameter: &str) -> Option<usize> {
+    parameter.strip_prefix("layers.")?.split_once('.')?.0.parse().ok()
 }

@@ -91,8 +91,9 @@ struct ModelNames<'a> {
 
 impl<'a> ModelNames<'a> {
     fn of<R: Runtime>(model: &impl Pretrained<R>, table: &'a ConversionTable) -> Self {
-        let parameters =
-            table.rules.iter().flat_map(|rule| ["weight", "bias"].map(|leaf| format!("{}.{leaf}", rule.ours)));
+        // Copies in numbered layers are no parameters of the model.
+        let modules = table.rules.iter().map(|rule| rule.ours).filter(|ours| !ours.contains("{}"));
+        let parameters = modules.flat_map(|ours| ["weight", "bias"].map(|leaf| format!("{ours}.{leaf}")));
         ModelNames { table, tied: parameters.filter_map(|parameter| model.tied_to(&parameter)).collect() }
     }
 }

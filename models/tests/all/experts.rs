@@ -255,31 +255,6 @@ fn published_configurations_are_understood() {
     }
 }
 
-/// The layer after the last is left out where the configuration has one, and what is saved has none.
-#[test]
-fn the_layer_that_predicts_one_more_token_is_left_out() {
-    let folder = Scratch::copy_of("deepseek_v3");
-    let path = folder.0.join("model.safetensors");
-    let mut tensors = safetensors::load(&path, &cpu()).unwrap();
-    let zeros = Tensor::zeros(&cpu(), [12, 24], DType::F32).unwrap();
-    let more = ["eh_proj", "mlp.experts.0.gate_proj"].map(|module| format!("model.layers.3.{module}.weight"));
-    tensors.extend(more.iter().map(|name| (name.clone(), zeros.clone())));
-    safetensors::save(&path, &tensors, &Default::default()).unwrap();
-    let (model, report) = Decoder::from_pretrained_partly(&folder.0, &init()).unwrap();
-    report.strict().unwrap();
-    assert_eq!(report.ignored, more);
-    assert_eq!(model.fields()["num_nextn_predict_layers"], 0);
-    // A file that does not say how many has one.
-    let folder = folder.with_config(|fields| {
-        ["num_nextn_predict_layers", "num_mtp_layers"].iter().for_each(|name| drop(fields.remove(*name)));
-    });
-    Decoder::from_pretrained(&folder.0, &init()).unwrap();
-    tensors.push(("model.layers.4.eh_proj.weight".into(), zeros));
-    safetensors::save(&path, &tensors, &Default::default()).unwrap();
-    let error = Decoder::from_pretrained(&folder.0, &init()).map(drop).unwrap_err().to_string();
-    assert!(error.contains("1 unexpected: model.layers.4.eh_proj.weight"), "{error}");
-}
-
 /// Logits and scores are those of `f32` where states and weights are in `bf16`.
 #[test]
 fn a_router_computes_in_f32() {

@@ -15,6 +15,7 @@ mod generation;
 mod gguf;
 mod images;
 mod long_context;
+mod mtp;
 mod mxfp4;
 mod pickle;
 mod published;

@@ -60,13 +60,14 @@ impl Case {
         let is_latent = config.options.latent.is_some();
         let (kv_heads, head_dim) = if is_latent { (12, config.head_dim) } else { (kv_heads, 2) };
         // A mixture needs all of a sequence.
-        let mixtures = config.mixtures.clone().map(|DecoderMixtures { mixture, layers }| DecoderMixtures {
+        let mixtures = config.mixtures.clone().map(|DecoderMixtures { mixture, .. }| DecoderMixtures {
             mixture: MoeConfig { width: 24, ..mixture },
-            layers: vec![false; layers.len()],
+            layers: vec![false; config.layers],
         });
         let mut options = config.options.clone();
         // Four bits are two to a byte, which cuts keep together.
         options.latent.iter_mut().for_each(|latent| latent.rank = 8);
+        options.mtp_layers = 0;
         let sizes = DecoderConfig {
             vocab: 41,
             width: 24,

@@ -221,12 +221,14 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     /// Turns the output of the last block into the input of the next stage; into logits in the last stage.
     #[track_caller]
     pub fn handed_on(&self, x: Var<R>) -> Result<Var<R>> {
-        match &self.head {
-            None => Ok(x),
-            // An evaluation returns all logits.
-            Some(_) if self.leaves_cut && is_grad_enabled() => self.project_here(&self.normalized(&x)?),
-            Some(_) => self.logits(&x),
-        }
+        if self.head.is_some() { self.stage_logits(&self.normalized(&x)?) } else { Ok(x) }
+    }
+
+    /// The logits of normalized values that a last stage returns: those of the whole vocabulary, unless it was made by
+    /// [`split_with_loss`](LanguageModel::split_with_loss) and trains.
+    #[track_caller]
+    pub fn stage_logits(&self, x: &Var<R>) -> Result<Var<R>> {
+        if self.leaves_cut && is_grad_enabled() { self.project_here(x) } else { self.project(x) }
     }
 
     /// The logits of the output of the last block. Where the projection is cut along the vocabulary, every rank gets

@@ -64,6 +64,7 @@ pub(super) const POLICIES: &[&str] =
     &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures", "evaluation"];
 const SEQUENCES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "tensor_sequence"];
 const STAGES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "stages"];
+const MTP: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "mtp"];
 const FOLDED: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "what_follows", "ways::every_schedule"];
 #[rustfmt::skip]
@@ -220,9 +221,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/generate/options.rs", from: "Self::read(&fields)", to: "Ok(GenerationOptions::default())", test: MODELS },
     Mutant { file: "models/src/config/fields.rs", from: " && !is_generation_field(name)", to: "", test: MODELS },
     Mutant { file: "models/src/decoder/mod.rs", from: "if let Some(row) = config.padding {", to: "if let Some(row) = config.padding.filter(|_| false) {", test: MODELS },
-    Mutant { file: "models/src/decoder/mod.rs", from: "t * parts.unwrap_or(1) * context.ranks()", to: "t * parts.unwrap_or(1)", test: STAGES },
-    Mutant { file: "models/src/decoder/mod.rs", from: "t * parts.unwrap_or(1) * context.ranks()", to: "t * context.ranks()", test: SEQUENCES },
-    Mutant { file: "models/src/decoder/mod.rs", from: "if self.parts.head.is_some() { &[] } else { &inputs[1..] }", to: "&inputs[1..1]", test: STAGES },
+    Mutant { file: "models/src/decoder/mod.rs", from: "self.sequence_parts().unwrap_or(1) * context.ranks()", to: "self.sequence_parts().unwrap_or(1)", test: STAGES },
+    Mutant { file: "models/src/decoder/mod.rs", from: "self.sequence_parts().unwrap_or(1) * context.ranks()", to: "context.ranks()", test: SEQUENCES },
+    Mutant { file: "models/src/decoder/stages.rs", from: "chain(&inputs[1..])", to: "chain(&inputs[1..1])", test: STAGES },
+    Mutant { file: "models/src/decoder/stages.rs", from: "table.duplicate().map(Embedding::of)", to: "Ok::<_, Error>(Embedding::of(table))", test: MTP },
+    Mutant { file: "models/src/decoder/stages.rs", from: "&& !config.tied;", to: "|| config.tied;", test: MTP },
+    Mutant { file: "models/src/decoder/mtp.rs", from: "depths.last().map_or(states, |depth| &depth.states)", to: "states", test: MTP },
+    Mutant { file: "models/src/decoder/mtp.rs", from: "segments.eq(&shifted(segments, depth, 0)?)?", to: "segments.eq(segments)?", test: MTP },
+    Mutant { file: "models/src/config/options.rs", from: "fields.weights().is_none_or(has)", to: "fields.weights().is_none()", test: MTP },
     Mutant { file: "models/src/decoder/mod.rs", from: "        self.parts.is_whole()", to: "        true", test: STAGES },
     Mutant { file: "nn/src/layers/language_model.rs", from: "Embedding::of(table.weight.duplicate()?)", to: "Embedding::of(table.weight.clone())", test: FOLDED },
     Mutant { file: "nn/src/layers/language_model.rs", from: "if k + 1 == stages { head.take() }", to: "if k == 0 { head.take() }", test: STAGES },
