@@ -123,12 +123,15 @@ pub(crate) fn run_captured(rt: &Cuda, case: &str) -> Result<Found, String> {
 /// Items that time GPT-2's step under options other than the defaults.
 pub(crate) fn choices(quick: bool) -> Vec<String> {
     let case = if quick { "gpttinybf16" } else { "gpt2 16 1024" };
-    ["tuned", "recomputed"].iter().map(|choice| format!("{choice}: {case}")).collect()
+    let attention = if quick { "attnbf16fb 1 2 64 64" } else { "attnbf16fb 16 12 1024 64" };
+    let steps = ["tuned", "recomputed", "warpgroups"].iter().map(|choice| format!("{choice}: {case}"));
+    steps.chain([format!("warpgroups: {attention}")]).collect()
 }
 
 pub(crate) fn run_choice(rt: &Cuda, item: &str) -> Result<Found, String> {
     match item.split_once(": ") {
         Some(("tuned", case)) => run(&rt.clone().with_tuned_products(true), case),
+        Some(("warpgroups", case)) => run(&rt.clone().with_warpgroups(true), case),
         Some(("recomputed", case)) => with_recomputation(true, || run(rt, case)),
         _ => Err(format!("`{item}` is no choice")),
     }

@@ -54,7 +54,7 @@ pub(crate) const PARTS: &[Part] = &[
     times("copies", "the bandwidth of copies, alone and beside kernels", 60, |_| words(&["bandwidth", "overlap"])),
     times("bench", "the benchmark cases", 60, bench::items),
     Part { gpu_only: true, ..times("captured", "training steps of the benchmark, captured", 60, bench::captured_items) },
-    Part { gpu_only: true, ..times("choices", "GPT-2 with products whose algorithm is timed, and with values recomputed in backward", 60, bench::choices) },
+    Part { gpu_only: true, ..times("choices", "GPT-2 with products whose algorithm is timed, values recomputed in backward, attention by warpgroups", 60, bench::choices) },
     Part { gpu_only: true, ..times("profile", "where the GPU's time in a training step goes, kernel by kernel", 60, profile::items) },
     Part { gpu_only: true, ..times("torch", "PyTorch on the same cases, GPT-2 first: eager, and compiled with its loss, as far as time goes", 600, |_| words(&["times"])) },
     // Last: a tool slows an item down up to a hundredfold.

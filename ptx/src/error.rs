@@ -113,6 +113,20 @@ pub enum FaultKind {
     },
     /// A thread that ended with asynchronous copies which it has not waited for.
     CopiesUnderWay,
+    /// A product of a warpgroup whose registers were not handed over by `wgmma.fence`.
+    UnfencedRegisters,
+    /// A product of a warpgroup after writes to shared memory without `fence.proxy.async`.
+    UnfencedWrites {
+        /// The thread of the block that wrote.
+        thread: u32,
+    },
+    /// A matrix descriptor of another layout than rows of 128 bytes, swizzled in blocks of eight.
+    UnknownTile {
+        /// The descriptor.
+        descriptor: u64,
+    },
+    /// A warp that ended with products which it has not waited for.
+    ProductsUnderWay,
     /// A launch that took more instructions than a launch may.
     Endless {
         /// The instructions that one warp took.
@@ -148,6 +162,14 @@ impl fmt::Display for FaultKind {
                 write!(f, "a barrier that {ended} threads of the block will not reach: they have ended")
             }
             FaultKind::CopiesUnderWay => f.write_str("the end of a thread with asynchronous copies under way"),
+            FaultKind::UnfencedRegisters => f.write_str("`wgmma.mma_async` without `wgmma.fence` since the last wait"),
+            FaultKind::UnfencedWrites { thread } => {
+                write!(f, "`wgmma.mma_async` after thread {thread} wrote shared memory without `fence.proxy.async`")
+            }
+            FaultKind::UnknownTile { descriptor } => {
+                write!(f, "a matrix descriptor {descriptor:#x}, which is not swizzled by 128 bytes")
+            }
+            FaultKind::ProductsUnderWay => f.write_str("the end of a warp with products of `wgmma` under way"),
             FaultKind::Endless { instructions } => {
                 write!(f, "no end of a warp after {instructions} instructions")
             }

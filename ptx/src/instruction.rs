@@ -39,6 +39,20 @@ pub(crate) enum WarpAction {
     Shuffle(Shuffle),
     LoadMatrices(LoadMatrices),
     MultiplyMatrices(MultiplyMatrices),
+    /// The start of a warpgroup's product, by its place in the code's list.
+    MultiplyTiles {
+        product: u32,
+    },
+    /// The handing over of registers to products.
+    FenceProducts,
+    /// The end of a group of products.
+    CommitProducts,
+    /// A wait until all but the last `left` groups of products have arrived.
+    AwaitProducts {
+        left: u32,
+    },
+    /// The handing over of writes to shared memory to products.
+    FenceWrites,
     /// The start of a copy of 16 bytes from global to shared memory; of a lane for which `bytes` is 0, zeros instead.
     StartCopy {
         to: OperandAddress,
@@ -129,6 +143,34 @@ pub(crate) struct MultiplyMatrices {
     pub c: [u32; 4],
 }
 
+/// `d = a · b + d` or `d = a · b` for `a: [64, 16]` and `b: [16, N]` in halves and `d: [64, N]` in `f32`
+/// (`wgmma.m64nNk16`).
+#[derive(Clone, Debug)]
+pub(crate) struct TileProduct {
+    pub widen: fn(u16) -> f32,
+    /// The rows of words of `d`.
+    pub d: Vec<u32>,
+    pub a: TileOperand,
+    pub b: SharedTile,
+    /// The predicate of adding to `d`.
+    pub accumulate: RegisterSlot,
+}
+
+/// An operand of a [`TileProduct`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TileOperand {
+    /// Rows of words, with the layout of `mma.m16n8k16`.
+    Registers([u32; 4]),
+    Shared(SharedTile),
+}
+
+/// A tile in shared memory: its matrix descriptor, and whether its rows are along the sums.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedTile {
+    pub descriptor: RegisterSlot,
+    pub transposed: bool,
+}
+
 /// A value that the hardware gives to every thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Special {
@@ -164,6 +206,7 @@ pub(crate) struct Lines {
 #[derive(Clone, Debug)]
 pub(crate) struct Code {
     pub instructions: Vec<Instruction>,
+    pub tile_products: Vec<TileProduct>,
     pub lines: Vec<Lines>,
     pub rows: RegisterRows,
     /// Registers with one value in all lanes, for good.

@@ -1,5 +1,5 @@
 // Scaled dot-product attention in blocks with an online softmax (Dao 2023): softmax(q k^T scale + mask) v, and the scores'
-// logsumexp. Defines: T (f16, bf16, float), HEAD_DIM (a multiple of 16).
+// logsumexp. Defines: T (f16, bf16, float), HEAD_DIM (a multiple of 16), WARPGROUP (tile.cuh).
 #include "tile.cuh"
 
 // Keys of a block.
@@ -56,7 +56,7 @@ KERNEL void __launch_bounds__(THREADS, RESIDENT)
               CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale
               PROGRAM_PARAMETER) {
     DYNAMIC_SHARED(memory);
-    T* q_tile = (T*)memory;
+    T* q_tile = first_tile(memory);
     T* k_tiles = q_tile + BLOCK_ROWS * TILE_ROW;
     T* v_tiles = k_tiles + 2 * KEYS * TILE_ROW;
 
@@ -82,7 +82,7 @@ KERNEL void __launch_bounds__(THREADS, RESIDENT)
     auto use = [&](int i, int stage) {
         int from = stage * KEYS * TILE_ROW;
         float s[KEYS / 8][4] = {};
-        Tiles<T>::scores(s, q_tile + row * TILE_ROW, k_tiles + from);
+        Tiles<T>::scores(s, q_tile, k_tiles + from);
         float unit = scores.apply<false>(s, first + row, i * KEYS);
         rows.weigh(s, unit, factor);
         shrink(sums, factor);

@@ -1,6 +1,6 @@
 // Gradients of attention (Dao 2023): weights are computed again from the scores and their logsumexp. Keys and queries have a pass
 // each, so that every sum has one owner and one order; a single pass would need atomic additions for the queries. Defines: T (f16,
-// bf16, float), HEAD_DIM (a multiple of 16).
+// bf16, float), HEAD_DIM (a multiple of 16), WARPGROUP (tile.cuh).
 #include "tile.cuh"
 
 // Rows of a step of the operands that are walked: more have more products between two barriers, fewer leave registers for the sums.
@@ -44,7 +44,7 @@ KERNEL void __launch_bounds__(THREADS, 2)
                         CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal,
                         float scale PROGRAM_PARAMETER) {
     DYNAMIC_SHARED(memory);
-    T* k_tile = (T*)memory;
+    T* k_tile = first_tile(memory);
     T* v_tile = k_tile + BLOCK_ROWS * TILE_ROW;
     T* q_tiles = v_tile + BLOCK_ROWS * TILE_ROW;
     T* g_tiles = q_tiles + 2 * BLOCK * TILE_ROW;
@@ -85,8 +85,8 @@ KERNEL void __launch_bounds__(THREADS, 2)
             }
         float p[N][4] = {}, d[N][4] = {};
         // Rows are keys here and columns queries, so that the weights have the layout of the next matmul's operand.
-        Tiles<T>::scores(p, k_tile + row * TILE_ROW, q_tile);
-        Tiles<T>::scores(d, v_tile + row * TILE_ROW, g_tile);
+        Tiles<T>::scores(p, k_tile, q_tile);
+        Tiles<T>::scores(d, v_tile, g_tile);
         Scores scores = SCORES(bias, batch, head);
         float unit = scores.prepare<true>(p, first + row, from);
         EACH (n, N)
@@ -119,7 +119,7 @@ KERNEL void __launch_bounds__(THREADS, QUERY_RESIDENT)
                            CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale
                            PROGRAM_PARAMETER) {
     DYNAMIC_SHARED(memory);
-    T* q_tile = (T*)memory;
+    T* q_tile = first_tile(memory);
     T* g_tile = q_tile + BLOCK_ROWS * TILE_ROW;
     T* k_tiles = g_tile + BLOCK_ROWS * TILE_ROW;
     T* v_tiles = k_tiles + 2 * BLOCK * TILE_ROW;
@@ -152,8 +152,8 @@ KERNEL void __launch_bounds__(THREADS, QUERY_RESIDENT)
         const T* k_tile = k_tiles + stage * BLOCK * TILE_ROW;
         const int N = BLOCK / 8;
         float p[N][4] = {}, d[N][4] = {};
-        Tiles<T>::scores(p, q_tile + row * TILE_ROW, k_tile);
-        Tiles<T>::scores(d, g_tile + row * TILE_ROW, v_tiles + stage * BLOCK * TILE_ROW);
+        Tiles<T>::scores(p, q_tile, k_tile);
+        Tiles<T>::scores(d, g_tile, v_tiles + stage * BLOCK * TILE_ROW);
         float unit = scores.prepare<false>(p, first + row, i * BLOCK);
         EACH (n, N)
             EACH (e, 4) {

@@ -104,6 +104,64 @@ DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bf16)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// Products of a warpgroup: 64 rows, 16 of each of its warps, whose results are spread over a warp as those of m16n8k16, eight columns
+// after eight. Tiles in shared memory have rows of 64 halves; of eight rows each, which begin at a multiple of 1024 bytes, words of
+// 16 bytes are permuted by the number of the row (swizzle of 128 bytes).
+
+// The descriptor of a tile: its first address, and 1024 bytes from eight rows to the next.
+DEVICE u64 tile_descriptor(const void* tile) {
+    return (u64)(shared_address(tile) >> 4 & 0x3fff) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+
+// That of a tile so many halves behind.
+DEVICE u64 tile_behind(u64 descriptor, int halves) { return descriptor + halves / 8; }
+
+// Writes to shared memory become visible to products of threads that are behind a barrier.
+DEVICE void products_see_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Registers that products read or write are handed over.
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+DEVICE void products_wait() {
+    asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Keeps what reads results behind the wait, and what wrote them before the products.
+template <int N> DEVICE void hold(float (&c)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+}
+
+#define TILE_OF(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define TILES_OF_32 TILE_OF(c, 0), TILE_OF(c, 1), TILE_OF(c, 2), TILE_OF(c, 3)
+#define TILES_OF_64 TILES_OF_32, TILE_OF(c, 4), TILE_OF(c, 5), TILE_OF(c, 6), TILE_OF(c, 7)
+#define NAMES_OF_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_OF_64 NAMES_OF_32 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PRODUCT(columns, kind, names, rest) \
+    "{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, 1, 0;\n\twgmma.mma_async.sync.aligned.m64n" columns "k16.f32." kind "." kind " {" names \
+    "}, " rest ";\n\t}"
+
+#define PRODUCTS(T, kind)                                                                                                    \
+    /* c += a b^T of 16 columns of both tiles. */                                                                          \
+    DEVICE void product(float (&c)[8][4], u64 a, u64 b, T) {                                                               \
+        asm volatile(PRODUCT("64", kind, NAMES_OF_64, "%32, %33, adds, 1, 1, 0, 0") : TILES_OF_64 : "l"(a), "l"(b));          \
+    }                                                                                                                       \
+    DEVICE void product(float (&c)[4][4], u64 a, u64 b, T) {                                                               \
+        asm volatile(PRODUCT("32", kind, NAMES_OF_32, "%16, %17, adds, 1, 1, 0, 0") : TILES_OF_32 : "l"(a), "l"(b));          \
+    }                                                                                                                       \
+    /* c += a b of 16 columns in registers, and 16 rows of a tile. */                                                      \
+    DEVICE void product(float (&c)[8][4], const u32 (&a)[4], u64 b, T) {                                                   \
+        asm volatile(PRODUCT("64", kind, NAMES_OF_64, "{%32, %33, %34, %35}, %36, adds, 1, 1, 1")                             \
+                     : TILES_OF_64                                                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                 \
+    }
+PRODUCTS(f16, "f16")
+PRODUCTS(bf16, "bf16")
+#else
+DEVICE void products_see_writes() {}
+#endif
+
 // Starts copying 16 bytes to shared memory, or writing 16 zero bytes when `wanted` is false; `from` is then not read.
 DEVICE void copy_async16(void* to, const void* from, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"

@@ -1,13 +1,21 @@
 // Products of tiles in shared memory, for attention. Rows go by strips of 16, whose results are spread over a warp as those
 // of the tensor cores' m16n8k16 (device.cuh): `float c[N][4]` for N tiles of 8 columns. f16 and bf16 are multiplied by
 // tensor cores with f32 sums; f32 by fused multiply-adds over the same tiles, so that all other code is written once. Defines: T,
-// HEAD_DIM.
+// HEAD_DIM, and WARPGROUP, which is 1 for halves of a HEAD_DIM that is a multiple of 64 alone.
 #ifndef WEFT_TILE
 #define WEFT_TILE
 #include "common.cuh"
 
-// From one row of a tile to the next: an odd number of 16-byte words, so that 8 rows' words are in different banks.
-#define TILE_ROW (HEAD_DIM + 16 / (int)sizeof(T))
+// Whether a block's four warps multiply together, as those of a Hopper can. Tiles are panels of 64 columns then, one after another.
+#if WARPGROUP && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define TOGETHER true
+#else
+#define TOGETHER false
+#endif
+
+// From one row of a tile to the next: an odd number of 16-byte words, so that 8 rows' words are in different banks. Together, warps
+// read rows whose words are permuted instead.
+#define TILE_ROW (HEAD_DIM + (TOGETHER ? 0 : 16 / (int)sizeof(T)))
 #define COLUMN_TILES (HEAD_DIM / 8)
 #define WARPS 4
 #define STRIP 16
@@ -23,6 +31,17 @@
 #define ADD_PRODUCT(sum, x, y) sum += x * y
 #endif
 
+// The first tile in a block's memory.
+DEVICE T* first_tile(unsigned char* memory) {
+    return (T*)(TOGETHER ? memory + (1024 - shared_address(memory) % 1024) % 1024 : memory);
+}
+
+// The place of the 16 bytes that begin with an element of a tile of `ROWS` rows.
+template <int ROWS> DEVICE int place_of(int row, int column) {
+    if (!TOGETHER) return row * TILE_ROW + column;
+    return column / 64 * ROWS * 64 + row * 64 + (column / 8 % 8 ^ row % 8) * 8;
+}
+
 DEVICE int lane_row() { return threadIdx.x % WARP / 4; }
 DEVICE int lane_column() { return threadIdx.x % WARP % 4 * 2; }
 // The first row of this warp's strip.
@@ -33,17 +52,23 @@ DEVICE int column_of(int n, int e) { return n * 8 + lane_column() + e % 2; }
 
 // Starts copying `ROWS` rows from `first` on; rows from `count` on become zeros. The number of rounds is known to the compiler, and a
 // round's address is a step from that of the round before: computed anew for each, addresses cost more than products.
-template <int ROWS> DEVICE void copy_rows(T* to, const T* from, i64 row_step, int first, int count) {
+template <int ROWS, bool INSIDE> DEVICE void copy_rows(T* to, const T* from, i64 row_step, int first, int count) {
     const int PER = 16 / (int)sizeof(T), WORDS = HEAD_DIM / PER, ALL = ROWS * WORDS, STEP = THREADS / WORDS;
     const bool EVEN = THREADS % WORDS == 0;
     const T* at = from + (first + (int)threadIdx.x / WORDS) * row_step + threadIdx.x % WORDS * PER;
     EACH (round, (ALL + THREADS - 1) / THREADS) {
         int i = round * THREADS + threadIdx.x, row = i / WORDS, column = i % WORDS * PER;
         if (!EVEN) at = from + (first + row) * row_step + column;
-        bool wanted = first + row < count;
-        if (ALL % THREADS == 0 || i < ALL) copy_async16(to + row * TILE_ROW + column, wanted ? at : from, wanted);
+        bool wanted = INSIDE || first + row < count;
+        if (ALL % THREADS == 0 || i < ALL) copy_async16(to + place_of<ROWS>(row, column), wanted ? at : from, wanted);
         at += STEP * row_step;
     }
+}
+
+// Nearly all blocks have all of their rows; kernels by warps lack the registers for a second form.
+template <int ROWS> DEVICE void copy_rows(T* to, const T* from, i64 row_step, int first, int count) {
+    if (TOGETHER && first + ROWS <= count) copy_rows<ROWS, true>(to, from, row_step, first, count);
+    else copy_rows<ROWS, false>(to, from, row_step, first, count);
 }
 
 // Double buffering: while step i is in use, step i + 1 is in flight. Copies issued before the call arrive with step 0. One barrier a
@@ -53,6 +78,7 @@ template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, U
     copy_async_commit();
     for (int i = 0; i < steps; i++) {
         copy_async_wait();
+        if (TOGETHER) products_see_writes();
         __syncthreads();
         if (i + 1 < steps) fetch(i + 1, (i + 1) % 2);
         copy_async_commit();
@@ -62,11 +88,44 @@ template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, U
 }
 
 // The type whose overloads say how tiles are multiplied.
+#if WARPGROUP && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <class E> struct Tiles {
-    // c += a b^T: a strip of rows against 8 N rows of `b`, over the head's dimension.
+    // As below, of all warps' strips at once.
+    template <int N> static DEVICE void scores(float (&c)[N][4], const E* a, const E* b) {
+        u64 left = tile_descriptor(a), right = tile_descriptor(b);
+        hold(c);
+        products_begin();
+        EACH (k, HEAD_DIM / 16) {
+            int panel = k / 4, column = k % 4 * 16;
+            product(c, tile_behind(left, panel * BLOCK_ROWS * 64 + column), tile_behind(right, panel * 8 * N * 64 + column), E());
+        }
+        products_wait();
+        hold(c);
+    }
+
+    template <int K> static DEVICE void weighted(float (&c)[COLUMN_TILES][4], const float (&p)[K][4], const E* b) {
+        u32 left[K / 2][4];
+        EACH (k, K / 2)
+            EACH (i, 4) left[k][i] = pack2(p[2 * k + i / 2][i % 2 * 2], p[2 * k + i / 2][i % 2 * 2 + 1], E());
+        u64 right = tile_descriptor(b);
+        hold(c);
+        products_begin();
+        EACH (panel, HEAD_DIM / 64) {
+            float(&part)[8][4] = *(float(*)[8][4])c[panel * 8];
+            EACH (k, K / 2) product(part, left[k], tile_behind(right, (panel * 8 * K + k * 16) * 64), E());
+        }
+        products_wait();
+        hold(c);
+    }
+
+    static DEVICE int dimension_of(int n, int e) { return column_of(n, e); }
+};
+#else
+template <class E> struct Tiles {
+    // c += a b^T: this warp's strip of the rows of `a` against 8 N rows of `b`, over the head's dimension.
     template <int N> static DEVICE void scores(float (&c)[N][4], const E* a, const E* b) {
         int lane = threadIdx.x % WARP;
-        a += lane % 16 * TILE_ROW + lane / 16 * 8;
+        a += (warp_row() + lane % 16) * TILE_ROW + lane / 16 * 8;
         b += (lane / 16 * 8 + lane % 8) * TILE_ROW + lane / 8 % 2 * 8;
 #pragma unroll
         for (int k = 0; k < HEAD_DIM; k += 16) {
@@ -103,10 +162,11 @@ template <class E> struct Tiles {
     // The head's dimension of element `e` of tile `n` of what `weighted` sums; elements 0, 1 and 2, 3 are adjacent.
     static DEVICE int dimension_of(int n, int e) { return column_of(n, e); }
 };
+#endif
 
 template <> struct Tiles<float> {
     template <int N> static DEVICE void scores(float (&c)[N][4], const float* a, const float* b) {
-        a += lane_row() * TILE_ROW;
+        a += (warp_row() + lane_row()) * TILE_ROW;
         b += lane_column() * TILE_ROW;
 #pragma unroll 4
         for (int k = 0; k < HEAD_DIM; k += 4) {

@@ -83,11 +83,12 @@ pub struct Cuda {
     products: ProductOptions,
 }
 
-/// Options of matrix products: TF32 for `f32` operands, and algorithms chosen by timing.
+/// Options of matrix products: TF32 for `f32` operands, algorithms chosen by timing, and attention by warpgroups.
 #[derive(Clone, Copy, Default)]
 struct ProductOptions {
     tf32: bool,
     tuned: bool,
+    warpgroups: bool,
 }
 
 impl Cuda {
@@ -140,6 +141,13 @@ impl Cuda {
     /// The option suits steps of few shapes: where lengths of sequences change, each length is timed.
     pub fn with_tuned_products(mut self, on: bool) -> Cuda {
         self.products.tuned = on;
+        self
+    }
+
+    /// A handle on this queue whose attention of halves, with heads 64 or 128 wide, multiplies by four warps together
+    /// (`wgmma`), on GPUs of compute capability 9.0. Off by default: only an emulated GPU has run these products so far.
+    pub fn with_warpgroups(mut self, on: bool) -> Cuda {
+        self.products.warpgroups = on;
         self
     }
 

@@ -18,6 +18,8 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TA
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Work {
     Attention,
+    /// By products of warpgroups.
+    GroupedAttention,
     CausalAttention,
     Norm,
     WideSoftmax,
@@ -30,8 +32,19 @@ enum Work {
 }
 use Work::*;
 
-const ALL: [Work; 10] =
-    [Attention, CausalAttention, Norm, WideSoftmax, CrossEntropy, ShortSort, LongSort, Scan, Gather, Argmax];
+const ALL: [Work; 11] = [
+    Attention,
+    GroupedAttention,
+    CausalAttention,
+    Norm,
+    WideSoftmax,
+    CrossEntropy,
+    ShortSort,
+    LongSort,
+    Scan,
+    Gather,
+    Argmax,
+];
 
 impl Work {
     /// The values of the work on a runtime.
@@ -42,7 +55,7 @@ impl Work {
         let heads = |rows: usize, seed: u64| uniform(&[1, 2, rows, 64], DType::BF16, seed);
         let indices = |n: usize, size: i64| (0..n as i64).map(|i| (i * 7 + 3) % size).collect::<Vec<_>>();
         match self {
-            Attention => heads(70, 1)?.attention(&heads(85, 2)?, &heads(85, 3)?)?.to_f64s(),
+            Attention | GroupedAttention => heads(70, 1)?.attention(&heads(85, 2)?, &heads(85, 3)?)?.to_f64s(),
             CausalAttention => heads(150, 1)?.causal_attention(&heads(150, 2)?, &heads(150, 3)?)?.to_f64s(),
             Norm => {
                 let (w, b) = (uniform(&[2048], DType::F32, 2)?, uniform(&[2048], DType::F32, 3)?);
@@ -63,6 +76,10 @@ impl Work {
             Argmax => uniform(&[3, 700], DType::F32, 1)?.argmax(-1)?.to_dtype(DType::F32)?.to_f64s(),
         }
     }
+}
+
+fn on(work: Work, cuda: &Cuda) -> Cuda {
+    cuda.clone().with_warpgroups(work == GroupedAttention)
 }
 
 /// The largest difference from the CPU's values.
@@ -87,7 +104,7 @@ const GLOBAL: &str = "a race in global memory";
 #[rustfmt::skip]
 const FAULTS: &[Row] = &[
     // Barriers that are missing.
-    (Attention, "copy_async_wait();\n        __syncthreads();", "copy_async_wait();", SHARED),
+    (Attention, "products_see_writes();\n        __syncthreads();", "products_see_writes();", SHARED),
     (WideSoftmax, "= x;\n        __syncthreads();", "= x;", SHARED),
     (Norm, "parts[1][threadIdx.x / WARP] = b;\n        __syncthreads();", "parts[1][threadIdx.x / WARP] = b;", SHARED),
     (ShortSort, "reach /= 2) {\n            __syncthreads();", "reach /= 2) {", SHARED),
@@ -96,7 +113,7 @@ const FAULTS: &[Row] = &[
     (Scan, "parts[warp] = upto;\n    __syncthreads();", "parts[warp] = upto;", SHARED),
     (Argmax, "\n    __syncthreads();", "\n", SHARED),
     // Copies that are used before they have arrived.
-    (CausalAttention, "copy_async_wait();\n        __syncthreads();", "__syncthreads();", "an asynchronous copy by thread"),
+    (CausalAttention, "copy_async_wait();\n        if (TOGETHER)", "if (TOGETHER)", "an asynchronous copy by thread"),
     // Threads and lanes that are absent.
     (Attention, "__shfl_xor_sync(ALL_LANES, largest, 1)", "__shfl_xor_sync(0x7fffffffu, largest, 1)", "`shfl.sync` needs lanes"),
     (Attention, "        __syncthreads();", "        if (threadIdx.x != 5) __syncthreads();", "`bar.sync` needs lanes"),
@@ -105,7 +122,7 @@ const FAULTS: &[Row] = &[
     (LongSort, "for (int d = 0; d < DIGITS; d++) counts", "for (int d = 1; d < DIGITS; d++) counts", "has not written"),
     (Attention, "first, sizes.queries);\n\n    int visible", "first + 64, sizes.queries);\n    q_tile += 16 * KEYS * TILE_ROW;\n    int visible", "of shared memory"),
     // Pitches, alignment and bounds.
-    (Attention, "(HEAD_DIM + 16 / (int)sizeof(T))", "(HEAD_DIM + 8 / (int)sizeof(T))", "is not aligned"),
+    (Attention, "TOGETHER ? 0 : 16 / (int)sizeof(T)", "TOGETHER ? 0 : 8 / (int)sizeof(T)", "is not aligned"),
     (Attention, "if (row < count) store_pack", "store_pack", GLOBAL),
     (Gather, "row * step];", "row * step * 100000];", "outside of global memory"),
     (Gather, "if (row < 0 || row >= size)", "if (row >= 0)", "an index is out of range"),
@@ -116,9 +133,17 @@ const FAULTS: &[Row] = &[
     (WideSoftmax, "i64 rows, i64 width) {", "i64 rows, int width) {", "argument 3 has 8 bytes, and the parameter 4"),
     (Attention, "__launch_bounds__(THREADS, RESIDENT)", "__launch_bounds__(64)", "128 threads in a block, and the kernel takes at most 64"),
     // Wrong values: a fragment's row, swapped operands, a lane, a diagonal, a sign.
-    (Attention, "a += lane % 16 * TILE_ROW", "a += lane % 8 * TILE_ROW", NOTHING),
+    (Attention, "a += (warp_row() + lane % 16) * TILE_ROW", "a += (warp_row() + lane % 8) * TILE_ROW", NOTHING),
     (Attention, "mma_m16n8k16(c[n], left, right[0], right[1], E());", "mma_m16n8k16(c[n], left, right[1], right[0], E());", NOTHING),
-    (Attention, "sum += __shfl_xor_sync(ALL_LANES, sum, 2);", "sum += __shfl_xor_sync(ALL_LANES, sum, 1);", NOTHING),
+    // Products of a warpgroup: what is handed over and waited for, and where tiles are.
+    (GroupedAttention, "if (TOGETHER) products_see_writes();", "", "without `fence.proxy.async`"),
+    (GroupedAttention, "wgmma.fence.sync.aligned;", "", "without `wgmma.fence`"),
+    (GroupedAttention, "wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 2;", "products of `wgmma` under way"),
+    (GroupedAttention, "memory + (1024 - shared_address(memory) % 1024) % 1024", "memory + 128", NOTHING),
+    (GroupedAttention, "(column / 8 % 8 ^ row % 8) * 8", "(column / 8 % 8) * 8", NOTHING),
+    (GroupedAttention, "int panel = k / 4, column = k % 4 * 16;", "int panel = k / 4, column = k % 4 * 8;", NOTHING),
+    (GroupedAttention, "(panel * 8 * K + k * 16) * 64", "(panel * 8 * K + k * 8) * 64", NOTHING),
+    (GroupedAttention, "sum += __shfl_xor_sync(ALL_LANES, sum, 2);", "sum += __shfl_xor_sync(ALL_LANES, sum, 1);", NOTHING),
     (CausalAttention, "(TURNED ? r > c : c > r) s[n][e]", "(TURNED ? r > c : c > r + 1) s[n][e]", NOTHING),
 ];
 
@@ -126,7 +151,7 @@ const FAULTS: &[Row] = &[
 fn the_work_itself_is_right() {
     let cuda = emulated_gpu::open(&*FOLDER).unwrap_or_else(|e| panic!("{e}"));
     for work in ALL {
-        let values = work.run(&cuda).unwrap_or_else(|e| panic!("{work:?}: {e}"));
+        let values = work.run(&on(work, &cuda)).unwrap_or_else(|e| panic!("{work:?}: {e}"));
         assert!(error(work, &values) < TOLERANCE, "{work:?}: {}", error(work, &values));
     }
 }
@@ -134,7 +159,7 @@ fn the_work_itself_is_right() {
 /// The reason why a fault counts as not found, if it does.
 fn unnoticed(&(work, from, to, words): &Row) -> Option<String> {
     let (cuda, altered) = emulated_gpu::altered(&*FOLDER, from, to).unwrap_or_else(|e| panic!("{e}"));
-    let done = work.run(&cuda);
+    let done = work.run(&on(work, &cuda));
     let why = match done {
         _ if altered() == 0 => "no kernel has the text".into(),
         Ok(values) if words.is_empty() && error(work, &values) > TOLERANCE => return None,

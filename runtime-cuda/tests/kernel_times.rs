@@ -10,7 +10,6 @@ use numcore::{
     ops::{MatmulOps, PointwiseOps},
     trace::{self, Recording, RecordingOptions, SpanKind, ThreadTrace},
 };
-use runtime_cuda::Cuda;
 
 /// A process has one recording at a time, which is of all its kernels.
 static ONE_RECORDING: Mutex<()> = Mutex::new(());

@@ -145,15 +145,21 @@ impl<R: Runtime> Side<R> {
             let options = ConvOptions { stride: [2, 1], padding: [2, 0], dilation: [1, 2], groups };
             put(format!("convolution of {groups} groups"), &x.conv2d(&w, None, options)?, &[&x, &w])?;
         }
+        for nested in [None, Some(NestedScales { block: 5, offset: 0.25 })] {
+            let y = self.four_bits(nested)?;
+            done.push((format!("four bits {nested:?}"), vec![y]));
+        }
+        done.extend(self.of_attention()?);
+        Ok(done)
+    }
+
+    fn of_attention(&self) -> Result<Results<R>> {
+        let mut done = Vec::new();
         for (head_dim, causal) in [32, 64, 80, 96, 128].into_iter().flat_map(|d| [(d, false), (d, true)]) {
             let (q, k) = (self.leaf(&[1, 2, 83, head_dim], 8, false)?, self.leaf(&[1, 1, 131, head_dim], 9, false)?);
             let v = self.leaf(&[1, 1, 131, head_dim], 10, false)?;
             let y = if causal { q.causal_attention(&k, &v)? } else { q.attention(&k, &v)? };
-            put(format!("attention {head_dim} {causal}"), &y, &[&q, &k, &v])?;
-        }
-        for nested in [None, Some(NestedScales { block: 5, offset: 0.25 })] {
-            let y = self.four_bits(nested)?;
-            done.push((format!("four bits {nested:?}"), vec![y]));
+            done.push((format!("attention {head_dim} {causal}"), self.gradients(&y, &[&q, &k, &v])?));
         }
         Ok(done)
     }
@@ -186,6 +192,11 @@ fn compare(side: &Side<Cuda>) -> Result<Vec<(String, f64)>> {
     if dtype.is_float() {
         got.extend(side.of_floats()?);
         want.extend(cpu.of_floats()?);
+    }
+    if dtype.is_half() {
+        let grouped = Side { rt: side.rt.clone().with_warpgroups(true), ..*side };
+        got.extend(grouped.of_attention()?);
+        want.extend(cpu.of_attention()?);
     }
     assert_eq!(got.len(), want.len());
     let mut differences = Vec::new();

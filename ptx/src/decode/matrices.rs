@@ -69,7 +69,7 @@ impl<'a> KernelDecoder<'a, '_, '_> {
     }
 
     /// The rows of a vector of operands.
-    fn words<const N: usize>(
+    pub(super) fn words<const N: usize>(
         &mut self,
         opcode: &str,
         operand: &Operand<'a>,

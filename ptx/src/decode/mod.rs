@@ -5,13 +5,14 @@ mod memory;
 mod opcodes;
 mod operand;
 mod scope;
+mod tiles;
 
 use std::collections::HashMap;
 
 use crate::{
     declarations::{Declarations, VARIABLES},
     error::{PtxError, Space},
-    instruction::{Code, Guard, Instruction, Lines, Special, WarpAction},
+    instruction::{Code, Guard, Instruction, Lines, Special, TileProduct, WarpAction},
     registers::{Class, RegisterRows, RegisterSlot},
     text::{Cursor, Token},
     variable::{Variable, register_class},
@@ -44,6 +45,7 @@ struct KernelDecoder<'a, 't, 'k> {
     /// The address of the array whose size a launch states, once it is used.
     dynamic: HashMap<u8, RegisterSlot>,
     instructions: Vec<Instruction>,
+    tile_products: Vec<TileProduct>,
     lines: Vec<Lines>,
     line: Lines,
     guard: Guard,
@@ -78,6 +80,7 @@ impl<'a, 't, 'k> KernelDecoder<'a, 't, 'k> {
             specials: HashMap::new(),
             dynamic: HashMap::new(),
             instructions: Vec::new(),
+            tile_products: Vec::new(),
             lines: Vec::new(),
             line: Lines { ptx: 0, source: None },
             guard: always,
@@ -100,6 +103,7 @@ impl<'a, 't, 'k> KernelDecoder<'a, 't, 'k> {
         Code {
             waits: self.instructions.iter().any(|i| matches!(i.action, WarpAction::Barrier)),
             instructions: self.instructions,
+            tile_products: self.tile_products,
             lines: self.lines,
             rows: self.rows,
             constants,

@@ -72,6 +72,11 @@ impl<'a> KernelDecoder<'a, '_, '_> {
             ("cp", _) => self.copy(statement),
             ("ldmatrix", _) => self.load_matrices(statement),
             ("mma", _) => self.multiply_matrices(statement),
+            ("wgmma", _) => self.tiles(statement),
+            ("fence", []) if modifiers == "proxy.async.shared::cta" => {
+                self.push(WarpAction::FenceWrites);
+                Ok(())
+            }
             _ => match carried(opcode) {
                 Some(row) => self.carried(&row, opcode, operands, scope),
                 None => self.compute(opcode, operands, scope),

@@ -23,6 +23,7 @@ impl BlockRun {
 
     /// Runs all threads of the block at `place`, which has the given number.
     pub(super) fn run(&mut self, launch: &mut LaunchState<'_>, place: [u32; 3], number: u32) -> Result<(), Located> {
+        launch.shared.begin();
         if !self.waits {
             for index in 0..self.count {
                 self.warps[0].begin(launch, place, number, (index * LANES) as u32);

@@ -38,6 +38,11 @@ impl Stamp {
         Stamp::of(self.block(), UNDER_WAY, self.thread())
     }
 
+    /// The access of a unit beside the threads: only a barrier orders it after an access of any of them.
+    pub(super) fn by_unit(self) -> Stamp {
+        Stamp::of(self.block(), self.epoch(), MANY)
+    }
+
     pub(super) fn block(self) -> u32 {
         (self.0 >> 32) as u32
     }
@@ -48,6 +53,11 @@ impl Stamp {
 
     fn thread(self) -> u32 {
         self.0 as u32 & MANY
+    }
+
+    /// The thread of an access that is not under way.
+    pub(super) fn single_thread(self) -> Option<u32> {
+        (self.epoch() != UNDER_WAY && self.thread() != MANY).then(|| self.thread() - 1)
     }
 
     pub(super) fn is_none(self) -> bool {

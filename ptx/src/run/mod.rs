@@ -8,6 +8,7 @@ mod history;
 mod matrices;
 mod shared;
 mod shuffle;
+mod tiles;
 mod trap;
 mod warp;
 

@@ -4,19 +4,51 @@ use super::{
     history::{History, Stamp},
     trap::{Trapped, trap},
 };
-use crate::error::{FaultKind, Space};
+use crate::{
+    error::{FaultKind, Space},
+    registers::LANES,
+};
 
 /// The shared memory that the blocks of a launch use in turn. The stamps of an earlier block count as none.
 pub(super) struct SharedMemory {
     bytes: Vec<u8>,
     histories: Vec<History>,
     shift: u32,
+    /// The lanes of each warp whose writes were not handed over to products.
+    unfenced: [u32; 32],
 }
 
 impl SharedMemory {
     pub(super) fn new(bytes: usize, unit: usize) -> SharedMemory {
         let shift = unit.trailing_zeros();
-        SharedMemory { bytes: vec![0; bytes], histories: vec![History::default(); bytes.div_ceil(unit)], shift }
+        SharedMemory {
+            bytes: vec![0; bytes],
+            histories: vec![History::default(); bytes.div_ceil(unit)],
+            shift,
+            unfenced: [0; 32],
+        }
+    }
+
+    /// Forgets writes that an earlier block did not hand over.
+    pub(super) fn begin(&mut self) {
+        self.unfenced = [0; 32];
+    }
+
+    /// Hands over the writes of these lanes of the warp whose first thread is `first`.
+    pub(super) fn fence(&mut self, first: u32, lanes: u32) {
+        self.unfenced[first as usize / LANES] &= !lanes;
+    }
+
+    /// The first thread whose writes were not handed over.
+    pub(super) fn unfenced(&self) -> Option<u32> {
+        let warp = self.unfenced.iter().position(|lanes| *lanes != 0)?;
+        Some((warp * LANES) as u32 + self.unfenced[warp].trailing_zeros())
+    }
+
+    fn note_unfenced(&mut self, now: Stamp) {
+        if let Some(thread) = now.single_thread() {
+            self.unfenced[thread as usize / LANES] |= 1 << (thread % LANES as u32);
+        }
     }
 
     /// Checks and notes a read; returns the bytes.
@@ -48,6 +80,7 @@ impl SharedMemory {
                 return race(lane, (unit as u64) << self.shift, true, earlier);
             }
         }
+        self.note_unfenced(now);
         Ok(&mut self.bytes[address as usize..address as usize + bytes])
     }
 
@@ -56,6 +89,7 @@ impl SharedMemory {
         for unit in self.units(address, bytes.len()) {
             self.histories[unit].write = now;
         }
+        self.note_unfenced(now);
         self.bytes[address as usize..address as usize + bytes.len()].copy_from_slice(bytes);
     }
 

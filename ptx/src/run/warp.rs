@@ -4,6 +4,7 @@ use super::{
     LaunchState,
     copies::PendingCopies,
     history::Stamp,
+    tiles::PendingProducts,
     trap::{Located, Trap, Trapped, trap},
 };
 use crate::{
@@ -33,6 +34,7 @@ struct LaneGroup {
 pub(super) struct Warp {
     pub registers: WarpRegisters,
     pub copies: PendingCopies,
+    pub products: PendingProducts,
     /// The lanes under way.
     current: LaneGroup,
     /// The other lanes that have not ended, all at later places.
@@ -59,6 +61,7 @@ impl Warp {
         Warp {
             registers,
             copies: PendingCopies::default(),
+            products: PendingProducts::default(),
             current: LaneGroup { at: 0, lanes: 0 },
             others: Vec::new(),
             horizon: u32::MAX,
@@ -121,6 +124,11 @@ impl Warp {
         }
     }
 
+    /// The number of the warp in its warpgroup of four.
+    pub(super) fn in_group(&self) -> usize {
+        self.first as usize / LANES % 4
+    }
+
     /// The place of a finding.
     pub(super) fn locate(&self, instruction: u32, trap: Trap) -> Located {
         Located { instruction, thread: self.first + trap.lane, kind: trap.kind }
@@ -159,6 +167,23 @@ impl Warp {
                 self.needs("mma", u32::MAX, active)?;
                 self.multiply_matrices(product);
             }
+            WarpAction::MultiplyTiles { product } => {
+                self.needs("wgmma.mma_async", u32::MAX, active)?;
+                self.multiply_tiles(launch, &launch.kernel.code.tile_products[*product as usize])?;
+            }
+            WarpAction::FenceProducts => {
+                self.needs("wgmma.fence", u32::MAX, active)?;
+                self.products.fence();
+            }
+            WarpAction::CommitProducts => {
+                self.needs("wgmma.commit_group", u32::MAX, active)?;
+                self.products.commit();
+            }
+            WarpAction::AwaitProducts { left } => {
+                self.needs("wgmma.wait_group", u32::MAX, active)?;
+                self.await_products(*left);
+            }
+            WarpAction::FenceWrites => launch.shared.fence(self.first, active),
             WarpAction::StartCopy { to, from, bytes } => self.start_copy(launch, to, from, *bytes, active)?,
             WarpAction::CommitCopies => self.copies.commit(active),
             WarpAction::AwaitCopies { left } => self.await_copies(launch, *left, active),
@@ -209,6 +234,9 @@ impl Warp {
     fn exit(&mut self, active: u32) -> Trapped<Option<Pause>> {
         if let Some(lane) = self.copies.under_way(active) {
             return trap(lane, FaultKind::CopiesUnderWay);
+        }
+        if self.products.are_under_way() {
+            return trap(0, FaultKind::ProductsUnderWay);
         }
         self.ended |= active;
         self.current = LaneGroup { at: self.current.at + 1, lanes: self.current.lanes & !active };

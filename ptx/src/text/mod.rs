@@ -19,7 +19,7 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
                 rest.find("*/").ok_or_else(|| PtxError::new(line, "a comment that does not end"))? + 2
             }
             '"' => rest[1..].find('"').ok_or_else(|| PtxError::new(line, "a string that does not end"))? + 2,
-            _ if in_word(first) => rest.find(|c| !in_word(c)).unwrap_or(rest.len()),
+            _ if in_word(first) => word_length(rest),
             _ => first.len_utf8(),
         };
         let (token, after) = rest.split_at(length);
@@ -31,6 +31,15 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<Token<'_>>, PtxError> {
         rest = after;
     }
     Ok(all)
+}
+
+/// The length of the word at the front of a text; it may have parts behind `::`.
+fn word_length(text: &str) -> usize {
+    let length = text.find(|c| !in_word(c)).unwrap_or(text.len());
+    match text[length..].strip_prefix("::") {
+        Some(part) if length > 0 => length + 2 + word_length(part),
+        _ => length,
+    }
 }
 
 fn in_word(c: char) -> bool {

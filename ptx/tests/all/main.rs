@@ -7,3 +7,4 @@ mod matrices;
 mod memory;
 mod parsing;
 mod support;
+mod tiles;

@@ -6,7 +6,7 @@
 
 use std::{
     ffi::{CStr, CString},
-    fs,
+    fmt, fs,
     hash::Hasher,
     path::{Path, PathBuf},
     process,
@@ -24,6 +24,13 @@ pub struct Architecture(
     /// Ten times the version.
     pub u32,
 );
+
+impl fmt::Display for Architecture {
+    /// The compiler's name of the architecture. That of 9.0 has the instructions that no later one has.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.0, if self.0 == 90 { "a" } else { "" })
+    }
+}
 
 /// The form of compiled code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +121,7 @@ impl Compiler {
             CodeForm::Ptx => ("compute", Some("--generate-line-info".into())),
         };
         let options = [
-            format!("--gpu-architecture={target}_{}", self.architecture.0),
+            format!("--gpu-architecture={target}_{}", self.architecture),
             "--std=c++17".into(),
             format!("--fmad={}", source.contracts),
             "--ftz=false".into(),

@@ -82,6 +82,8 @@ struct AttentionPlan {
     dtype: DType,
     causal: bool,
     scale: f32,
+    /// Whether four warps multiply together, where the GPU can.
+    warpgroups: bool,
     program: Option<ScorePlan>,
 }
 
@@ -125,12 +127,17 @@ impl AttentionPlan {
         let [batches, heads, queries, keys] = [qs[0], qs[1], qs[2], ks[2]].map(|n| n as i32);
         let sizes = AttentionSizes { batches, heads, group: heads / ks[1].max(1) as i32, queries, keys };
         let causal = op.causal && at_start;
-        Some(AttentionPlan { sizes, mask, head_dim, dtype, causal, scale: op.scale as f32, program })
+        let warpgroups = call.cuda.products.warpgroups && dtype.is_half() && head_dim.is_multiple_of(64);
+        Some(AttentionPlan { sizes, mask, head_dim, dtype, causal, scale: op.scale as f32, warpgroups, program })
     }
 
     /// A kernel that holds so many rows in shared memory, without scores if there are none.
     fn kernel(&self, file: &'static str, entry: &'static str, rows: usize) -> HandwrittenKernel {
-        let defines = [("T", DefineValue::from(element(self.dtype))), ("HEAD_DIM", self.head_dim.into())];
+        let defines = [
+            ("T", DefineValue::from(element(self.dtype))),
+            ("HEAD_DIM", self.head_dim.into()),
+            ("WARPGROUP", usize::from(self.warpgroups).into()),
+        ];
         let kernel = HandwrittenKernel::new(file, entry, &defines);
         let program = self.program.as_ref().filter(|_| rows > 0).map(|program| program.spec.clone());
         kernel.with_shared(rows * (self.head_dim * self.dtype.size() + 16)).with_scores(program)
