@@ -63,7 +63,8 @@ pub fn compile_for(folder: impl AsRef<Path>, work: impl FnOnce(&Cuda)) -> Result
 }
 
 /// Compiles the kernels that `work` launches into the [folder](runtime_cuda#kernels-on-disk) of compiled kernels, and
-/// returns their number. GPUs that find their kernels in this folder need no compiler.
+/// returns the number of sources: kernels of one file share it. GPUs that find their kernels in this folder need no
+/// compiler.
 ///
 /// The GPUs have compute capability `capability` (90 is 9.0), and `driver` is their driver's major version of CUDA. The
 /// call needs NVRTC and no GPU, and uses all processors. Nothing is computed: `work` reads zeros, and its failures are

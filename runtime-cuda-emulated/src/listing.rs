@@ -56,11 +56,11 @@ impl Listing {
         &self.memory
     }
 
-    /// Takes the kernels requested so far, each once, in order of their texts.
+    /// Takes the sources of the kernels requested so far, in order of their texts. Kernels of one text have one source.
     pub(crate) fn take_distinct(&self) -> Vec<KernelSource> {
         let mut sources = std::mem::take(&mut *self.sources.lock());
-        sources.sort_by(|a, b| (&a.text, &a.entry).cmp(&(&b.text, &b.entry)));
-        sources.dedup();
+        sources.sort_by(|a, b| (&a.text, a.contracts, &a.entry).cmp(&(&b.text, b.contracts, &b.entry)));
+        sources.dedup_by(|a, b| (&a.text, a.contracts) == (&b.text, b.contracts));
         sources
     }
 
