@@ -161,19 +161,15 @@ impl Driver for Emulated {
     }
 
     // SAFETY: the trait's conditions; a map records the allocations.
-    unsafe fn free(&self, address: u64) {
-        let Some(_outside) = self.gate.enter_or_defer(Freed::Device(address)) else { return };
-        self.release(address);
-    }
-
-    // SAFETY: the trait's conditions.
-    unsafe fn free_after(&self, stream: CudaStream, addresses: &[u64]) {
-        // In a captured step of this thread there is no guard, and `free` defers its address.
+    unsafe fn free(&self, streams: &[CudaStream], addresses: &[u64]) {
+        // In a captured step of this thread there is no guard, and the addresses are freed after it.
         let _outside = self.gate.enter("free memory");
         // On a failed stream nothing runs any more.
-        let _ = self.synchronize(stream);
-        // SAFETY: the caller's promise; the stream has passed.
-        addresses.iter().for_each(|address| unsafe { self.free(*address) });
+        streams.iter().for_each(|stream| drop(self.synchronize(*stream)));
+        for address in addresses {
+            let Some(_outside) = self.gate.enter_or_defer(Freed::Device(*address)) else { continue };
+            self.release(*address);
+        }
     }
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {

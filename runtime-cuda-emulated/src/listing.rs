@@ -87,12 +87,7 @@ impl Driver for Listing {
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn free(&self, address: u64) {
-        self.memory.release(address);
-    }
-
-    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn free_after(&self, _: CudaStream, addresses: &[u64]) {
+    unsafe fn free(&self, _: &[CudaStream], addresses: &[u64]) {
         addresses.iter().for_each(|address| self.memory.release(*address));
     }
 

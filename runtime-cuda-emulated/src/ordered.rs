@@ -87,6 +87,19 @@ impl OrderState {
         self.complaints.extend(line.filter(|_| self.complaints.len() < 100));
     }
 
+    /// Checks a call in which the driver waits for all work of the device, under its locks: a stream's kernel may wait
+    /// for that of another rank, which the locks keep from being launched.
+    fn waits_for_the_device(&mut self, what: &str) {
+        // In a captured step the call is put off.
+        if self.gone || self.captured.is_some() {
+            return;
+        }
+        let last =
+            self.streams.iter().filter_map(|(&stream, clock)| Some(Moment { stream, time: *clock.get(&stream)? }));
+        let behind = last.filter(|moment| !moment.seen_by(&self.host)).map(|moment| moment.stream).min();
+        self.complain(behind.map(|stream| format!("{what} while the host has not waited for stream {stream}")));
+    }
+
     /// Advances the host's clock to one that it has waited for.
     fn host_sees(&mut self, clock: &VectorClock) {
         join(&mut self.host, clock);
@@ -94,6 +107,7 @@ impl OrderState {
 
     fn forget(&mut self, what: &str, address: u64) {
         self.host_takes(what, self.memory.allocation(address));
+        self.waits_for_the_device(what);
         self.memory.freed(address);
     }
 }
@@ -156,18 +170,11 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn free(&self, address: u64) {
-        self.state.lock().forget("freed", address);
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.free(address) };
-    }
-
-    // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn free_after(&self, stream: CudaStream, addresses: &[u64]) {
-        let _ = self.synchronize(stream);
+    unsafe fn free(&self, streams: &[CudaStream], addresses: &[u64]) {
+        streams.iter().for_each(|stream| drop(self.synchronize(*stream)));
         addresses.iter().for_each(|address| self.state.lock().forget("freed", *address));
         // SAFETY: the caller's promise.
-        unsafe { self.inner.free_after(stream, addresses) };
+        unsafe { self.inner.free(streams, addresses) };
     }
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {

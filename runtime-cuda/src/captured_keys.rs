@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use numcore::{Error, Result};
+use numcore::{DeviceId, Error, Result};
 use parking_lot::Mutex;
 
-use crate::{driver::backend, engine::Engine, memory::Memory};
+use crate::{driver::backend, memory::Memory};
 
 /// The most keys of one captured step; each draw, such as a dropout, takes one.
 const MOST: usize = 8192;
@@ -14,17 +14,18 @@ const BYTES: usize = MOST * size_of::<u64>();
 
 /// A captured step's distinct keys, in the order of first use.
 pub(crate) struct CapturedKeys {
-    engine: Arc<Engine>,
+    device: DeviceId,
+    memory: Arc<Memory>,
     /// The device address of the keys. Allocated outside of the pool, whose free blocks are for the step.
     table: u64,
     keys: Mutex<Vec<u64>>,
 }
 
 impl CapturedKeys {
-    pub(crate) fn new(engine: &Arc<Engine>, memory: &Memory) -> Result<CapturedKeys> {
-        let table = memory.driver_alloc(BYTES).map_err(|e| backend("capture", engine.device, e))?;
+    pub(crate) fn new(device: DeviceId, memory: &Arc<Memory>) -> Result<CapturedKeys> {
+        let table = memory.driver_alloc(BYTES).map_err(|e| backend("capture", device, e))?;
         let table = table.ok_or_else(|| memory.exhausted(BYTES))?;
-        Ok(CapturedKeys { engine: engine.clone(), table, keys: Mutex::default() })
+        Ok(CapturedKeys { device, memory: memory.clone(), table, keys: Mutex::default() })
     }
 
     /// Returns the address at which kernels find a key. Equal keys share an address, so a mask that backward draws
@@ -38,7 +39,7 @@ impl CapturedKeys {
         let at = keys.iter().position(|k| *k == key).unwrap_or(keys.len());
         if at == MOST {
             let why = format!("a captured step draws random values with more than {MOST} keys");
-            return Err(Error::unsupported_on(self.engine.device, op, why));
+            return Err(Error::unsupported_on(self.device, op, why));
         }
         if at == keys.len() {
             keys.push(key);
@@ -58,8 +59,7 @@ impl CapturedKeys {
 
 impl Drop for CapturedKeys {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`. Only kernels of the captured step read it; its graph has waited for them, or was
-        // never made.
-        unsafe { self.engine.driver.free(self.table) };
+        // SAFETY: allocated in `new`. Only kernels of the captured step read it, on this queue.
+        unsafe { self.memory.driver_free(&[self.table]) };
     }
 }

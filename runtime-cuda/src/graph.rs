@@ -57,7 +57,7 @@ impl Cuda {
         queue.check()?;
         queue.refuse_while_capturing("capture")?;
         queue.workspace()?;
-        let keys = Arc::new(CapturedKeys::new(&queue.engine, &queue.memory)?);
+        let keys = Arc::new(CapturedKeys::new(queue.engine.device, &queue.memory)?);
         queue.kept("capture", queue.driver().begin_capture(queue.stream))?;
         queue.begin_capture(keys.clone());
         let held = queue.memory.begin_capture();

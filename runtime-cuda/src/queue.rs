@@ -218,7 +218,7 @@ impl Queue {
         let at = at.ok_or_else(|| self.memory.exhausted(WORKSPACE))?;
         if self.workspace.set(at).is_err() {
             // SAFETY: another thread was first; this one was not used.
-            unsafe { self.driver().free(at) };
+            unsafe { self.memory.driver_free(&[at]) };
         }
         Ok(*self.workspace.get().unwrap_or(&at))
     }
@@ -338,13 +338,9 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Copies still read host memory: it must not be freed before they are done.
-        let _ = self.driver().synchronize(self.stream);
-        // SAFETY: allocated in `new`; the queue has passed.
-        unsafe { self.driver().free(self.flag) };
-        if let Some(at) = self.workspace.get() {
-            // SAFETY: as above.
-            unsafe { self.driver().free(*at) };
-        }
+        let own: Vec<u64> = self.workspace.get().copied().into_iter().chain([self.flag]).collect();
+        // Copies still read host memory: it must not be freed before they are done, for which this waits.
+        // SAFETY: allocated in `on` and in `workspace`, for this queue.
+        unsafe { self.memory.driver_free(&own) };
     }
 }

@@ -149,13 +149,12 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // After a failure the device uses none of the memory either.
         let _ = self.driver.synchronize(self.copies);
+        let landings = self.pieces.iter().filter_map(|piece| piece.landing);
+        let (landings, moved): (Vec<u64>, Vec<Mark>) = landings.unzip();
+        // SAFETY: allocated here; copies are done, and the queue moves their content on.
+        unsafe { self.memory.driver_free(&landings) };
+        moved.into_iter().for_each(|mark| self.driver.destroy_mark(mark));
         for piece in self.pieces.drain(..) {
-            if let Some((address, moved)) = piece.landing {
-                let _ = self.driver.await_mark(moved);
-                // SAFETY: allocated here; the queue has moved the old content.
-                unsafe { self.driver.free(address) };
-                self.driver.destroy_mark(moved);
-            }
             // SAFETY: allocated here; the bus is done with it.
             unsafe { self.driver.free_host(piece.memory) };
             self.driver.destroy_mark(piece.travelled);

@@ -110,6 +110,29 @@ fn long_copies_and_kernels_that_take_memory() {
     });
 }
 
+/// A kernel of a collective call may wait for another rank: it is waited for before the driver frees anything.
+#[test]
+fn memory_is_freed_once_all_queues_are_done() {
+    ordered(|cuda| {
+        let calls = cuda.fork_for_communication()?;
+        let mut moved = Vec::new();
+        for _ in 0..2 {
+            drop(values(cuda, 1 << 20, 1)?);
+            moved.push(values(&calls, 5000, 2)?);
+            cuda.trim();
+            // The end of a queue frees memory too, and so does that of a captured step.
+            moved.push(values(&calls, 5000, 3)?);
+            drop(cuda.fork()?);
+            let x = values(cuda, 5000, 4)?;
+            drop(x.add(&x)?);
+            let (graph, y) = cuda.capture(|| x.add(&x))?;
+            moved.push(values(&calls, 5000, 5)?);
+            drop((graph, y));
+        }
+        moved.iter().try_for_each(|x| x.to_vec::<f32>().map(drop))
+    });
+}
+
 /// A watcher that sees nothing would pass all of the above.
 #[test]
 fn a_fork_without_an_event() {

@@ -68,7 +68,8 @@ impl Launcher {
 
     /// Makes one rank on each GPU of this machine that this build can use; one on the CPU if there is no GPU. CUDA
     /// devices are preferred to WebGPU's, which may be the same GPUs. Several CUDA ranks exchange through
-    /// [`nccl`](Launcher::nccl), which has to be called in addition.
+    /// [`nccl`](Launcher::nccl), which has to be called in addition. The ranks are threads of this process. A process
+    /// for each GPU, started by `weftgrad-run`, is the more robust form.
     pub fn per_gpu() -> Self {
         Launcher::per_device(gpus(&devices()))
     }

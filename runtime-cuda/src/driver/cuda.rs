@@ -92,13 +92,25 @@ impl CudaDriver {
 }
 
 impl CudaDriver {
+    /// Frees device memory; in a captured step, after the capture.
+    ///
+    /// # Safety
+    /// The address is from [`alloc`](Driver::alloc), and no queued work uses it.
+    unsafe fn free_address(&self, address: u64) {
+        let Some(_outside) = self.gate.enter_or_defer(Freed::Device(address)) else { return };
+        if self.bind().is_ok() {
+            // SAFETY: the caller's promise.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
     /// Ends a capture at the gate, and frees the memory that was dropped during it.
     fn leave_capture(&self) {
         for freed in self.gate.end() {
             // SAFETY: the caller that freed it promised that no queued work uses it.
             unsafe {
                 match freed {
-                    Freed::Device(address) => self.free(address),
+                    Freed::Device(address) => self.free_address(address),
                     Freed::Host(address) => self.free_host(address as usize as *mut u8),
                 }
             }
@@ -144,21 +156,12 @@ impl Driver for CudaDriver {
         }
     }
 
-    unsafe fn free(&self, address: u64) {
-        let Some(_outside) = self.gate.enter_or_defer(Freed::Device(address)) else { return };
-        if self.bind().is_ok() {
-            // SAFETY: the caller's promise.
-            let _ = unsafe { result::free_sync(address) };
-        }
-    }
-
-    unsafe fn free_after(&self, stream: CudaStream, addresses: &[u64]) {
-        // In a captured step of this thread there is no guard, and `free` defers its address.
+    unsafe fn free(&self, streams: &[CudaStream], addresses: &[u64]) {
+        // No guard in a captured step of this thread: the addresses are freed after it. A failed stream runs nothing.
         let _outside = self.gate.enter("free memory");
-        // On a failed stream nothing runs any more.
-        let _ = self.synchronize(stream);
-        // SAFETY: the caller's promise; the stream has passed.
-        addresses.iter().for_each(|address| unsafe { self.free(*address) });
+        streams.iter().for_each(|stream| drop(self.synchronize(*stream)));
+        // SAFETY: the caller's promise; the streams have passed.
+        addresses.iter().for_each(|address| unsafe { self.free_address(*address) });
     }
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {

@@ -212,22 +212,18 @@ pub trait Driver: Send + Sync {
     fn memory(&self) -> Option<DeviceBytes>;
     /// Allocates memory aligned to 256 bytes; `None` when there is not enough.
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>>;
-    /// Frees device memory; in a captured step, after the capture.
-    ///
-    /// # Safety
-    /// The address is from [`alloc`](Driver::alloc), and no queued work uses it.
-    unsafe fn free(&self, address: u64);
     /// Notes that a pool uses this range of an allocation as one block from now on. Drivers that watch memory accesses
     /// need it.
     fn note_block(&self, address: u64, bytes: usize) {
         let _ = (address, bytes);
     }
-    /// Waits for a stream and frees memory; no capture begins meanwhile. Frees synchronise the device, so they are done
-    /// together.
+    /// Waits for streams and frees memory; in a captured step, after the capture. No capture begins meanwhile. Frees
+    /// wait for the device, so they are done together, and under locks of the driver: `streams` are all that may wait
+    /// for another rank.
     ///
     /// # Safety
-    /// The addresses are from [`alloc`](Driver::alloc), and no work uses them but the stream's.
-    unsafe fn free_after(&self, stream: CudaStream, addresses: &[u64]);
+    /// The addresses are from [`alloc`](Driver::alloc), and no work uses them but that of `streams`.
+    unsafe fn free(&self, streams: &[CudaStream], addresses: &[u64]);
     /// Allocates page-locked host memory.
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8>;
     /// Frees page-locked host memory; in a captured step, after the capture.

@@ -217,10 +217,26 @@ impl Memory {
 
     /// Gives segments back to the driver, once nothing uses them any more.
     fn release(&self, segments: &[u64]) {
-        if !segments.is_empty() {
-            // SAFETY: the pool owned them, and only work of its queue uses them: it was ordered after that of others.
-            unsafe { self.device.driver.free_after(self.stream, segments) };
+        // SAFETY: the pool owned them, and only work of its queue uses them: it was ordered after that of others.
+        unsafe { self.driver_free(segments) };
+    }
+
+    /// Frees memory of the driver once all queues of the device are done. The driver waits for the device in any case,
+    /// but holds locks meanwhile. A kernel of a collective call may then wait for that of a rank in another thread,
+    /// which cannot be launched.
+    ///
+    /// # Safety
+    /// The addresses are from the driver, and no work uses them but that of this queue.
+    pub(crate) unsafe fn driver_free(&self, addresses: &[u64]) {
+        if addresses.is_empty() {
+            return;
         }
+        let others = self.device.others(self);
+        let all = others.iter().map(|other| &**other).chain([self]);
+        // A wait for a captured stream would invalidate the capture.
+        let streams: Vec<CudaStream> = all.filter(|own| own.capturing().is_none()).map(|own| own.stream).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.device.driver.free(&streams, addresses) };
     }
 
     fn not_held(&self, bytes: usize) -> numcore::Error {
