@@ -44,6 +44,11 @@ fn native_sums_are_the_librarys_own() {
             for dtype in DType::ALL.into_iter().filter(|d| !d.is_storage()) {
                 let x = tensor(&comm, 6 * n, dtype)?;
                 all.push((dtype, host(comm.all_reduce(memory(&x)?, ReduceOp::Sum)?.wait()?)?));
+                // The library would divide whole numbers without their remainder, which no other engine does.
+                match comm.all_reduce(memory(&x)?, ReduceOp::Avg) {
+                    Ok(mean) => assert!(dtype.is_float() && mean.wait()?.dtype() == dtype),
+                    Err(error) => assert!(!dtype.is_float() && error.to_string().contains("average"), "{error}"),
+                }
             }
             let x = tensor(&comm, 6 * n, DType::F32)?;
             let part = || tensor(&comm, 6, DType::F32).and_then(|part| memory(&part));
