@@ -46,10 +46,11 @@ pub(crate) fn run<R: Runtime>(rt: &R, item: &str) -> Result<Found> {
 
 /// Compares a rung's tensors on the device with those on the CPU.
 fn computed<R: Runtime>(rt: &R, item: &str) -> Result<Found> {
-    let (got, want) = (values(rt, item)?, values(&Cpu::new(), item)?);
+    let about = rt.capabilities();
+    let floats: Vec<DType> = FLOATS.into_iter().filter(|dtype| about.compute.contains(&dtype.compute())).collect();
+    let (got, want) = (values(rt, item, &floats)?, values(&Cpu::new(), item, &floats)?);
     let lines = got.iter().zip(&want).enumerate().map(|(k, (got, want))| difference(k, got, want));
     let failures = lines.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
-    let about = rt.capabilities();
     Ok(Found::checks(want.len(), failures).with("name", about.name.clone()).with("memory", about.max_binding))
 }
 
@@ -95,8 +96,8 @@ const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 /// Odd sizes: one, fewer than the threads of a warp, more than those of a block, and many blocks.
 const SIZES: [usize; 4] = [1, 31, 257, 100_003];
 
-/// The results of a rung on a device.
-fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
+/// The results of a rung on a device, of the types `floats` alone: those that the checked device computes in.
+fn values<R: Runtime>(rt: &R, item: &str, floats: &[DType]) -> Result<Vec<Tensor<R>>> {
     let mut all = Vec::new();
     match item {
         "upload and download" => {
@@ -108,7 +109,7 @@ fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
             }
         }
         "pointwise" => {
-            for dtype in FLOATS {
+            for &dtype in floats {
                 for n in SIZES {
                     let (x, y) = (data(rt, &[n], dtype, 1)?, data(rt, &[n], dtype, 2)?);
                     all.extend([x.add(&y)?, x.mul(&y)?.sub(0.5)?, x.gelu()?, x.tanh()?]);
@@ -119,28 +120,28 @@ fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
             }
         }
         "casts" => {
-            for from in FLOATS {
-                for to in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64] {
+            for &from in floats {
+                for &to in floats.iter().chain(&[DType::I64]) {
                     all.push(data(rt, &[301], from, 5)?.to_dtype(to)?);
                 }
             }
         }
         "reductions" => {
-            for dtype in FLOATS {
+            for &dtype in floats {
                 let x = data(rt, &[37, 129, 5], dtype, 6)?;
                 all.extend([x.sum(&[1])?, x.amax(&[0])?, x.mean(&[0, 2])?, x.sum(&[0, 1, 2])?]);
                 all.push(x.argmax(1)?);
             }
         }
         "softmax" => {
-            for dtype in FLOATS {
+            for &dtype in floats {
                 for width in [7, 1000, 5003] {
                     all.push(data(rt, &[9, width], dtype, 7)?.softmax(-1)?);
                 }
             }
         }
         "norms" => {
-            for dtype in FLOATS {
+            for &dtype in floats {
                 for width in [33, 768] {
                     let init = Init::new(rt, 0).dtype(dtype);
                     let x = Var::leaf("x", data(rt, &[5, 7, width], dtype, 8)?)?;
@@ -177,7 +178,7 @@ fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
             }
         }
         "rows" => {
-            for dtype in FLOATS {
+            for &dtype in floats {
                 let (table, at) = (data(rt, &[53, 40], dtype, 14)?, indices(rt, 300, 53)?);
                 let rows = table.index_select(0, &at)?;
                 all.extend([rows.clone(), table.index_add(0, &at, &rows.mul(0.01)?)?]);
@@ -194,16 +195,20 @@ fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
             all.push(Tensor::uniform(rt, [1003], DType::F32, -1.0, 1.0, 16)?);
             all.push(Tensor::bernoulli(rt, [1003], 0.3, 17)?);
         }
-        _ => products(rt, item, &mut all)?,
+        _ => products(rt, item, floats, &mut all)?,
     }
     Ok(all)
 }
 
-/// Computes products of one type, with operands in every layout for which the library's call has an option.
-fn products<R: Runtime>(rt: &R, item: &str, all: &mut Vec<Tensor<R>>) -> Result<()> {
+/// Computes products of one type, with operands in every layout for which the library's call has an option; none of a
+/// type that is not among `floats`.
+fn products<R: Runtime>(rt: &R, item: &str, floats: &[DType], all: &mut Vec<Tensor<R>>) -> Result<()> {
     let dtype =
         FLOATS.into_iter().find(|dtype| item.strip_prefix("matmul ").is_some_and(|name| name == dtype.to_string()));
     let Some(dtype) = dtype else { return Err(weftgrad::Error::argument("ladder", format!("no rung `{item}`"))) };
+    if !floats.contains(&dtype) {
+        return Ok(());
+    }
     for (m, k, n) in [(64, 128, 96), (33, 77, 51), (1, 5, 3)] {
         let (a, b) = (data(rt, &[m, k], dtype, 20)?, data(rt, &[k, n], dtype, 21)?);
         let (at, bt) = (a.t()?.contiguous()?, b.t()?.contiguous()?);

@@ -1,9 +1,9 @@
 //! A small GPT on the device and on the CPU: the loss, and every gradient.
 
 use weftgrad::{
-    Cpu, DType, Result, Runtime, Tensor, Var,
+    Cpu, Result, Runtime, Tensor, Var,
     nn::{Forward, Gpt, GptConfig, Init, ModuleExt},
-    ops::{PointwiseOps, ViewOps},
+    ops::ViewOps,
     prelude::NnOps,
 };
 
@@ -67,7 +67,7 @@ impl<R: Runtime> Setup<R> {
 
 fn values<R: Runtime>(rt: &R) -> Result<Step> {
     let (loss, gradients) = Setup::new(rt)?.step()?;
-    let values = |(name, g): (String, Tensor<R>)| Ok((name, PointwiseOps::to_dtype(&g, DType::F64)?.to_f64s()?));
+    let values = |(name, g): (String, Tensor<R>)| Ok((name, g.to_f64s()?));
     Ok((loss.item()?, gradients.into_iter().map(values).collect::<Result<_>>()?))
 }
 

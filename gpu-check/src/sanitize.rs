@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args, item: &str) -> Result<Found, String> {
         Command::new(place).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
     };
     let Some(sanitizer) = PLACES.iter().find(is_there) else {
-        return Ok(Found::default().with("skipped", "compute-sanitizer is not here; it comes with the CUDA toolkit"));
+        return Err("compute-sanitizer is not here; it comes with the CUDA toolkit".into());
     };
     let words = |e: std::io::Error| e.to_string();
     let at = |end: &str| env::temp_dir().join(format!("weftgrad-sanitized-{}.{end}", std::process::id()));

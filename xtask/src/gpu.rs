@@ -8,6 +8,9 @@ use crate::stages::run_cargo;
 use crate::{cuda, repo};
 
 const FOLDER: &str = ".gpu";
+/// The content of the archive: the program, and its compiled kernels, which later calls find here.
+const ARCHIVED: &str = "target/gpu-check";
+const ARCHIVE: &str = "gpu-check.tar.xz";
 const PROGRAM: &str = "gpu-check";
 /// The capability of the GPU and the driver's version of CUDA, for which kernels are compiled.
 const TARGET: &str = "90,13";
@@ -20,15 +23,19 @@ const MOST_BYTES: u64 = 64 << 20;
 
 pub(crate) fn pack() -> Result<(), String> {
     let root = repo::root();
-    let folder = root.join(FOLDER);
+    let (folder, archived) = (root.join(FOLDER), root.join(ARCHIVED));
     run_cargo(&["build", "--release", "-p", "weftgrad-gpu-check", "--features", "emulate,wgpu"], &[])?;
     if folder.exists() {
         fs::remove_dir_all(&folder).map_err(|e| at(&folder, e))?;
     }
     fs::create_dir_all(folder.join("lib")).map_err(|e| at(&folder, e))?;
-    let program = folder.join(PROGRAM);
+    fs::create_dir_all(&archived).map_err(|e| at(&archived, e))?;
+    let program = archived.join(PROGRAM);
     run(Command::new("strip").arg("-o").arg(&program).arg(root.join("target/release/weftgrad-gpu-check")))?;
-    precompile(&folder, &program)?;
+    let mut compile = Command::new(&program);
+    compile.args(["--precompile", TARGET]).env("XDG_CACHE_HOME", &archived).env("LD_LIBRARY_PATH", cuda::libraries()?);
+    run(&mut compile)?;
+    run(Command::new("tar").arg("-C").arg(&archived).arg("-cJf").arg(folder.join(ARCHIVE)).arg("."))?;
     for file in scripts(&root.join(SOURCES))? {
         copy(&file, &folder)?;
     }
@@ -41,17 +48,6 @@ pub(crate) fn pack() -> Result<(), String> {
         return Ok(());
     }
     Err(format!("{FOLDER} and what git tracks have {} bytes, and may have {MOST_BYTES}", packed + tracked))
-}
-
-/// Compiles the kernels into a packed cache.
-fn precompile(folder: &Path, program: &Path) -> Result<(), String> {
-    let cache = folder.join("cache");
-    fs::create_dir_all(&cache).map_err(|e| at(&cache, e))?;
-    let mut compile = Command::new(program);
-    compile.args(["--precompile", TARGET]).env("XDG_CACHE_HOME", &cache).env("LD_LIBRARY_PATH", cuda::libraries()?);
-    run(&mut compile)?;
-    run(Command::new("tar").arg("-C").arg(folder).args(["-cJf"]).arg(folder.join("cache.tar.xz")).arg("cache"))?;
-    fs::remove_dir_all(&cache).map_err(|e| at(&cache, e))
 }
 
 /// The calls of a machine, and the script that times PyTorch.
