@@ -3,4 +3,4 @@
 source "$(dirname "$0")/start.sh" 330
 ldconfig -p | grep -E 'libcuda|nvrtc|cublasLt|nccl|cudnn|vulkan' > "$out/libraries.txt"
 run 1-ladder --parts ladder --minutes 1.5
-run 1-values --parts parity,graph,nccl,memory,suite,goldens --minutes 3.7
+run 1-values --parts parity,losses,graph,nccl,memory,suite,goldens --minutes 3.7

@@ -32,6 +32,7 @@ mod goldens;
 mod graph;
 mod ladder;
 mod libraries;
+mod losses;
 mod nccl;
 mod parity;
 mod plan;

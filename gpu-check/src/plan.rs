@@ -5,7 +5,8 @@ use std::time::Duration;
 use weftgrad::{Cpu, Cuda, Runtime};
 
 use crate::{
-    args::Args, bench, copies, goldens, graph, ladder, nccl, parity, profile, report::Found, sanitize, suite, torch,
+    args::Args, bench, copies, goldens, graph, ladder, losses, nccl, parity, profile, report::Found, sanitize, suite,
+    torch,
 };
 
 /// A kind of item.
@@ -49,6 +50,7 @@ pub(crate) const PARTS: &[Part] = &[
     Part { limit: 240, ..checks("suite", "the conformance suite, a section an item", |_| suite::items()) },
     checks("goldens", "PyTorch's values and training runs, a group an item", |_| goldens::items()),
     Part { gpu_only: true, ..checks("graph", "a captured step computes what the step does", |_| words(&["gpt step", "gpt step with adamw", "gpttinybf16"])) },
+    Part { gpu_only: true, ..checks("losses", "five losses of GPT-2 at its full size against the processor's", |_| losses::items()) },
     Part { gpu_only: true, ..checks("memory", "eight gigabytes in one piece and in many", |quick| if quick { Vec::new() } else { words(&["large"]) }) },
     Part { gpu_only: true, ..checks("nccl", "NCCL with one rank: every collective, a group, an abort", |_| words(&["one rank"])) },
     times("copies", "the bandwidth of copies, alone and beside kernels", 60, |_| words(&["bandwidth", "overlap"])),
@@ -124,6 +126,7 @@ fn on<R: Runtime>(rt: &R, args: &Args, part: &str, item: &str) -> Result<Found, 
         "suite" => suite::run(rt, item),
         "goldens" => goldens::run(rt, item),
         "parity" => parity::run(rt).map_err(words),
+        "losses" => losses::run(rt, item),
         "copies" => copies::run(rt, item, args.quick).map_err(words),
         "bench" => bench::run(rt, item),
         _ => Err(format!("`{part}` is no part")),

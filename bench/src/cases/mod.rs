@@ -33,7 +33,7 @@ type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 /// A name, the meaning of the numbers after it, and the constructor.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
-fn table<R: Runtime>() -> [Row<R>; 66] {
+fn table<R: Runtime>() -> [Row<R>; 67] {
     [
         ("gemm", "M K N", kernels::gemm),
         ("gemmnt", "M K N", kernels::gemm),
@@ -100,6 +100,7 @@ fn table<R: Runtime>() -> [Row<R>; 66] {
         ("gpttinybf16", "", train::steps),
         ("gptbf16", "", train::steps),
         ("gpt2", "B T", train::steps),
+        ("gpt2f32", "B T", train::steps),
         ("gptkept", "PERCENT", train::steps),
     ]
 }

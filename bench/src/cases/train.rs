@@ -67,7 +67,8 @@ impl<R: Runtime> Training<R> {
         match name {
             "mlp" => mlp(rt),
             "cnn" => cnn(rt),
-            "gpt2" => gpt2(rt, n),
+            "gpt2" => gpt2(rt, n, DType::BF16),
+            "gpt2f32" => gpt2(rt, n, DType::F32),
             "gptkept" => checkpointed(rt, n[0]),
             "gpttinybf16" => language_model(rt, tiny(), 2, data::dtype_of(name)),
             "gpt" | "gptbf16" => language_model(rt, GptConfig::default(), 8, data::dtype_of(name)),
@@ -188,8 +189,8 @@ fn tiny() -> GptConfig {
     GptConfig { vocab: 61, context: 16, layers: 2, heads: 2, width: 32, ..Default::default() }
 }
 
-/// GPT-2 with 124 million parameters (Radford et al. 2019) in bf16: batch and context as given.
-fn gpt2<R: Runtime>(rt: &R, n: &[usize]) -> Result<Training<R>> {
+/// GPT-2 with 124 million parameters (Radford et al. 2019): batch and context as given.
+fn gpt2<R: Runtime>(rt: &R, n: &[usize], dtype: DType) -> Result<Training<R>> {
     let size = GptConfig {
         vocab: 50257,
         context: n[1],
@@ -199,5 +200,5 @@ fn gpt2<R: Runtime>(rt: &R, n: &[usize]) -> Result<Training<R>> {
         tied_head: true,
         ..Default::default()
     };
-    language_model(rt, size, n[0], DType::BF16)
+    language_model(rt, size, n[0], dtype)
 }
