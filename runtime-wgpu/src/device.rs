@@ -48,6 +48,8 @@ pub(crate) struct WgpuDevice {
     pub(crate) queue: wgpu::Queue,
     /// True if the adapter runs on the host. Such a driver limits the iterations of a kernel's loops.
     pub(crate) software: bool,
+    /// The least invocations of a subgroup; 1 without subgroups.
+    pub(crate) subgroup: usize,
     pub(crate) limits: wgpu::Limits,
     pub(crate) capabilities: Capabilities,
     pub(crate) pipelines: Pipelines,
@@ -77,10 +79,19 @@ impl WgpuDevice {
         Ok(device)
     }
 
+    /// A device that no other handle shares, changed before its first use.
+    #[cfg(test)]
+    pub(crate) fn apart(change: impl FnOnce(&mut WgpuDevice)) -> Result<WgpuDevice> {
+        let adapter = found().into_iter().next().ok_or_else(|| refused(0, "open", "there is no adapter".into()))?;
+        let mut device = WgpuDevice::of(0, &adapter, adapter.limits(), kernel_file::folder())?;
+        change(&mut device);
+        Ok(device)
+    }
+
     fn of(index: u32, adapter: &wgpu::Adapter, limits: wgpu::Limits, cache: Option<PathBuf>) -> Result<WgpuDevice> {
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("weftgrad"),
-            required_features: adapter.features() & wgpu::Features::PIPELINE_CACHE,
+            required_features: adapter.features() & (wgpu::Features::PIPELINE_CACHE | wgpu::Features::SUBGROUP),
             required_limits: limits.clone(),
             ..Default::default()
         };
@@ -105,10 +116,19 @@ impl WgpuDevice {
             // The binding size that every WebGPU implementation supports.
             piece: 128 << 20,
         };
+        let has_subgroups = wgpu.features().contains(wgpu::Features::SUBGROUP);
+        let subgroup = if has_subgroups { adapter.get_info().subgroup_min_size as usize } else { 1 };
         let file = KernelFile::open(&wgpu, &adapter.get_info(), cache);
         let pipelines = Pipelines::new(&wgpu, file);
         let id = DeviceId { kind: DeviceKind::Wgpu, index };
-        Ok(WgpuDevice { id, wgpu, queue, software: about.software, limits, capabilities, pipelines, failed })
+        let software = about.software;
+        Ok(WgpuDevice { id, wgpu, queue, software, subgroup, limits, capabilities, pipelines, failed })
+    }
+
+    /// The invocations of a subgroup that keeps a tile of a product. A software driver reads one element at a time, and
+    /// fewer in a subgroup; on a GPU, an exchange between invocations takes as long as reading workgroup memory.
+    pub(crate) fn lanes(&self) -> Option<usize> {
+        (self.software && self.subgroup >= 4).then_some(self.subgroup)
     }
 
     /// Returns the device's sticky failure as an error, if there is one.

@@ -6,7 +6,6 @@ use numcore::{
     ops::{Apply, PointwiseOps, ViewOps},
     pointwise::Program,
 };
-use parking_lot::Mutex;
 use runtime_cpu::Cpu;
 
 use crate::{Wgpu, device::WgpuDevice, queue::Queue};
@@ -16,14 +15,11 @@ const BINDING: u64 = 10 << 10;
 
 /// A runtime whose kernels bind that many bytes of a buffer, and so many buffers, or as many as the adapter can.
 fn limited(binding: u64, buffers: Option<u32>) -> Result<Wgpu> {
-    // Others would be given the same device until it is taken out.
-    static OPENING: Mutex<()> = Mutex::new(());
-    let opening = OPENING.lock();
-    let mut device = Arc::try_unwrap(WgpuDevice::open(0)?).expect("a device that no other test has");
-    drop(opening);
-    device.limits.max_storage_buffer_binding_size = binding;
-    device.limits.max_storage_buffers_per_shader_stage =
-        buffers.unwrap_or(device.limits.max_storage_buffers_per_shader_stage);
+    let device = WgpuDevice::apart(|device| {
+        device.limits.max_storage_buffer_binding_size = binding;
+        device.limits.max_storage_buffers_per_shader_stage =
+            buffers.unwrap_or(device.limits.max_storage_buffers_per_shader_stage);
+    })?;
     Ok(Wgpu { queue: Arc::new(Queue::new(Arc::new(device))), use_: MemoryCategory::Activations })
 }
 
