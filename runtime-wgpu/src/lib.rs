@@ -45,6 +45,8 @@ mod reduce;
 mod runtime;
 mod scan;
 mod sort;
+#[cfg(test)]
+mod tests;
 
 use std::{fmt, sync::Arc};
 

@@ -71,8 +71,11 @@ impl RowKernel<'_, '_> {
         let key = PipelineKey { kind: self.kind, program: None, details };
         let header = header(&atomic, params.len());
         let launch = Dispatch { op: self.op, key, bindings, params: &params, groups: self.rows, work: 0 };
-        let operands = self.operands;
-        wgpu.queue.launch(launch, || Ok(source(&header, threads, &sites, operands, flag.unwrap_or(0), body)))
+        let (operands, subgroup) = (self.operands, wgpu.queue.device.subgroup);
+        let declared = header + &trees(threads, subgroup);
+        wgpu.queue.launch(launch, || {
+            Ok(source(&declared, (threads, subgroup > 1), &sites, operands, flag.unwrap_or(0), body))
+        })
     }
 }
 
@@ -121,8 +124,8 @@ impl RowFrame<'_> {
 }
 
 fn source(
-    header: &str,
-    threads: usize,
+    declared: &str,
+    (threads, has_subgroups): (usize, bool),
     sites: &[Site],
     operands: &[(OperandView<'_>, Along)],
     flag: usize,
@@ -134,24 +137,45 @@ fn source(
     let each_row = operands.iter().enumerate().filter(|(_, (_, along))| *along == Along::Rows);
     let starts: String = each_row.map(|(k, _)| format!("let i{k} = {} + row;\n", bases[k])).collect();
     let body = body(&mut RowFrame { sites, operands, bases, threads, flag, params });
-    let together = |name: &str, merge: &str| {
-        format!(
-            "fn {name}(local: u32, x: f32) -> f32 {{\nworkgroupBarrier();\nshared_x[local] = x;\nworkgroupBarrier();\n\
-             for (var half = {}u; half > 0u; half >>= 1u) {{\n\
-             if (local < half) {{ shared_x[local] = {merge}; }}\nworkgroupBarrier();\n}}\nreturn shared_x[0];\n}}\n",
-            threads / 2
-        )
+    let (lane, set_lane) = match has_subgroups {
+        true => (", @builtin(subgroup_invocation_id) lane: u32", "wg_lane = lane;\n"),
+        false => ("", ""),
     };
     format!(
-        "{header}var<workgroup> shared_x: array<f32, {threads}>;\n{}{}\
-         @compute @workgroup_size({threads})\n\
+        "{declared}@compute @workgroup_size({threads})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, \
-         @builtin(local_invocation_index) local: u32) {{\n\
-         wg_zero = P[0].x;\nlet row = group.y * groups.x + group.x;\nif (row >= {rows}) {{ return; }}\n\
+         @builtin(local_invocation_index) local: u32{lane}) {{\n\
+         wg_zero = P[0].x;\n{set_lane}let row = group.y * groups.x + group.x;\nif (row >= {rows}) {{ return; }}\n\
          let width = {width};\n{starts}{body}}}\n",
-        together("all_sum", "shared_x[local] + shared_x[local + half]"),
-        together("all_max", "wg_max(shared_x[local], shared_x[local + half])"),
     )
+}
+
+/// The functions `all_sum` and `all_max`, which merge a value of each invocation in a tree and give all the result. The
+/// first levels are in workgroup memory. The last, which a subgroup has, are exchanges: the same tree, so the same bits.
+fn trees(threads: usize, subgroup: usize) -> String {
+    let last = subgroup.min(threads) / 2;
+    let halves = std::iter::successors(Some(last), |half| Some(half / 2)).take_while(|&half| half > 0);
+    let lane = if last > 0 { "var<private> wg_lane: u32;\n" } else { "" };
+    let mut text = format!("{lane}var<workgroup> shared_x: array<f32, {threads}>;\n");
+    for (name, merge) in [("all_sum", "a + b"), ("all_max", "wg_max(a, b)")] {
+        text += &format!(
+            "fn {name}(local: u32, x: f32) -> f32 {{\nworkgroupBarrier();\nshared_x[local] = x;\nworkgroupBarrier();\n\
+             for (var half = {}u; half > {last}u; half >>= 1u) {{\n\
+             if (local < half) {{\nlet a = shared_x[local];\nlet b = shared_x[local + half];\n\
+             shared_x[local] = {merge};\n}}\nworkgroupBarrier();\n}}\n",
+            threads / 2
+        );
+        if last == 0 {
+            text += "return shared_x[0];\n}\n";
+            continue;
+        }
+        text += &format!("var a = shared_x[wg_lane % {}u];\n", 2 * last);
+        for half in halves.clone() {
+            text += &format!("{{\nlet b = subgroupShuffleDown(a, {half}u);\na = {merge};\n}}\n");
+        }
+        text += "return subgroupBroadcast(a, 0u);\n}\n";
+    }
+    text
 }
 
 /// The bits of a scalar as a launch parameter.

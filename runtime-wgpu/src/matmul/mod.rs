@@ -3,8 +3,6 @@
 //! split, so the bits depend on nothing but the operands. Half-precision operands are upcast where they are read.
 
 mod subgroups;
-#[cfg(test)]
-mod tests;
 mod text;
 mod tiles;
 

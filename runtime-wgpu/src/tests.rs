@@ -1,10 +1,11 @@
-//! The kernels of subgroups and those of workgroup memory give the same bits.
+//! Kernels that exchange values in subgroups give the bits of those that do so in workgroup memory alone.
 
 use std::sync::Arc;
 
 use numcore::{
     DType, Error, MemoryCategory, Result, Tensor,
-    ops::{Matmul, MatmulOps, ViewOps},
+    fused::{FusedOp, NnOps, SoftmaxGrad},
+    ops::{Apply, Matmul, MatmulOps, ViewOps},
 };
 
 use crate::{Wgpu, device::WgpuDevice, queue::Queue};
@@ -35,21 +36,45 @@ fn products(gpu: &Wgpu, dtype: DType, [batch, m, k, n]: [usize; 4]) -> Result<Ve
     all.iter().map(Tensor::to_bytes).collect()
 }
 
+/// The bytes of rows that are merged, and of their gradients.
+fn rows(gpu: &Wgpu, dtype: DType, width: usize) -> Result<Vec<Vec<u8>>> {
+    let numbers = |dims: &[usize], seed: u64| Tensor::normal(gpu, dims, dtype, 0.0, 3.0, seed);
+    let (x, g) = (numbers(&[5, width], 1)?, numbers(&[5, width], 2)?);
+    let (w, b) = (numbers(&[width], 3)?, numbers(&[width], 4)?);
+    let classes = Tensor::from_slice(gpu, [5], &[0i64, 3, width as i64 - 1, 1, 2])?;
+    let mut all = vec![x.softmax(-1)?];
+    let grad = FusedOp::SoftmaxGrad(SoftmaxGrad { log: false });
+    all.extend(Tensor::apply(grad.into(), &[&all[0], &g])?);
+    all.push(x.layer_norm(Some(&w), Some(&b), 1e-5)?);
+    all.push(x.rms_norm(Some(&w), 1e-5)?);
+    all.push(x.cross_entropy(&classes)?);
+    all.iter().map(Tensor::to_bytes).collect()
+}
+
+/// Calls `of` on a device with subgroups, and on one without, and compares the bytes of the results.
+fn same(of: impl Fn(&Wgpu) -> Result<Vec<Vec<u8>>>, what: &str) -> Result<()> {
+    let (with, without) = (of(&device(false)?)?, of(&device(true)?)?);
+    for (i, (with, without)) in with.iter().zip(&without).enumerate() {
+        assert!(with == without, "result {i} of {what}");
+    }
+    Ok(())
+}
+
 #[test]
 fn products_by_subgroups_have_the_same_bits() -> Result<()> {
-    let (with, without) = (device(false)?, device(true)?);
-    let (with, without) = (&with, &without);
-    if with.queue.device.lanes().is_none() {
-        return Ok(());
-    }
     let sizes = [[2, 37, 19, 40], [3, 3, 8, 1], [1, 1, 17, 9]];
     for (dtype, sizes) in [(DType::F32, &sizes[..]), (DType::BF16, &sizes[..1]), (DType::F16, &sizes[1..2])] {
         for &sizes in sizes {
-            let (a, b) = (products(with, dtype, sizes)?, products(without, dtype, sizes)?);
-            for (i, (a, b)) in a.iter().zip(&b).enumerate() {
-                assert!(a == b, "product {i} of {sizes:?} in {dtype}");
-            }
+            same(|gpu| products(gpu, dtype, sizes), &format!("{sizes:?} in {dtype}"))?;
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_by_subgroups_have_the_same_bits() -> Result<()> {
+    for (dtype, width) in [(DType::F32, 5), (DType::F32, 1000), (DType::BF16, 301)] {
+        same(|gpu| rows(gpu, dtype, width), &format!("rows of {width} in {dtype}"))?;
     }
     Ok(())
 }
