@@ -26,6 +26,8 @@ const BATCH: usize = 64;
 /// The operations of a batch, after which it is submitted: a slow GPU computes them within a second, and drivers end work
 /// that takes longer than two.
 const WORK: u64 = 10_000_000_000;
+/// The most operations of one launch: a slow GPU computes them within a second.
+pub(crate) const LARGEST: u64 = if cfg!(test) { 100_000 } else { 100_000_000_000 };
 /// The operations of a workgroup of a kernel without products, about.
 const EACH_GROUP: u64 = 256 * 16;
 /// The most bytes of an upload through the arena. A larger upload ends the batch.
@@ -180,6 +182,12 @@ impl Queue {
             Some(from.len().next_multiple_of(4) as u64),
         );
         Ok(())
+    }
+
+    /// The number of recorded launches that are not submitted.
+    #[cfg(test)]
+    pub(crate) fn recorded(&self) -> usize {
+        self.batch.lock().kernels
     }
 
     /// Submits the recorded work.

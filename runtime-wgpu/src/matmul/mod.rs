@@ -16,7 +16,7 @@ use crate::{
     elementwise::loops,
     pipelines::PipelineKey,
     pointwise::{STEPS, convert, no_f64},
-    queue::Dispatch,
+    queue::{Dispatch, LARGEST},
     reduce::fill,
 };
 
@@ -26,9 +26,6 @@ const SIDE: usize = 8;
 const BLOCK: [usize; 2] = [8, 8];
 /// Rows and columns that an invocation of a subgroup keeps: a row's elements are loaded once for all columns.
 const SUBGROUP_BLOCK: [usize; 2] = [16, 4];
-/// The most operations of one launch: a slow GPU computes them within a second, and drivers end work that takes longer
-/// than two.
-const LARGEST: u64 = if cfg!(test) { 100_000 } else { 100_000_000_000 };
 
 /// Multiplies `a: [B.., M, K]` by `b: [B.., K, N]` into `out: [B.., M, N]`.
 pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out<'_, Wgpu>) -> Result<()> {

@@ -28,7 +28,7 @@ use crate::{
     packing::PackedOperands,
     pipelines::PipelineKey,
     pointwise::STEPS,
-    queue::Dispatch,
+    queue::{Dispatch, LARGEST},
 };
 
 /// The number of queries of a workgroup, and of keys at a time, or the other way round.
@@ -132,18 +132,20 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         self.programs.as_ref().map_or(&[], |programs| &programs.learned)
     }
 
-    /// Launches a kernel, whose `main` has the text that `body` writes after the indices of its block.
+    /// Launches a kernel, whose `main` has the text that `body` writes after the indices of its block. Work that one launch
+    /// may not have is cut into launches of some workgroups each.
     fn launch(
         &self,
         kernel: &KernelShape<'_>,
         outs: &[OperandView<'_>],
-        body: impl FnOnce(&AttentionText<'_, '_>) -> String,
+        body: impl Fn(&AttentionText<'_, '_>) -> String,
     ) -> Result<()> {
         let packed = PackedOperands::of(self.wgpu, &self.views, Bindings::count(outs))?;
         let mut views = PackedOperands::bound(&packed, &self.views);
         views.extend_from_slice(outs);
         let inputs = self.views.len();
-        let (bindings, slots) = Bindings::of(&self.wgpu.queue.device, kernel.op, &views)?;
+        let bind = || Bindings::of(&self.wgpu.queue.device, kernel.op, &views);
+        let (bindings, slots) = bind()?;
         let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
         for k in inputs..views.len() {
             atomic[slots[k]] |= StorageForm::of(views[k].dtype).per_word() > 1;
@@ -154,7 +156,7 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         let tiles = rows.div_ceil(BLOCK);
         let groups = kernel.batch * heads * tiles;
         let ahead = self.op.offset(self.queries, self.keys) as u32;
-        let sizes = [0, self.queries, self.keys, heads, self.heads / self.key_heads, tiles, groups];
+        let sizes = [0, 0, 0, self.queries, self.keys, heads, self.heads / self.key_heads, tiles];
         let mut params: SmallVec<[u32; 64]> = sizes.iter().map(|&n| n as u32).collect();
         params.extend([self.batch, self.heads, kernel.batch].map(|n| n as u32));
         params.extend([ahead, number(self.op.scale)]);
@@ -178,22 +180,31 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         // Two products a position, and five in the gradient's kernels together.
         let positions = (self.batch * heads * self.queries * self.keys) as u64;
         let work = 4 * positions * (self.depth + self.value_depth) as u64;
-        let launch = Dispatch { op: kernel.op, key, bindings, params: &params, groups, work };
-        self.wgpu.queue.launch(launch, || {
+        let source = || {
             let shared = |(name, n): &(&str, usize)| format!("var<workgroup> {name}: array<f32, {n}>;\n");
             let shared = kernel.blocks.iter().map(shared).collect::<String>();
             let (text, functions) = AttentionText::new(self, &sites, outs.len())?;
-            let AttentionText { heads, tiles, count, .. } = &text;
+            let AttentionText { heads, tiles, tasks: [start, end], .. } = &text;
             Ok(format!(
                 "{header}{shared}{functions}@compute @workgroup_size({GROUP})\n\
                  fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, \
                  @builtin(local_invocation_index) local: u32) {{\n\
-                 wg_zero = P[0].x;\nlet task = group.y * groups.x + group.x;\nif (task >= {count}) {{ return; }}\n\
+                 wg_zero = P[0].x;\nlet task = {start} + group.y * groups.x + group.x;\nif (task >= {end}) {{ return; }}\n\
                  let pair = task / {tiles};\nlet first = (task % {tiles}) * {BLOCK}u;\nlet batch = pair / {heads};\n\
                  let row = local / {SHARE}u;\nlet part = local % {SHARE}u;\n{}}}\n",
                 body(&text)
             ))
-        })
+        };
+        let each = groups.div_ceil(work.div_ceil(LARGEST).max(1) as usize);
+        for start in (0..groups).step_by(each.max(1)) {
+            let end = groups.min(start + each);
+            (params[1], params[2]) = (start as u32, end as u32);
+            let work = work / groups as u64 * (end - start) as u64;
+            let (key, bindings) = (key.clone(), bind()?.0);
+            let launch = Dispatch { op: kernel.op, key, bindings, params: &params, groups: end - start, work };
+            self.wgpu.queue.launch(launch, source)?;
+        }
+        Ok(())
     }
 }
 
@@ -208,7 +219,8 @@ struct AttentionText<'t, 'a> {
     /// The query heads of a key head.
     sharing: String,
     tiles: String,
-    count: String,
+    /// The first block of the launch, and the one after its last.
+    tasks: [String; 2],
     /// The examples and the query heads of the operands, and the examples that workgroups have blocks of.
     batches: String,
     all_heads: String,
@@ -227,7 +239,7 @@ impl<'t, 'a> AttentionText<'t, 'a> {
     /// The names, and the functions of programs.
     fn new(call: &'t AttentionCall<'_, 'a>, sites: &'t [Site], outs: usize) -> Result<(Self, String)> {
         let mut params = Params::new();
-        let [queries, keys, heads, sharing, tiles, count, batches, all_heads, batch_step, ahead] =
+        let [start, end, queries, keys, heads, sharing, tiles, batches, all_heads, batch_step, ahead] =
             std::array::from_fn(|_| params.next());
         let scale = read(&mut params);
         let places = call.views.iter().map(|view| (params.next(), params.many(view.layout.rank()))).collect();
@@ -246,7 +258,7 @@ impl<'t, 'a> AttentionText<'t, 'a> {
             heads,
             sharing,
             tiles,
-            count,
+            tasks: [start, end],
             batches,
             all_heads,
             batch_step,

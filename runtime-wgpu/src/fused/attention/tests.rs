@@ -248,3 +248,25 @@ fn causal_calls_are_decomposed_while_a_kernel_binds_a_part() -> Result<()> {
     }
     Ok(())
 }
+
+/// Calls of more operations than a launch may have: few in tests.
+#[test]
+fn long_calls_are_cut_into_launches() -> Result<()> {
+    let (cpu, gpu) = (Cpu::with_threads(1), limited(BINDING, None)?);
+    let op = FusedOp::Attention(Attention { causal: true, ..Attention::new(0.3) });
+    // 16 blocks of queries, 2²⁰ operations: a launch may have 100 000.
+    let drawn = |seed| Tensor::uniform(&cpu, [2, 2, 64, 8], DType::F32, -1.0, 1.0, seed);
+    let ins = [drawn(1)?, drawn(2)?, drawn(3)?];
+    let given = [&ins[0], &ins[1], &ins[2]].map(|x| moved(&gpu, x, DType::F32, false));
+    let given = given.into_iter().collect::<Result<Vec<_>>>()?;
+    let want = Tensor::apply(op.clone().into(), &ins.iter().collect::<Vec<_>>())?;
+    gpu.synchronize()?;
+    let got = Tensor::apply(op.into(), &given.iter().collect::<Vec<_>>())?;
+    assert_eq!(gpu.queue.recorded(), 8);
+    for (got, want) in got.iter().zip(&want) {
+        for (a, b) in got.to_f64s()?.iter().zip(want.to_f64s()?) {
+            assert!((a - b).abs() <= 1e-5, "{a}, not {b}");
+        }
+    }
+    Ok(())
+}
