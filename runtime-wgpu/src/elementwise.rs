@@ -130,6 +130,7 @@ impl<'a> ElementwiseKernel<'a> {
             inputs: ins.len(),
             lanes: 1,
         };
+        counted(wgpu, op, walk.n)?;
         walk.pack();
         Ok(walk)
     }
@@ -230,6 +231,17 @@ impl<'a> ElementwiseKernel<'a> {
     }
 }
 
+/// Refuses a number of elements that a kernel cannot count.
+pub(crate) fn counted(wgpu: &Wgpu, op: &'static str, n: usize) -> Result<()> {
+    match u32::try_from(n) {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            let why = format!("{n} elements; its kernels count fewer than 2³²: use smaller tensors");
+            Err(wgpu.queue.device.unsupported(op, why))
+        }
+    }
+}
+
 fn class(strides: &[isize]) -> StrideClass {
     match strides {
         _ if strides.iter().all(|&s| s == 0) => StrideClass::Same,
@@ -294,10 +306,14 @@ impl Text<'_> {
              fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, \
              @builtin(local_invocation_index) local: u32) {{\n\
              wg_zero = P[0].x;\n\
-             let first = ((group.y * groups.x + group.x) * {GROUP}u + local) * {lanes}u;\n\
+             let task = group.y * groups.x + group.x;\n\
+             if (task > ({n} - 1u) / {}u) {{ return; }}\n\
+             let first = (task * {GROUP}u + local) * {lanes}u;\n\
              if (first >= {n}) {{ return; }}\n\
              {before}for (var lane = 0u; lane < min({lanes}u, {n} - first); lane++) {{\n\
-             let index = first + lane;\n{inside}}}\n{after}}}\n"
+             let index = first + lane;\n{inside}}}\n{after}}}\n",
+            // The last workgroups of a grid may have no elements, and indices beyond 2³².
+            GROUP as u32 * lanes,
         ))
     }
 
@@ -332,4 +348,26 @@ impl Text<'_> {
 /// The layout with axis `axis` of length `size` and stride 0, at the axis's first position.
 pub(crate) fn still(layout: &Layout, axis: usize, size: usize) -> Result<Layout> {
     layout.slice(axis, 0, 1, 1)?.broadcast_to(layout.shape().with(axis, size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last row of a grid of workgroups may go beyond 2³² bytes, where the indices of a kernel start again at 0.
+    #[test]
+    fn workgroups_without_elements_end_before_they_index() {
+        let byte = |base| WalkOperand {
+            site: Site { slot: 0, form: StorageForm::U8, atomic: false },
+            class: StrideClass::Dense,
+            base,
+            strides: smallvec![1],
+        };
+        let operands = [byte(0), byte(0)];
+        let text = Text { sizes: 1, lanes: 4, operands: &operands, inputs: 1 };
+        let source = text.source("", &[Accumulate::Overwrite], &[true], |body| Ok(body.load(0))).expect("a source");
+        let [end, index] = ["if (task > (P[0].y - 1u) / 256u) { return; }", "let first = (task * 64u + local) * 4u;"];
+        let at = |line: &str| source.find(line).unwrap_or_else(|| panic!("no `{line}` in\n{source}"));
+        assert!(at(end) < at(index));
+    }
 }

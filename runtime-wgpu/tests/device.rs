@@ -56,6 +56,16 @@ fn limits_are_named() -> Result<()> {
     Ok(())
 }
 
+/// Elements are counted in 32 bits. Those of a broadcast operand may be more.
+#[test]
+fn more_elements_than_a_kernel_counts_are_refused() -> Result<()> {
+    let one = Tensor::ones(&gpu(), [1, 1], DType::F32)?;
+    let error = one.broadcast_to([1 << 17, 1 << 16])?.sum_all().unwrap_err().to_string();
+    assert!(error.contains("8589934592 elements") && error.contains("2³²"), "{error}");
+    assert_eq!(one.broadcast_to([1 << 9, 1 << 10])?.sum_all()?.item()?, 524_288.0);
+    Ok(())
+}
+
 /// A buffer larger than a binding is bound by windows around the parts in use.
 #[test]
 fn parts_of_a_large_buffer_are_used_through_windows() -> Result<()> {

@@ -15,7 +15,7 @@ use crate::{
     Wgpu,
     access::{Params, Site, StorageForm, header, offset, unravel},
     bindings::{Bindings, OperandView},
-    elementwise::{LoopSizes, LoopStrides, loops},
+    elementwise::{LoopSizes, LoopStrides, counted, loops},
     packing::PackedOperands,
     pipelines::PipelineKey,
     pointwise::{self, LaunchValues, STEPS, no_f64, printed, reads},
@@ -286,6 +286,7 @@ impl ReducePlan {
         let site = |i: usize| Site { slot: slots[i], form: StorageForm::of(places[i].dtype), atomic: atomic[slots[i]] };
         let sites: SmallVec<[Site; 8]> = (0..places.len()).map(site).collect();
         let (outputs, length) = (self.outputs(), self.length());
+        counted(wgpu, mapped.op, length)?;
         let each = length.div_ceil(self.segments);
         let mut params: SmallVec<[u32; 64]> =
             smallvec![0, outputs as u32, length as u32, each as u32, self.segments as u32];
