@@ -3,6 +3,7 @@
 use super::Mutant;
 
 const ON_WEBGPU: &[&str] = &["test", "-p", "weftgrad-runtime-wgpu", "--lib", "attention"];
+const ON_SUBGROUPS: &[&str] = &["test", "-p", "weftgrad-runtime-wgpu", "--lib", "same_bits"];
 
 #[rustfmt::skip]
 pub(super) const OF_KERNELS: &[Mutant] = &[
@@ -12,4 +13,7 @@ pub(super) const OF_KERNELS: &[Mutant] = &[
     Mutant { file: "runtime-wgpu/src/fused/attention/backward.rs", from: "sum{j} += out1", to: "sum{j} = out1", test: ON_WEBGPU },
     Mutant { file: "runtime-wgpu/src/fused/attention/learned.rs", from: "sum{k} += out", to: "sum{k} = out", test: ON_WEBGPU },
     Mutant { file: "runtime-wgpu/src/fused/attention/mod.rs", from: "Bindings::count(outs)", to: "0", test: ON_WEBGPU },
+    Mutant { file: "runtime-wgpu/src/fused/attention/mod.rs", from: "groups.min(start + each)", to: "groups.min(start + each - 1)", test: ON_WEBGPU },
+    Mutant { file: "runtime-wgpu/src/fused/rows.rs", from: "Some(half / 2)).take_while", to: "Some(half / 2)).skip(1).take_while", test: ON_SUBGROUPS },
+    Mutant { file: "runtime-wgpu/src/matmul/subgroups.rs", from: "min({lanes}u, {k} - depth)", to: "min({lanes}u, {k})", test: ON_SUBGROUPS },
 ];
