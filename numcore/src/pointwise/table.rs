@@ -136,7 +136,7 @@ ops! { Unary, Does1: "Ops of one operand.";
     /// The Gauss error function `erf(x)`, elementwise.
     Erf "erf" Float(libm::erf) [["Math::erf({0})"], ["erf({0})"], ["wg_erf({0})"]];
     /// The complementary error function `1 − erf(x)`, accurate where it is small.
-    Erfc "erfc" Float(libm::erfc) [["Math::erfc({0})"], ["erfc({0})"], ["wg_erfc({0})"]];
+    Erfc "erfc" Float(libm::erfc) [["Math::erfc({0})"], ["wg_erfc({0})"], ["wg_erfc({0})"]];
     /// The floor: the largest integer not above the operand.
     Floor "floor" Float(f64::floor) [["{0}.floor()"], ["floor({0})"], ["floor({0})"]];
     /// The ceiling: the smallest integer not below the operand.

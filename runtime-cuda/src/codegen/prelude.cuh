@@ -94,6 +94,26 @@ WG_FN double wg_exp2(double x) { return exp2(x); }
 // The library's tangent of a float errs by up to 4 units of the last place.
 WG_FN float wg_tan(float x) { return (float)tan((double)x); }
 WG_FN double wg_tan(double x) { return tan(x); }
+// exp(-x²) s p(t) with t = (x - 3) / (x + 3) and s = 1 - t (Shepherd & Laframboise 1981), within 7 units of the last place. GELU is
+// bounded by instructions: with this function an element of bf16 takes 42, with the library's, within 4 units, 55.
+WG_FN float wg_erfc(float x) {
+    float a = wg_min(10.1f, fabsf(x)), r, power;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a + 3.0f));
+    float t = (a - 3.0f) * r;
+    t = fmaf(r, fmaf(-t, a, fmaf(t + 1.0f, -3.0f, a)), t);
+    float p = fmaf(fmaf(-5.5671633e-05f, t, -8.327932e-05f), t, 0.0005129282f);
+    p = fmaf(fmaf(p, t, -0.00020281963f), t, -0.0044727405f);
+    p = fmaf(fmaf(p, t, 0.019921213f), t, -0.05174444f);
+    p = fmaf(fmaf(fmaf(p, t, 0.0983714f), t, -0.14723241f), t, 0.17900115f);
+    // The square, and its product with -log2(e), each with the rest that rounding leaves.
+    float square = a * a, high = square * -1.44269502f;
+    float low = fmaf(square, -1.92596303e-08f, fmaf(square, -1.44269502f, -high));
+    low = fmaf(fmaf(a, a, -square), -1.44269502f, low);
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(high));
+    float y = fmaf(power, low * 0.693147182f, power) * ((1.0f - t) * p);
+    return x < 0.0f ? 2.0f - y : y;
+}
+WG_FN double wg_erfc(double x) { return erfc(x); }
 
 WG_FN int wg_div(int a, int b) { return b == 0 ? 0 : b == -1 ? (int)(0 - (u32)a) : a / b; }
 WG_FN i64 wg_div(i64 a, i64 b) { return b == 0 ? 0 : b == -1 ? (i64)(0 - (u64)a) : a / b; }
