@@ -17,8 +17,8 @@
 //!   orders, or by different blocks, unless both are atomic;
 //! - a read of shared memory that its block has not written, and any access of the destination of an asynchronous copy
 //!   before the copying thread has waited for it;
-//! - a product of a warpgroup (`wgmma`) whose registers or shared memory were not handed over to it, or that its warp has
-//!   not waited for; its result is NaN until then;
+//! - a product of a warpgroup (`wgmma`) without a fence of registers since the last wait, or without a fence of the
+//!   writes to shared memory, or that its warp has not waited for at its end; the result is NaN until then;
 //! - lanes that are absent where an instruction needs the whole warp, and threads that end before a barrier;
 //! - a launch whose arguments or threads differ from the kernel's declarations.
 //!

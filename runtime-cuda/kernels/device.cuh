@@ -133,6 +133,8 @@ template <int N> DEVICE void hold(float (&c)[N][4]) {
     for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
 }
 
+DEVICE void hold(u32 (&a)[4]) { asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory"); }
+
 #define TILE_OF(c, n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define TILES_OF_32 TILE_OF(c, 0), TILE_OF(c, 1), TILE_OF(c, 2), TILE_OF(c, 3)
 #define TILES_OF_64 TILES_OF_32, TILE_OF(c, 4), TILE_OF(c, 5), TILE_OF(c, 6), TILE_OF(c, 7)

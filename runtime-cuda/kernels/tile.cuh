@@ -108,6 +108,7 @@ template <class E> struct Tiles {
         EACH (k, K / 2)
             EACH (i, 4) left[k][i] = pack2(p[2 * k + i / 2][i % 2 * 2], p[2 * k + i / 2][i % 2 * 2 + 1], E());
         u64 right = tile_descriptor(b);
+        EACH (k, K / 2) hold(left[k]);
         hold(c);
         products_begin();
         EACH (panel, HEAD_DIM / 64) {

@@ -47,7 +47,8 @@ pub(crate) fn pack() -> Result<(), String> {
     if packed + tracked < MOST_BYTES {
         return Ok(());
     }
-    Err(format!("{FOLDER} and what git tracks have {} bytes, and may have {MOST_BYTES}", packed + tracked))
+    let why = format!("{ARCHIVED} keeps kernels of earlier texts too: remove it, and pack again");
+    Err(format!("{FOLDER} and what git tracks have {} bytes, and may have {MOST_BYTES}; {why}", packed + tracked))
 }
 
 /// The calls of a machine, and the script that times PyTorch.

@@ -76,8 +76,8 @@ impl<R: Runtime> Decoder<R> {
     }
 
     /// Computes the depths of multi-token prediction, in order: depth `k` predicts the token `k` after the next. They
-    /// come from [`states`](Decoder::states) and the tokens `[B, T]` (`i64`) of these. The last `k` states of a row know
-    /// too few tokens; [`mtp_targets`] has no target for them. A model without such layers has no depths.
+    /// come from [`states`](Decoder::states) and the tokens `[B, T]` (`i64`) of these. The last `k` states of a row
+    /// know too few tokens; [`mtp_targets`] has no target for them. A model without such layers has no depths.
     ///
     /// # Errors
     /// Fails with a cache, or if shapes do not fit.

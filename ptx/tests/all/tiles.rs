@@ -17,8 +17,8 @@ fn word_of(row: usize, word: usize) -> usize {
     row * 8 + (word ^ (row % 8))
 }
 
-/// Tiles in shared memory, in words of 32 bits: `a` in 64 rows of 64 halves, of which 16 from `skipped` on are used, and
-/// then `b` in rows along its columns, or, transposed, along its sums.
+/// Tiles in shared memory, in words of 32 bits: `a` in 64 rows of 64 halves, of which 16 from `skipped` on are used. Then
+/// comes `b` in rows along its columns, or, transposed, along its sums.
 fn image(skipped: usize, transposed: bool) -> Vec<u32> {
     let mut halves = vec![0u16; 64 * 64 + 16 * 64];
     let half = |value: f32| (value.to_bits() >> 16) as u16;

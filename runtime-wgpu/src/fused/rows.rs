@@ -72,8 +72,8 @@ impl RowKernel<'_, '_> {
         let header = header(&atomic, params.len());
         let launch = Dispatch { op: self.op, key, bindings, params: &params, groups: self.rows, work: 0 };
         let (operands, subgroup) = (self.operands, wgpu.queue.device.subgroup);
-        let declared = header + &trees(threads, subgroup);
         wgpu.queue.launch(launch, || {
+            let declared = header + &trees(threads, subgroup);
             Ok(source(&declared, (threads, subgroup > 1), &sites, operands, flag.unwrap_or(0), body))
         })
     }
