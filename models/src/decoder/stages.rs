@@ -10,12 +10,13 @@ type Parts<R> = LanguageModel<R, DecoderLayer<R>, DecoderNorm<R>>;
 
 impl<R: Runtime> Decoder<R> {
     /// Splits this model into pipeline stages; see [`LanguageModel::split`]. A rank reads the stages it keeps, if the
-    /// model was built [lazily](Init::lazily). The first stage takes tokens, or tokens with positions and segments,
+    /// model was built [lazily](nn::Init::lazily). The first stage takes tokens, or tokens with positions and segments,
     /// which stages hand on. Routings of mixtures are not handed on, so stages train without a [balance
     /// loss](Decoder::balance_loss).
     ///
     /// Layers of multi-token prediction belong to the last stage. Its outputs are the logits, then those of each depth
-    /// ([`mtp_targets`]). Stages hand on the tokens, and the last has a [copy](nn::Param::duplicate) of the embedding.
+    /// ([`mtp_targets`](super::mtp_targets)). Stages hand on the tokens, and the last has a
+    /// [copy](nn::Param::duplicate) of the embedding.
     ///
     /// # Errors
     /// Fails if `stages` is 0.
