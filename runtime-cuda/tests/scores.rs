@@ -85,7 +85,7 @@ fn programs_have_the_values_of_the_cpu() -> Result<()> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated");
     emulated_gpu::compile_for(&folder, |listing| calls().iter().for_each(|call| drop(all(listing, call, call.dtype))))?;
     let (cuda, cpu) = (emulated_gpu::open(&folder)?, Cpu::with_threads(1));
-    // Those of warpgroups too, where heads are wide enough.
+    // Kernels of warpgroups too, where heads are wide enough.
     let wide: Vec<Call> = calls().into_iter().filter(|call| call.sizes[5] == 64).collect();
     let ways = calls().into_iter().map(|call| (false, call)).chain(wide.into_iter().map(|call| (true, call)));
     let ways: Vec<(bool, Call)> = ways.collect();

@@ -97,14 +97,24 @@ impl<R: Runtime> Decoder<R> {
             return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]"));
         };
         let placement = self.placement_of(tokens.runtime(), [b, t], &inputs).at_caller()?;
-        let (tables, table) = (self.rotary_tables(&placement, states.dtype())?, self.table().at_caller()?);
+        self.depths(states, tokens, &placement).at_caller()
+    }
+
+    /// The depths, from positions and mask that are known.
+    pub(super) fn depths(
+        &self,
+        states: &Var<R>,
+        tokens: &Var<R>,
+        placement: &Placement<R>,
+    ) -> Result<Vec<MtpDepth<R>>> {
+        let (tables, table) = (self.rotary_tables(placement, states.dtype())?, self.table()?);
         let mut depths = Vec::<MtpDepth<R>>::new();
         for (depth, (number, layer)) in self.mtp.numbered().enumerate() {
-            let further = shifted(tokens, depth + 1, 0).at_caller()?;
-            let embedded = self.embed(&table, &further, &placement).at_caller()?;
+            let further = shifted(tokens, depth + 1, 0)?;
+            let embedded = self.embed(&table, &further, placement)?;
             let before = depths.last().map_or(states, |depth| &depth.states);
-            let found = layer.forward([&embedded, before], &tables, &placement);
-            depths.push(found.within(format_args!("layers.{number}")).at_caller()?);
+            let found = layer.forward([&embedded, before], &tables, placement);
+            depths.push(found.within(format_args!("layers.{number}"))?);
         }
         Ok(depths)
     }
@@ -141,7 +151,10 @@ impl<R: Runtime> Decoder<R> {
             (None, None, _) => return Err(Error::state("mtp_states", "this stage has no embeddings: the last has")),
         };
         let table = Embedding::of(weight.clone());
-        self.config.padding.map_or(Ok(table), |row| Embedding::of(weight.clone()).with_frozen_row(row))
+        match self.config.padding {
+            None => Ok(table),
+            Some(row) => table.with_frozen_row(row),
+        }
     }
 }
 

@@ -53,12 +53,11 @@ impl<R: Runtime> Decoder<R> {
 
 impl<R: Runtime> Stage<R> for Decoder<R> {
     fn forward_values(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        let predicts = self.config.options.mtp_layers > 0;
         // Later stages of a model with multi-token prediction are given the tokens too, at the end.
         let (tokens, inputs) = match inputs.split_last() {
-            Some((tokens, inputs)) if self.config.options.mtp_layers > 0 && self.parts.embedding.is_none() => {
-                (Some(tokens), inputs)
-            }
-            _ => (inputs.first(), inputs),
+            Some((tokens, inputs)) if predicts && self.parts.embedding.is_none() => (Some(tokens), inputs),
+            _ => (inputs.first().filter(|_| predicts), inputs),
         };
         let (x, given) = match inputs {
             [x] => (x, DecoderInputs::default()),
@@ -73,12 +72,11 @@ impl<R: Runtime> Stage<R> for Decoder<R> {
         let placement = self.placement(x, &given)?;
         let x = if self.parts.embedding.is_some() { self.embed_here(x, &placement)? } else { x.clone() };
         let (x, _) = self.through_layers(x, &placement, None)?;
-        let tokens = tokens.filter(|_| self.config.options.mtp_layers > 0);
         if self.parts.head.is_none() {
             return Ok(std::iter::once(&x).chain(&inputs[1..]).chain(tokens).cloned().collect());
         }
         let states = self.parts.normalized(&x)?;
-        let depths = tokens.map(|tokens| self.mtp_states(&states, tokens, given)).transpose()?;
+        let depths = tokens.map(|tokens| self.depths(&states, tokens, &placement)).transpose()?;
         let depths = depths.iter().flatten().map(|depth| &depth.states);
         std::iter::once(&states).chain(depths).map(|states| self.parts.stage_logits(states)).collect()
     }

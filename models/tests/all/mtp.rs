@@ -198,11 +198,11 @@ fn what_cannot_be_predicted_is_an_error() {
 struct Way {
     axes: &'static [(Axis, usize)],
     zero: ZeroStage,
-    /// Whether values between layers are cut along the sequence; a mixture needs all of it.
+    /// True if values between layers are cut along the sequence, all of which a mixture needs.
     sequence: bool,
-    /// Whether the head shares the weight of the embedding.
+    /// True if the head shares the weight of the embedding.
     tied: bool,
-    /// Whether the first rank of a pipeline has the last stage too.
+    /// True if the first rank of a pipeline has the last stage too.
     folded: bool,
 }
 

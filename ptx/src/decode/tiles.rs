@@ -9,8 +9,8 @@ use crate::{
 };
 
 impl<'a> KernelDecoder<'a, '_, '_> {
-    /// `wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {d}, a, b, accumulate, 1, 1, transposed…`, and the fence,
-    /// the end of, and the wait for, groups of products.
+    /// Decodes `wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {d}, a, b, accumulate, 1, 1, transposed…`, and
+    /// the fence, the end of, and the wait for, groups of products.
     pub(super) fn tiles(&mut self, statement: Statement<'_, 'a>) -> Result<(), PtxError> {
         let action = match (statement.modifiers, statement.operands) {
             ("fence.sync.aligned", []) => WarpAction::FenceProducts,

@@ -37,7 +37,7 @@ impl Warp {
         let halves = |word: u32| [word as u16, (word >> 16) as u16].map(|half| f64::from((product.widen)(half)));
         for (word, row) in product.a.iter().enumerate() {
             for (lane, bits) in self.registers.word(*row).iter().enumerate() {
-                let (row, column) = (lane / 4 + word % 2 * 8, lane % 4 * 2 + word / 2 * 8);
+                let (row, column) = operand_place(word, lane);
                 [a[row][column], a[row][column + 1]] = halves(*bits);
             }
         }
@@ -47,10 +47,9 @@ impl Warp {
                 [b[row][lane / 4], b[row + 1][lane / 4]] = halves(*bits);
             }
         }
-        let place = |word: usize, lane: usize| (lane / 4 + word / 2 * 8, lane % 4 * 2 + word % 2);
         for (word, row) in product.c.iter().enumerate() {
             for (lane, bits) in self.registers.word(*row).iter().enumerate() {
-                let (row, column) = place(word, lane);
+                let (row, column) = result_place(word, lane);
                 d[row][column] = f32::from_bits(*bits).into();
             }
         }
@@ -61,9 +60,19 @@ impl Warp {
         }
         for (word, row) in product.d.iter().enumerate() {
             for (lane, bits) in self.registers.word_mut(*row).iter_mut().enumerate() {
-                let (row, column) = place(word, lane);
+                let (row, column) = result_place(word, lane);
                 *bits = (d[row][column] as f32).to_bits();
             }
         }
     }
+}
+
+/// The row and the first column of the pair in word `word` of a lane's left operand, `[16, 16]`.
+pub(super) fn operand_place(word: usize, lane: usize) -> (usize, usize) {
+    (lane / 4 + word % 2 * 8, lane % 4 * 2 + word / 2 * 8)
+}
+
+/// The row and the column of word `word` of a lane's result, `[16, N]`: four words for each eight columns.
+pub(super) fn result_place(word: usize, lane: usize) -> (usize, usize) {
+    (lane / 4 + word % 4 / 2 * 8, word / 4 * 8 + lane % 4 * 2 + word % 2)
 }

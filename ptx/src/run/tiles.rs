@@ -3,6 +3,7 @@
 
 use super::{
     LaunchState,
+    matrices::{operand_place, result_place},
     trap::{Trapped, trap},
     warp::Warp,
 };
@@ -25,7 +26,7 @@ pub(super) struct PendingProducts {
     products: Vec<PendingProduct>,
     /// The number of groups that have ended.
     groups: u32,
-    /// Whether registers were handed over since the last wait.
+    /// True if registers were handed over since the last wait.
     fenced: bool,
 }
 
@@ -121,7 +122,7 @@ impl Warp {
             let columns = pending.rows.len() * 2;
             for (word, row) in pending.rows.iter().enumerate() {
                 for (lane, bits) in self.registers.word_mut(*row).iter_mut().enumerate() {
-                    let (row, column) = place(word, lane);
+                    let (row, column) = result_place(word, lane);
                     *bits = pending.values[row * columns + column].to_bits();
                 }
             }
@@ -136,7 +137,7 @@ impl Warp {
         let mut values = vec![0.0; ROWS * columns];
         for (word, row) in rows.iter().enumerate() {
             for (lane, bits) in self.registers.word(*row).iter().enumerate() {
-                let (row, column) = place(word, lane);
+                let (row, column) = result_place(word, lane);
                 values[row * columns + column] = f32::from_bits(*bits);
             }
         }
@@ -148,7 +149,7 @@ impl Warp {
         let mut rows = vec![[0.0; TERMS]; ROWS];
         for (word, at) in words.into_iter().enumerate() {
             for (lane, bits) in self.registers.word(at).iter().enumerate() {
-                let (row, column) = (lane / 4 + word % 2 * 8, lane % 4 * 2 + word / 2 * 8);
+                let (row, column) = operand_place(word, lane);
                 [rows[row][column], rows[row][column + 1]] = [*bits as u16, (*bits >> 16) as u16].map(widen);
             }
         }
@@ -192,9 +193,4 @@ impl Warp {
         }
         Ok(tile)
     }
-}
-
-/// The row and the column of a lane's result in register `word`.
-fn place(word: usize, lane: usize) -> (usize, usize) {
-    (lane / 4 + word % 4 / 2 * 8, word / 4 * 8 + lane % 4 * 2 + word % 2)
 }

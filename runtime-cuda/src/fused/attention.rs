@@ -82,7 +82,7 @@ struct AttentionPlan {
     dtype: DType,
     causal: bool,
     scale: f32,
-    /// Whether four warps multiply together, where the GPU can.
+    /// True if four warps multiply together, where the GPU can.
     warpgroups: bool,
     program: Option<ScorePlan>,
 }
