@@ -18,7 +18,7 @@ use numcore::{DType, DeviceBytes};
 use parking_lot::Mutex;
 use runtime_cuda::driver::{
     About, Architecture, CaptureGate, CapturedGraph, Compiler, CublasGemm, CudaStream, Driver, DriverFailure, Epilogue,
-    Fallible, Freed, GemmOperand, GemmPlaces, Grid, KernelArgs, KernelFunction, KernelSource, Mark,
+    Fallible, Freed, GemmOperand, GemmPlaces, Grid, KernelArgs, KernelFunction, KernelSource, LoadedModules, Mark,
 };
 
 use crate::{
@@ -35,8 +35,9 @@ pub(crate) struct Emulated {
     compiler: Compiler,
     /// A text of kernels, and the text in its place.
     alteration: Option<(String, String)>,
-    /// The number of loaded kernels that had the text.
+    /// The number of loaded modules that had the text.
     altered: Arc<AtomicU64>,
+    modules: LoadedModules<Arc<ptx::PtxModule>>,
     pub(crate) kernels: Mutex<Vec<Arc<ptx::PtxKernel>>>,
     next: AtomicU64,
     pub(crate) live: LiveMemory,
@@ -72,6 +73,7 @@ impl Emulated {
             compiler: compiler(folder),
             alteration: None,
             altered: Arc::default(),
+            modules: LoadedModules::default(),
             kernels: Mutex::default(),
             next: AtomicU64::new(1),
             live: LiveMemory::default(),
@@ -81,7 +83,7 @@ impl Emulated {
         }
     }
 
-    /// Replaces `from` in the sources of kernels by `to`; the number counts the kernels that had it.
+    /// Replaces `from` in the sources of kernels by `to`; the number counts the modules that had it.
     pub(crate) fn altering(self, from: &str, to: &str) -> (Emulated, Arc<AtomicU64>) {
         let altered = self.altered.clone();
         (Emulated { alteration: Some((from.into(), to.into())), ..self }, altered)
@@ -91,7 +93,6 @@ impl Emulated {
     fn altered<'a>(&self, source: &'a KernelSource) -> Cow<'a, KernelSource> {
         match &self.alteration {
             Some((from, to)) if source.text.contains(from) => {
-                self.altered.fetch_add(1, Ordering::Relaxed);
                 Cow::Owned(KernelSource { text: source.text.replace(from, to), ..source.clone() })
             }
             _ => Cow::Borrowed(source),
@@ -271,10 +272,14 @@ impl Driver for Emulated {
     }
 
     fn load(&self, source: &KernelSource, _: u32) -> Fallible<KernelFunction> {
-        let text = self.compiler.ptx(&self.altered(source))?;
         let _outside = self.gate.enter("load a kernel")?;
         let named = |words: String| DriverFailure::new(format!("kernel {}: {words}", source.entry));
-        let module = ptx::PtxModule::parse(&text).map_err(|e| named(e.to_string()))?;
+        let source = self.altered(source);
+        let module = self.modules.get_or_load(&source, || {
+            let text = self.compiler.ptx(&source)?;
+            self.altered.fetch_add(u64::from(matches!(source, Cow::Owned(_))), Ordering::Relaxed);
+            ptx::PtxModule::parse(&text).map(Arc::new).map_err(|e| named(e.to_string()))
+        })?;
         let kernel = module.kernel(&source.entry).ok_or_else(|| named("its PTX has no such entry".into()))?;
         let mut kernels = self.kernels.lock();
         kernels.push(kernel);

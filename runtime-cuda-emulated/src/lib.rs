@@ -95,7 +95,7 @@ pub fn watched(folder: impl AsRef<Path>) -> Result<(Cuda, AccessOrder)> {
 }
 
 /// An emulated GPU, separate from that of [`open`], in whose kernels' sources the text `from` is replaced by `to`; and
-/// the number of kernels loaded so far that had it. It shows which faults of a kernel are found.
+/// the number of modules loaded so far that had it. It shows which faults of a kernel are found.
 pub fn altered(folder: impl AsRef<Path>, from: &str, to: &str) -> Result<(Cuda, impl Fn() -> u64)> {
     let (emulated, altered) = Emulated::new(folder.as_ref()).altering(from, to);
     Ok((Cuda::apart(EMULATED, Arc::new(emulated))?, move || altered.load(Ordering::Relaxed)))

@@ -2,8 +2,9 @@
 //! out, a row of a fragment, a pitch.
 #![cfg(feature = "emulate")]
 
-use std::{path::PathBuf, sync::LazyLock};
+use std::{path::PathBuf, sync::LazyLock, thread};
 
+use autograd::{Var, backward};
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::NnOps,
@@ -168,6 +169,28 @@ fn unnoticed(&(work, from, to, words): &Row) -> Option<String> {
         Err(found) => found.to_string(),
     };
     Some(format!("{work:?}, {from:?} -> {to:?}: {why}"))
+}
+
+/// A text of the file with the three kernels of attention's gradients, in place of itself: its modules are counted.
+#[test]
+fn kernels_of_one_text_are_one_module_by_whichever_thread() -> Result<()> {
+    let text = "attention_grad_keys(";
+    let (cuda, modules) = emulated_gpu::altered(&*FOLDER, text, text)?;
+    let gradients = || -> Result<Vec<f64>> {
+        let x = Tensor::uniform(&cuda, [1, 1, 40, 64], DType::F32, -1.0, 1.0, 1)?.to_dtype(DType::BF16)?;
+        let x = Var::leaf("x", x)?;
+        let gradients = backward(&x.attention(&x, &x)?.square()?.sum_all()?)?;
+        gradients.of(&x).expect("a gradient").to_f64s()
+    };
+    let both: Vec<Vec<f64>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(gradients)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<_>>()
+    })?;
+    assert!(both[0] == both[1] && both[0].iter().any(|x| *x != 0.0));
+    let kernels = cuda.loaded_kernels();
+    let of_file = kernels.iter().filter(|kernel| kernel.starts_with("attention_grad.cu")).count();
+    assert_eq!((of_file, modules()), (3, 1), "{kernels:?}");
+    Ok(())
 }
 
 #[test]

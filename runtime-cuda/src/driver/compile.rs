@@ -213,7 +213,7 @@ fn write(file: &Path, code: &[u8]) -> std::io::Result<()> {
 }
 
 /// A hash that is equal in every process.
-fn hash(bytes: &[u8], seed: u64) -> u64 {
+pub(super) fn hash(bytes: &[u8], seed: u64) -> u64 {
     let mut hash = Fnv1a::seeded(seed);
     hash.write(bytes);
     hash.finish()

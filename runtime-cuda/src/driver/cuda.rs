@@ -14,14 +14,12 @@ use numcore::DeviceBytes;
 
 use super::{
     About, Architecture, CapturedGraph, Compiler, CublasGemm, CudaStream, Driver, DriverFailure, Fallible, GemmPlaces,
-    Grid, KernelArgs, KernelFunction, KernelSource, Mark,
+    Grid, KernelArgs, KernelFunction, KernelSource, LoadedModules, Mark,
     blas::Blas,
     capture_gate::{CaptureGate, Freed, relaxed},
+    function::function,
     libraries, queries,
 };
-
-/// Bytes of dynamic shared memory that a kernel may use without opting in.
-const PLAIN_SHARED: u32 = 48 << 10;
 
 /// The oldest major compute capability: kernels of halves use its instructions.
 const OLDEST_CAPABILITY: i32 = 8;
@@ -32,6 +30,7 @@ pub(crate) struct CudaDriver {
     context: sys::CUcontext,
     about: About,
     compiler: Compiler,
+    modules: LoadedModules<sys::CUmodule>,
     blas: Blas,
     gate: CaptureGate,
 }
@@ -86,8 +85,9 @@ impl CudaDriver {
             // SAFETY: retained above, and not used any more.
             let _ = unsafe { result::primary_ctx::release(device) };
         })?;
-        let (about, gate) = (About { name, processors, memory, shared }, CaptureGate::default());
-        Ok(CudaDriver { device, context, about, compiler, blas, gate })
+        let about = About { name, processors, memory, shared };
+        let (modules, gate) = (LoadedModules::default(), CaptureGate::default());
+        Ok(CudaDriver { device, context, about, compiler, modules, blas, gate })
     }
 }
 
@@ -297,22 +297,16 @@ impl Driver for CudaDriver {
     }
 
     fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction> {
-        let code = self.compiler.compile(source)?;
         let _outside = self.gate.enter("load a kernel")?;
         self.bind()?;
-        let named = |e: DriverError| words(e).within(&format!("kernel {}", source.entry));
-        let entry = std::ffi::CString::new(source.entry.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
-        // SAFETY: machine code as the compiler gave it. Modules are never unloaded: kernels are kept for good, and the
-        // context frees them.
-        let module = unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(named)?;
-        // SAFETY: the module was just loaded.
-        let function = unsafe { result::module::get_function(module, entry) }.map_err(named)?;
-        if shared > PLAIN_SHARED {
-            let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function lives in the module.
-            unsafe { result::function::set_function_attribute(function, which, shared as i32) }.map_err(named)?;
-        }
-        Ok(KernelFunction(function as usize as u64))
+        let named = |e: DriverFailure| e.within(&format!("kernel {}", source.entry));
+        let module = self.modules.get_or_load(source, || {
+            let code = self.compiler.compile(source)?;
+            // SAFETY: machine code as the compiler gave it. The context frees the module.
+            unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(|e| named(words(e)))
+        })?;
+        // SAFETY: the module was loaded in this context, and is never unloaded.
+        unsafe { function(module, &source.entry, shared) }.map_err(named)
     }
 
     unsafe fn launch(

@@ -8,7 +8,9 @@ mod capture_gate;
 mod compile;
 mod cuda;
 mod failure;
+mod function;
 mod libraries;
+mod modules;
 mod queries;
 
 use std::{fmt, time::Duration};
@@ -23,6 +25,7 @@ pub use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
 pub(crate) use failure::backend;
 pub use failure::{DriverFailure, DriverFailureKind};
+pub use modules::LoadedModules;
 
 /// The result of a driver call.
 pub type Fallible<T> = Result<T, DriverFailure>;
@@ -281,7 +284,8 @@ pub trait Driver: Send + Sync {
     /// The range is valid.
     unsafe fn zero(&self, stream: CudaStream, at: u64, bytes: usize) -> Fallible<()>;
 
-    /// Compiles and loads a kernel. `shared` is the most dynamic shared memory in bytes that a launch will use.
+    /// Compiles and loads a kernel, once with all kernels of its text. `shared` is the most dynamic shared memory in
+    /// bytes that a launch will use.
     fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction>;
     /// Queues a kernel.
     ///
