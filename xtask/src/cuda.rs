@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::repo;
-use crate::stages::run_cargo;
+use crate::stages::{WITHOUT_MPI, run_cargo, tests_args};
 
 /// Where NVRTC is kept, from its Python package. Compilers newer than the driver of a machine make code it refuses, so
 /// the version is fixed: that of CUDA 13.0.
@@ -12,11 +12,8 @@ pub(crate) const COMPILER: &str = "target/nvrtc-13.0.88";
 pub(crate) const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 const LIBRARY: &str = "libnvrtc.so.13";
 
-/// The tests of the crate in one build. With `distributed`, dependencies have the features they were built with for the
-/// stage `test`; without it, all of them are compiled a second time.
-#[rustfmt::skip]
-const TESTS: &[&str] = &["test", "-p", "weftgrad-runtime-cuda", "-p", "weftgrad-distributed", "--lib", "--features"];
-/// The integration tests, each a file: selected by name, since those of `distributed` have run.
+/// The integration tests, each a file. They are selected by name among those of all packages: with fewer packages,
+/// dependencies have other features than in the stage `test`, and are compiled a second time.
 const FOLDER: &str = "runtime-cuda/tests";
 /// Tests that compile hundreds of kernels, or launch large ones: minutes.
 const LONG: &[&str] = &["cuts", "emulated", "order"];
@@ -28,15 +25,21 @@ pub(crate) fn run_ptx() -> Result<(), String> {
 
 /// Kernels as machine code of every architecture, and all tests of them as PTX on the host.
 pub(crate) fn run() -> Result<(), String> {
-    tests("weftgrad-runtime-cuda/emulate,weftgrad-runtime-cuda/nvrtc-tests", |_| true)
+    let features = "weftgrad-runtime-cuda/emulate,weftgrad-runtime-cuda/nvrtc-tests";
+    compiling(features, &["--lib"], &["--", "codegen::tests"])?;
+    tests(features, |_| true)
 }
 
 fn tests(features: &str, are: impl Fn(&str) -> bool) -> Result<(), String> {
-    let path = libraries()?;
     let tests = sources(&repo::root().join(FOLDER))?;
-    let named = tests.iter().filter(|name| are(name)).flat_map(|name| ["--test", name.as_str()]);
-    let args: Vec<&str> = TESTS.iter().copied().chain([features]).chain(named).collect();
-    run_cargo(&args, &[("LD_LIBRARY_PATH", &path)])
+    let named: Vec<&str> = tests.iter().filter(|name| are(name)).flat_map(|name| ["--test", name.as_str()]).collect();
+    compiling(features, &named, &[])
+}
+
+/// Runs tests of these targets with the compiler of kernels.
+fn compiling(features: &str, targets: &[&str], filter: &[&str]) -> Result<(), String> {
+    let args = [&tests_args(targets)[..], &WITHOUT_MPI, &["--features", features], filter].concat();
+    run_cargo(&args, &[("LD_LIBRARY_PATH", &libraries()?)])
 }
 
 /// The search path of libraries, with NVRTC.
@@ -100,6 +103,18 @@ mod tests {
         );
         assert!(LONG.iter().all(|test| repo::root().join(FOLDER).join(format!("{test}.rs")).is_file()));
         assert!(sources(&repo::root().join("xtask/no-such-folder")).is_err());
+    }
+
+    #[test]
+    fn no_other_package_has_a_test_of_such_a_name() {
+        let own = sources(&repo::root().join(FOLDER)).expect("a folder");
+        let others =
+            fs::read_dir(repo::root()).expect("a folder").flatten().map(|package| package.path().join("tests"));
+        for folder in others.filter(|folder| folder.is_dir() && *folder != repo::root().join(FOLDER)) {
+            let shared: Vec<String> =
+                sources(&folder).expect("a folder").into_iter().filter(|name| own.contains(name)).collect();
+            assert!(shared.is_empty(), "{}: {shared:?}", folder.display());
+        }
     }
 
     #[test]

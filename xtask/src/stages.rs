@@ -89,6 +89,9 @@ pub(crate) const WGPU: &str = "weftgrad-runtime-wgpu";
 /// compiled a second time, for minutes.
 const UNTESTED: &[&str] = &[WGPU, "weftgrad-bench", "weftgrad-gpu-check"];
 
+/// Leaves out a package whose tests need Open MPI: they are the stage `mpi`.
+pub(crate) const WITHOUT_MPI: [&str; 2] = ["--exclude", "weftgrad-engine-mpi"];
+
 /// The kinds of targets that have tests. Programs are left out, which would be compiled a second time, as tests of nothing: their rules are
 /// in libraries, and `tests/smoke.rs` runs them.
 const TESTS: &[&str] = &["--lib", "--test", "*"];
@@ -178,8 +181,7 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Tests(targets) => run_cargo(&tests_args(targets), &[]),
         Action::AllTests => {
             run_cargo(&["test", "-p", "weftgrad-xtask", "--bins"], &[])?;
-            // The tests of this one need Open MPI: they are the stage `mpi`.
-            run_cargo(&[&tests_args(TESTS)[..], &["--exclude", "weftgrad-engine-mpi"]].concat(), &[])
+            run_cargo(&[&tests_args(TESTS)[..], &WITHOUT_MPI].concat(), &[])
         }
         Action::Steps(steps) => steps.iter().try_for_each(Step::run),
         Action::Tidy => tidy::run(),
