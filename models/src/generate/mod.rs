@@ -15,7 +15,6 @@ use numcore::{
     ops::{PointwiseOps, ViewOps},
 };
 
-pub(crate) use options::time_stamp_rules;
 pub use options::{GenerationOptions, Sampling};
 use processors::{Draw, process};
 pub use rollout::{Rollout, RolloutBatch, rollouts};

@@ -214,7 +214,7 @@ fn tokens(fields: &JsonObject, name: &str) -> Result<Vec<u32>> {
 }
 
 /// The rules of time stamps, if the fields ask for them.
-pub(crate) fn time_stamp_rules(fields: &JsonObject) -> Result<Option<TimeStampRules>> {
+fn time_stamp_rules(fields: &JsonObject) -> Result<Option<TimeStampRules>> {
     let none = tokens(fields, "no_timestamps_token_id")?;
     if !fields.flag("return_timestamps")?.unwrap_or(false) {
         return Ok(None);

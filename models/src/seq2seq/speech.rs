@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{StackMemory, Whisper};
 use crate::{
     files::JsonObject,
-    generate::{Prompt, TimeStampRules, time_stamp_rules},
+    generate::{GenerationOptions, Prompt, TimeStampRules},
 };
 
 /// The tokens that a [`Whisper`]'s texts begin with, as `generation_config.json` has them, and the language and task.
@@ -27,11 +27,9 @@ pub struct SpeechPrompt {
     pub language: Option<String>,
     /// The task; `forced` has it if it is `None`, or it is `transcribe` where a language is given.
     pub task: Option<String>,
-    /// The token of texts without time stamps, if the model has time stamps.
+    /// The token of texts without time stamps, if the model has time stamps. Texts have them if
+    /// [`GenerationOptions::time_stamps`] has rules.
     pub no_time_stamps: Option<u32>,
-    /// The rules of time stamps, if texts have them: those of
-    /// [`GenerationOptions::time_stamps`](crate::GenerationOptions::time_stamps).
-    pub time_stamps: Option<TimeStampRules>,
 }
 
 impl SpeechPrompt {
@@ -61,13 +59,28 @@ impl SpeechPrompt {
                 Some(id) => Some(token(&fields, "no_timestamps_token_id", id).at_caller()?),
                 None => None,
             },
-            time_stamps: time_stamp_rules(&fields).at_caller()?,
         };
         if fields.flag("is_multilingual").at_caller()? == Some(false) {
             // Transformers gives no model of English alone a language or a task.
             return Ok(SpeechPrompt { languages: BTreeMap::new(), tasks: BTreeMap::new(), ..prompt });
         }
         Ok(prompt)
+    }
+
+    /// Checks that time stamps begin after the token of texts without them.
+    fn check(&self, time_stamps: Option<TimeStampRules>) -> Result<()> {
+        let Some(TimeStampRules { first, .. }) = time_stamps else { return Ok(()) };
+        let why = match self.no_time_stamps {
+            Some(none) if none.checked_add(1) == Some(first) => return Ok(()),
+            Some(none) => {
+                format!("`no_time_stamps` is {none}, but the time stamps of `GenerationOptions` begin at {first}")
+            }
+            None => {
+                "`no_time_stamps` is absent: the model has no time stamps; leave `GenerationOptions::time_stamps` out"
+                    .into()
+            }
+        };
+        Err(Error::config("SpeechPrompt", "no_time_stamps", why))
     }
 
     /// The tokens before the language, `None` in its place, and those after it.
@@ -81,8 +94,8 @@ impl SpeechPrompt {
         self.language.is_none() && !self.languages.is_empty() && self.begin().get(1).copied().flatten().is_none()
     }
 
-    /// All tokens, of a language that was detected if none is given.
-    fn tokens(&self, detected: Option<u32>) -> Result<Vec<u32>> {
+    /// All tokens, of a language that was detected if none is given, for a text with these time stamps.
+    fn tokens(&self, detected: Option<u32>, time_stamps: Option<TimeStampRules>) -> Result<Vec<u32>> {
         let find = |field, of: &BTreeMap<String, u32>, name: &str| {
             of.get(name).copied().ok_or_else(|| {
                 let known: Vec<_> = of.keys().map(String::as_str).collect();
@@ -110,7 +123,7 @@ impl SpeechPrompt {
             None => {}
         }
         let ends = self.no_time_stamps.is_some() && all.last() == Some(&self.no_time_stamps);
-        match (self.time_stamps.is_some(), ends) {
+        match (time_stamps.is_some(), ends) {
             (true, true) => drop(all.pop()),
             (false, false) => all.push(self.no_time_stamps),
             _ => {}
@@ -144,19 +157,25 @@ fn forced(fields: &JsonObject) -> Result<Vec<Option<u32>>> {
 
 impl<R: Runtime> Whisper<R> {
     /// The prompts that texts of the rows of `memory` begin with, for `generate` of the
-    /// [decoder](Whisper::decoder). A language that is not given is the likeliest, row by row.
+    /// [decoder](Whisper::decoder) by the same options. A language that is not given is the likeliest, row by row.
     ///
     /// # Errors
-    /// Fails if the model has no such language or task, or `memory` is another model's.
+    /// Fails if the model has no such language, task or time stamps, or `memory` is another model's.
     #[track_caller]
-    pub fn prompts(&self, memory: &StackMemory<R>, speech: &SpeechPrompt) -> Result<Vec<Prompt>> {
+    pub fn prompts(
+        &self,
+        memory: &StackMemory<R>,
+        speech: &SpeechPrompt,
+        options: &GenerationOptions,
+    ) -> Result<Vec<Prompt>> {
+        speech.check(options.time_stamps).at_caller()?;
         let detected = match speech.detects() {
             true => self.likeliest(memory, speech).at_caller()?.into_iter().map(Some).collect(),
             false => vec![None; memory.rows],
         };
         detected
             .into_iter()
-            .map(|language| speech.tokens(language).map(Prompt::from))
+            .map(|language| speech.tokens(language, options.time_stamps).map(Prompt::from))
             .collect::<Result<_>>()
             .at_caller()
     }

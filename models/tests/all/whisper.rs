@@ -73,14 +73,10 @@ fn asked(case: &serde_json::Value, of_file: &SpeechPrompt) -> (SpeechPrompt, Gen
     let text = |name: &str| case.get(name).and_then(|value| value.as_str()).map(str::to_owned);
     let options = GenerationOptions::of_folder(reference("speech")).unwrap();
     let stamps = TimeStampRules { first: 32, end: 24, latest_begin: Some(4) };
-    let speech = SpeechPrompt {
-        language: text("language"),
-        task: text("task"),
-        time_stamps: case.get("return_timestamps").map(|_| stamps),
-        ..of_file.clone()
-    };
+    let speech = SpeechPrompt { language: text("language"), task: text("task"), ..of_file.clone() };
     let repetition_penalty = case.get("repetition_penalty").and_then(|penalty| penalty.as_f64()).unwrap_or(1.0);
-    let options = GenerationOptions { repetition_penalty, time_stamps: speech.time_stamps, ..options };
+    let time_stamps = case.get("return_timestamps").map(|_| stamps);
+    let options = GenerationOptions { repetition_penalty, time_stamps, ..options };
     (speech, options)
 }
 
@@ -90,26 +86,36 @@ fn texts_of_speech_are_those_of_transformers() {
     let (model, facts) = (whisper(DType::F32), facts("speech"));
     let memory = model.encode(&Reference::read("speech").var("sounds")).unwrap();
     let of_file = SpeechPrompt::of_folder(reference("speech")).unwrap();
-    assert_eq!((of_file.forced.as_slice(), of_file.time_stamps), (&[None, Some(29)][..], None));
+    assert_eq!((of_file.forced.as_slice(), of_file.no_time_stamps), (&[None, Some(29)][..], Some(31)));
     for case in facts["cases"].as_array().unwrap() {
         let (speech, options) = asked(case, &of_file);
         assert_eq!((options.max_length, options.begin_suppress_tokens.as_slice()), (Some(16), &[7, 24][..]));
-        let prompts = model.prompts(&memory, &speech).unwrap();
+        let prompts = model.prompts(&memory, &speech, &options).unwrap();
         let texts = model.decoder.generate(&memory, &prompts, &options, None).unwrap();
         let whole = prompts.iter().zip(&texts).map(|(prompt, text)| [&prompt.tokens[..], &text.tokens].concat());
         let due: Vec<Vec<u32>> = serde_json::from_value(case["texts"].clone()).unwrap();
         assert_eq!(whole.collect::<Vec<_>>(), due, "{case}");
     }
     let detected = SpeechPrompt { forced: Vec::new(), no_time_stamps: None, ..of_file.clone() };
-    let detected = model.prompts(&memory, &detected).unwrap();
+    let plain = GenerationOptions::default();
+    let detected = model.prompts(&memory, &detected, &plain).unwrap();
     let due: Vec<u32> = serde_json::from_value(facts["languages"].clone()).unwrap();
     assert!(detected.iter().map(|prompt| &prompt.tokens[..]).eq(due.iter().map(|&language| [25, language])));
     for (wrong, due) in [
         (SpeechPrompt { language: Some("it".into()), ..of_file.clone() }, "`<|it|>` is none of this model's: <|de|>, "),
         (SpeechPrompt { task: Some("sing".into()), ..of_file.clone() }, "`sing` is none of this model's: transcribe"),
     ] {
-        let error = model.prompts(&memory, &wrong).unwrap_err().to_string();
+        let error = model.prompts(&memory, &wrong, &plain).unwrap_err().to_string();
         assert!(error.contains(due), "{error}");
+    }
+    // Time stamps of other tokens, and of a model without.
+    let (_, timed) = asked(&json!({"return_timestamps": true}), &of_file);
+    for (none, due) in
+        [(Some(30), "is 30, but the time stamps of `GenerationOptions` begin at 32"), (None, "is absent")]
+    {
+        let wrong = SpeechPrompt { no_time_stamps: none, ..of_file.clone() };
+        let error = model.prompts(&memory, &wrong, &timed).unwrap_err().to_string();
+        assert!(error.contains(&format!("`no_time_stamps` {due}")), "{error}");
     }
 }
 
@@ -137,12 +143,11 @@ fn files_of_generation_are_read_as_transformers_reads_them() {
         std::fs::write(folder.0.join("generation_config.json"), fields.to_string()).unwrap();
         let outer = json!({"decoder_start_token_id": 21, "forced_decoder_ids": [[1, 22]]});
         std::fs::write(folder.0.join("config.json"), outer.to_string()).unwrap();
-        let options = GenerationOptions::of_folder(&folder.0).map(|options| options.time_stamps);
-        (options, SpeechPrompt::of_folder(&folder.0))
+        (GenerationOptions::of_folder(&folder.0), SpeechPrompt::of_folder(&folder.0))
     };
-    let (options, speech) = read(&|fields| drop(fields.insert("return_timestamps".into(), true.into())));
+    let (options, _) = read(&|fields| drop(fields.insert("return_timestamps".into(), true.into())));
     let due = Some(TimeStampRules { first: 32, end: 24, latest_begin: Some(4) });
-    assert_eq!((options.unwrap(), speech.unwrap().time_stamps), (due, due));
+    assert_eq!(options.unwrap().time_stamps, due);
     let (_, speech) = read(&|fields| {
         fields.remove("decoder_start_token_id");
         fields.remove("forced_decoder_ids");
