@@ -6,6 +6,7 @@
 mod curves;
 mod draw;
 mod follow;
+mod guard;
 mod ranks;
 mod state;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use guard::TerminalGuard;
 use numcore::{Error, Result};
 use ratatui::{
     Terminal,
@@ -34,8 +36,8 @@ const PRINTED: (u16, u16) = (100, 32);
 /// one screen is printed.
 ///
 /// # Errors
-/// An error if the terminal cannot be used. The terminal is as before afterwards, after a panic too. A file that cannot
-/// be read is named on the screen.
+/// An error if the terminal cannot be used. The terminal is as before afterwards, after a panic too, and when SIGHUP,
+/// SIGINT or SIGTERM ends the process. A file that cannot be read is named on the screen.
 pub fn show(runs: &[PathBuf], every: Duration) -> Result<()> {
     let mut screen = RunScreen::of(runs);
     screen.read();
@@ -43,7 +45,7 @@ pub fn show(runs: &[PathBuf], every: Duration) -> Result<()> {
         let text = screen.to_text(SystemTime::now(), PRINTED);
         return io::stdout().write_all(text.as_bytes()).map_err(|e| Error::io("standard output", e));
     }
-    let _guard = TerminalGuard;
+    let _guard = TerminalGuard::start()?;
     let mut terminal = ratatui::try_init().map_err(in_terminal)?;
     let next = || Ok(if event::poll(every)? { Some(event::read()?) } else { None });
     run(&mut terminal, &mut screen, next, SystemTime::now)
@@ -74,13 +76,4 @@ fn run<B: Backend<Error: Send + Sync + 'static>>(
 
 fn in_terminal(error: io::Error) -> Error {
     Error::io("terminal", error)
-}
-
-/// Leaves the terminal as it was before, when it is dropped.
-struct TerminalGuard;
-
-impl Drop for TerminalGuard {
-    fn drop(&mut self) {
-        ratatui::restore();
-    }
 }
