@@ -100,6 +100,10 @@ impl Flight {
         if let Some(why) = self.job.check(from, &header) {
             return Err(FailureReason::Mismatch { why });
         }
+        if header.tag.checked_add(self.job.tags()).is_none() {
+            let why = format!("rank {} numbers its messages from {} on", self.members[from], header.tag);
+            return Err(FailureReason::Mismatch { why });
+        }
         self.headers.tags[from].1 = header.tag;
         self.headers.payloads[from] = header.payload;
         Ok(())

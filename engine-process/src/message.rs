@@ -116,7 +116,8 @@ fn read_header(r: &mut WireReader<'_>) -> Result<Header> {
         (0, number) => Key::All(number),
         (_, number) => Key::Pair { number, from: r.usize()?, to: r.usize()? },
     };
-    let (tag, elements) = (r.u64()? as u32, r.usize()?);
+    let (tag, elements) = (r.u64()?, r.usize()?);
+    let tag = u32::try_from(tag).map_err(|_| Error::format("message", format!("no tag is {tag}")))?;
     let (call, payload) = (Fingerprint::from_bytes(r.bytes()?)?, r.bytes()?.to_vec());
     Ok(Header { group, key, tag, call, elements, payload })
 }
@@ -175,6 +176,10 @@ mod tests {
             assert_eq!(Message::from_bytes(&bytes).unwrap(), message);
             assert!((0..bytes.len()).all(|end| Message::from_bytes(&bytes[..end]).is_err()));
         }
+        let mut bytes = Message::Call(Header { tag: u32::MAX, ..header(Key::All(7)) }).to_bytes();
+        let at = bytes.windows(8).position(|word| word == u64::from(u32::MAX).to_le_bytes()).unwrap();
+        bytes[at..at + 8].copy_from_slice(&((1u64 << 32) + 9).to_le_bytes());
+        assert!(Message::from_bytes(&bytes).unwrap_err().to_string().contains("no tag is 4294967305"));
         assert!(Message::from_bytes(&Message::Leave([].into()).to_bytes()).is_err(), "a group is of a world");
     }
 }

@@ -136,6 +136,7 @@ impl<R: Runtime> Moves<R> {
 
     /// Starts the transfers of a chunk's phase.
     fn post(&mut self, transport: &mut dyn Transport, active: &mut Active<R>) -> Result<(), JobError> {
+        // Below `tags`, of which this call has as many, and as each header was checked to have.
         let step = (2 * active.chunk.index + active.phase) as u32;
         let Some(TransferPhase { sends, receives, .. }) = active.chunk.phases.get(active.phase) else { return Ok(()) };
         for (from, place) in receives {
@@ -213,7 +214,8 @@ impl<R: Runtime> Moves<R> {
 
 impl<R: Runtime> Job for Moves<R> {
     fn tags(&self) -> u32 {
-        2 * self.chunks as u32
+        // More than there are: such a call is refused.
+        u32::try_from(2 * self.chunks).unwrap_or(u32::MAX)
     }
 
     fn elements_for(&self, rank: usize) -> usize {

@@ -19,6 +19,8 @@ use runtime_cpu::Cpu;
 
 use super::{
     Channel, Launch, ProcessCommunicator, Processes, Request, Tcp, Test, Transport,
+    flight::Flight,
+    message::{Header, Message},
     moves::Limits,
     progress::{Command, Patience, Progress},
     world::World,
@@ -443,6 +445,29 @@ fn tags_of_a_call_that_fails_as_it_starts_are_given_to_no_other() {
     assert!(again.is_some_and(|why| why.contains("no free tags")), "rank 1 waits for another message with this tag");
 }
 
+/// A call whose messages another process numbers beyond the last tag.
+#[test]
+fn tags_that_another_process_does_not_have_are_refused() {
+    let (link, commands) = mpsc::channel();
+    let mut progress = Progress::new(Box::new(FewTags(1 << 20)), commands).unwrap();
+    let (rt, limits) = (Cpu::with_threads(1), Limits { message: 1 << 20, chunk: 1 << 20 });
+    let world = World::new(0, [0, 1, 2].into(), LONG.into(), Arc::default(), comm::Places::Same);
+    progress.execute(Command::Enter(world.clone()));
+    let comm: Comm<Cpu> = Arc::new(ProcessCommunicator::world(link, &world, 0, rt.clone(), limits).unwrap());
+    let x = Tensor::full(&rt, [4], DType::F32, 1.0).unwrap().try_mut().expect("nobody else has it");
+    drop(comm.broadcast(x, 1).unwrap());
+    while let Ok(command) = progress.commands.try_recv() {
+        progress.execute(command);
+    }
+    let Flight { group, key, call, .. } = &progress.flights[0];
+    let header =
+        Header { group: group.clone(), key: *key, tag: u32::MAX, call: call.clone(), elements: 0, payload: Vec::new() };
+    progress.handle(super::stream::Event::Message(1, Message::Call(header)));
+    progress.turn();
+    let why = world.failure().expect("a failure").error("broadcast", 0).to_string();
+    assert!(why.contains("rank 1 numbers its messages from 4294967295 on"), "{why}");
+}
+
 #[test]
 fn worlds_that_are_over_leave_nothing() {
     let (_link, commands) = mpsc::channel();
@@ -456,7 +481,7 @@ fn worlds_that_are_over_leave_nothing() {
         let (group, members) = ([number].into(), [0].into());
         progress.execute(Command::Leave { group, members });
         // A late message of another process about the world.
-        progress.handle(super::stream::Event::Message(0, super::message::Message::Leave([number, 1].into())));
+        progress.handle(super::stream::Event::Message(0, Message::Leave([number, 1].into())));
         assert!(progress.worlds.is_empty() && progress.inbox.len() == 0, "{number}");
     }
 }

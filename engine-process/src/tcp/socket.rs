@@ -120,7 +120,8 @@ fn peeked(stream: &TcpStream) -> io::Result<usize> {
 }
 
 pub(super) fn write(stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
-    stream.write_all(&[&(bytes.len() as u32).to_le_bytes(), bytes].concat())
+    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&length.to_le_bytes(), bytes].concat())
 }
 
 /// Reads one message, of a bounded length.
