@@ -36,6 +36,8 @@ impl Found {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Status {
     Passed,
+    /// Nothing that it checks is supported by the device.
+    Unsupported,
     Failed,
     Crashed,
     TimedOut,
@@ -46,6 +48,7 @@ impl Status {
     fn name(self) -> &'static str {
         match self {
             Status::Passed => "passed",
+            Status::Unsupported => "not supported",
             Status::Failed => "FAILED",
             Status::Crashed => "CRASHED",
             Status::TimedOut => "TIMED OUT",
@@ -97,7 +100,7 @@ impl Report {
     }
 
     pub(crate) fn passed(&self) -> bool {
-        self.entries.iter().all(|e| e.status == Status::Passed)
+        self.entries.iter().all(|e| matches!(e.status, Status::Passed | Status::Unsupported))
     }
 
     /// Writes the report to a temporary file in the folder and renames it, so that every reader finds it complete.
@@ -143,7 +146,8 @@ impl Report {
             let [ours, eager, compiled] = ["weftgrad", "eager", "compiled"].map(ms);
             println!("{case:32} {ours:>12} ms, PyTorch {eager:>12}, compiled {compiled:>12}");
         }
-        let wrong = self.entries.iter().filter(|e| !matches!(e.status, Status::Passed | Status::NotRun));
+        let wrong =
+            self.entries.iter().filter(|e| !matches!(e.status, Status::Passed | Status::Unsupported | Status::NotRun));
         let wrong: Vec<String> = wrong.map(Entry::wrong).collect();
         wrong.iter().take(WRONG).for_each(|line| println!("{line}"));
         if wrong.len() > WRONG {
@@ -151,7 +155,8 @@ impl Report {
         }
         slow(&rows).into_iter().take(SLOW).for_each(|line| println!("{line}"));
         let count = |status: Status| self.entries.iter().filter(|e| e.status == status).count();
-        let all = [Status::Passed, Status::Failed, Status::Crashed, Status::TimedOut, Status::NotRun];
+        let all =
+            [Status::Passed, Status::Unsupported, Status::Failed, Status::Crashed, Status::TimedOut, Status::NotRun];
         let counts: Vec<String> = all.iter().map(|s| format!("{} {}", count(*s), s.name())).collect();
         println!("{}; written to {}", counts.join(", "), self.path);
     }
@@ -195,7 +200,7 @@ impl Entry {
         });
         let tail = short.collect::<Vec<_>>().join(", ");
         let (part, item, status) = (self.part, &self.item, self.status.name());
-        format!("{part:8} {item:28} {status:9} {checks:6} checks {failed:4} failed {seconds:7.1} s  {tail}")
+        format!("{part:8} {item:28} {status:13} {checks:6} checks {failed:4} failed {seconds:7.1} s  {tail}")
     }
 
     /// The item's failure, in a line.
