@@ -53,6 +53,7 @@ impl<'a> From<&ViewMut<'a, Wgpu>> for OperandView<'a> {
 }
 
 /// A window on a buffer, in bytes.
+#[derive(Clone, Copy)]
 struct BufferWindow<'a> {
     buffer: &'a wgpu::Buffer,
     from: u64,
@@ -60,7 +61,7 @@ struct BufferWindow<'a> {
 }
 
 /// The bindings of a kernel, in order.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Bindings<'a>(SmallVec<[BufferWindow<'a>; 8]>);
 
 impl<'a> Bindings<'a> {

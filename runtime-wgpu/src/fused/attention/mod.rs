@@ -1,5 +1,5 @@
-//! Attention in blocks of queries and keys (Dao 2023). Scores exist one block at a time, forward and backward, so memory
-//! is linear in the sequence length. A program of scores runs on each of them.
+//! Attention in blocks of queries and keys (Dao 2023). Scores exist one block at a time, forward and backward, so
+//! memory is linear in the sequence length. A program of scores runs on each of them.
 
 mod backward;
 mod forward;
@@ -115,8 +115,9 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         Ok(Some(sizes))
     }
 
-    /// Tells whether a kernel can bind its operands beside those that it writes, its blocks fit workgroup memory, and on
-    /// a software driver its loops stay within the iteration limit. Operands in too many buffers are copied into one.
+    /// Tells whether a kernel can bind its operands beside those that it writes, and its blocks fit workgroup memory.
+    /// On a software driver its loops must stay within the iteration limit too. Operands in too many buffers are copied
+    /// into one.
     fn fits(&self, kernel: &KernelShape<'_>, outs: usize) -> bool {
         let limits = &self.wgpu.queue.device.limits;
         let words = kernel.blocks.iter().map(|(_, words)| words).sum::<usize>();
@@ -132,8 +133,8 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         self.programs.as_ref().map_or(&[], |programs| &programs.learned)
     }
 
-    /// Launches a kernel, whose `main` has the text that `body` writes after the indices of its block. Work that one launch
-    /// may not have is cut into launches of some workgroups each.
+    /// Launches a kernel, whose `main` has the text that `body` writes after the indices of its block. Work that one
+    /// launch may not have is cut into launches of some workgroups each.
     fn launch(
         &self,
         kernel: &KernelShape<'_>,
@@ -144,8 +145,7 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
         let mut views = PackedOperands::bound(&packed, &self.views);
         views.extend_from_slice(outs);
         let inputs = self.views.len();
-        let bind = || Bindings::of(&self.wgpu.queue.device, kernel.op, &views);
-        let (bindings, slots) = bind()?;
+        let (bindings, slots) = Bindings::of(&self.wgpu.queue.device, kernel.op, &views)?;
         let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
         for k in inputs..views.len() {
             atomic[slots[k]] |= StorageForm::of(views[k].dtype).per_word() > 1;
@@ -200,7 +200,7 @@ impl<'c, 'a> AttentionCall<'c, 'a> {
             let end = groups.min(start + each);
             (params[1], params[2]) = (start as u32, end as u32);
             let work = work / groups as u64 * (end - start) as u64;
-            let (key, bindings) = (key.clone(), bind()?.0);
+            let (key, bindings) = (key.clone(), bindings.clone());
             let launch = Dispatch { op: kernel.op, key, bindings, params: &params, groups: end - start, work };
             self.wgpu.queue.launch(launch, source)?;
         }
