@@ -25,7 +25,10 @@ use crate::{Dataset, files::PositionedFile, loader::caught};
 /// use data::{Dataset, Loader, sources::{Arrow, image::Image}};
 /// # fn main() -> numcore::Result<()> {
 /// let photos = Arrow::open("photos/train")?; // a folder with a `state.json`
-/// let photos = photos.map(|row| Ok((Image::decode("photo", row.bytes("image.bytes")?)?, row.number("label")? as i64)));
+/// let photos = photos.map(|row| {
+///     let image = Image::decode("photo", row.bytes("image.bytes")?)?;
+///     Ok((image, row.number("label")? as i64))
+/// });
 /// # Ok(())
 /// # }
 /// ```
@@ -34,8 +37,6 @@ use crate::{Dataset, files::PositionedFile, loader::caught};
 #[doc(alias("feather"))]
 pub struct Arrow {
     files: Vec<ArrowFile>,
-    /// The file of each record batch, with the offset and the length of its message there.
-    places: Vec<(usize, u64, u64)>,
     groups: Groups<RecordBatch>,
     /// The numbers of the columns to read; `None` for all.
     projection: Option<Vec<usize>>,
@@ -47,8 +48,14 @@ struct ArrowFile {
     /// The message of the schema, which begins a stream.
     head: Vec<u8>,
     schema: Arc<Schema>,
-    /// The row before its first one.
-    start: usize,
+    batches: Vec<ArrowBatch>,
+}
+
+/// The message of a record batch.
+struct ArrowBatch {
+    offset: u64,
+    len: u64,
+    rows: i64,
 }
 
 /// The bytes with which files begin that are no streams. A stream follows them.
@@ -87,25 +94,19 @@ impl Arrow {
     /// and batches that are compressed, are refused.
     #[track_caller]
     pub fn open_all<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self> {
-        let mut all = (Vec::<ArrowFile>::new(), Vec::new(), Vec::new(), Vec::new());
-        let (files, places, rows, starts) = (&mut all.0, &mut all.1, &mut all.2, &mut all.3);
+        let mut files = Vec::<ArrowFile>::new();
         for path in paths {
             let file = PositionedFile::open(path.as_ref()).at_caller()?;
-            starts.push(places.len());
-            let opened = caught(|| index(file, files.len(), places, rows)).at_caller()?;
+            let opened = caught(|| index(file)).at_caller()?;
             if let Some(first) = files.first().filter(|first| first.schema.fields() != opened.schema.fields()) {
                 let why = format!("its columns are not those of {}", first.name);
                 return Err(opened.file.malformed(why)).at_caller();
             }
             files.push(opened);
         }
-        let (mut files, places, rows, starts) = all;
-        let Some(groups) = Groups::new(rows) else {
-            let names: Vec<&str> = files.iter().map(|file| &*file.name).collect();
-            return Err(Error::format(names.join(", "), "the numbers of rows make no sense")).at_caller();
-        };
-        files.iter_mut().zip(starts).for_each(|(file, group)| file.start = groups.start(group));
-        Ok(Arrow { files, places, groups, projection: None })
+        let rows = |file: &ArrowFile| file.batches.iter().map(|batch| batch.rows).collect();
+        let groups = Groups::of(files.iter().map(|file| (&*file.name, rows(file)))).at_caller()?;
+        Ok(Arrow { files, groups, projection: None })
     }
 
     /// Reads only these columns.
@@ -133,7 +134,7 @@ impl Arrow {
         Ok(self.columns(&[column]).at_caller()?.map(move |row| Ok(row.text(&name)?.to_owned())))
     }
 
-    fn batch(&self, file: &ArrowFile, offset: u64, len: u64) -> Result<RecordBatch> {
+    fn batch(&self, file: &ArrowFile, &ArrowBatch { offset, len, .. }: &ArrowBatch) -> Result<RecordBatch> {
         let bytes = [&file.head[..], &file.file.bytes(offset, len)?].concat();
         let wrong = |why: String| file.file.malformed(format!("the record batch at byte {offset}: {why}"));
         let mut reader =
@@ -151,31 +152,24 @@ impl Dataset for Arrow {
 
     fn get(&self, index: usize) -> Result<TableRow> {
         crate::dataset::check_index("Arrow", index, self.len())?;
-        let (group, row) = self.groups.place(index);
-        let (file, offset, len) = self.places[group];
-        let file = &self.files[file];
-        let batch = self.groups.get(group, || caught(|| self.batch(file, offset, len)))?;
+        let [at, group, row, number] = self.groups.place(index);
+        let (file, of_file) = (&self.files[at], &self.files[at].batches[group]);
+        let batch = self.groups.get(at, group, || caught(|| self.batch(file, of_file)))?;
         if row >= batch.num_rows() {
-            let why = format!("the record batch at byte {offset} has only {} rows", batch.num_rows());
+            let why = format!("the record batch at byte {} has only {} rows", of_file.offset, batch.num_rows());
             return Err(file.file.malformed(why));
         }
-        let number = (index - file.start) as u64;
         let cell = fields(batch.schema_ref().fields(), batch.columns(), row);
         let cell = cell.map_err(|why| file.file.malformed(format!("row {number}: {why}")))?;
-        Ok(TableRow::new(cell, &file.name, ("row", number)))
+        Ok(TableRow::new(cell, &file.name, ("row", number as u64)))
     }
 }
 
 /// Finds the messages of a file, without reading what the batches hold.
-fn index(
-    file: PositionedFile,
-    number: usize,
-    places: &mut Vec<(usize, u64, u64)>,
-    rows: &mut Vec<i64>,
-) -> Result<ArrowFile> {
+fn index(file: PositionedFile) -> Result<ArrowFile> {
     let begins = file.bytes(0, file.len().min(FILE.len() as u64))?;
     let mut offset = if begins == FILE { FILE.len() as u64 } else { 0 };
-    let mut head = None;
+    let (mut head, mut batches) = (None, Vec::new());
     while offset < file.len() {
         let wrong = |why: &str| file.malformed(format!("the message at byte {offset}: {why}"));
         let start = file.bytes(offset, 8)?;
@@ -200,8 +194,7 @@ fn index(
                 return Err(wrong("the file ends within it"));
             }
             (MessageHeader::RecordBatch, Some(batch)) if head.is_some() => {
-                places.push((number, offset, whole));
-                rows.push(batch.length());
+                batches.push(ArrowBatch { offset, len: whole, rows: batch.length() });
             }
             (MessageHeader::DictionaryBatch, _) => {
                 return Err(wrong("columns by a dictionary are not read: write them as plain values"));
@@ -213,7 +206,7 @@ fn index(
     let head = head.ok_or_else(|| file.malformed("it has no schema, so it is no file of Arrow's"))?;
     let reader = StreamReader::try_new(Cursor::new(&head), None).map_err(|e| file.malformed(e.to_string()))?;
     let name = file.path().display().to_string().into();
-    Ok(ArrowFile { name, schema: reader.schema(), head, file, start: 0 })
+    Ok(ArrowFile { name, schema: reader.schema(), head, file, batches })
 }
 
 fn fields(fields: &Fields, columns: &[ArrayRef], row: usize) -> Result<Cell, String> {

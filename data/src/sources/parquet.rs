@@ -18,9 +18,9 @@ use parquet::{
 use super::{Cell, TableRow, groups::Groups};
 use crate::{Dataset, files::PositionedFile, loader::caught};
 
-/// The rows of Parquet files. Reading a row decodes its complete row group, and the last four groups are kept. Read rows
-/// in order, or in an order that stays within a few groups ([`Stream::shuffle`](crate::stream::Stream::shuffle)), or
-/// convert the files to tokens first.
+/// The rows of Parquet files. Reading a row decodes its complete row group, and the last four groups are kept. Read
+/// rows in order, or in an order that stays within a few groups ([`Stream::shuffle`](crate::stream::Stream::shuffle)),
+/// or convert the files to tokens first.
 ///
 /// ```no_run
 /// use data::{Dataset, sources::Parquet};
@@ -31,8 +31,6 @@ use crate::{Dataset, files::PositionedFile, loader::caught};
 /// ```
 pub struct Parquet {
     files: Vec<ParquetFile>,
-    /// The file of each row group, and the group's number there.
-    places: Vec<(usize, usize)>,
     groups: Groups<Vec<Cell>>,
     /// The columns to read; `None` for all.
     projection: Option<Type>,
@@ -41,8 +39,6 @@ pub struct Parquet {
 struct ParquetFile {
     name: Arc<str>,
     reader: SerializedFileReader<Chunks>,
-    /// The row before its first one.
-    start: usize,
 }
 
 impl Parquet {
@@ -76,29 +72,17 @@ impl Parquet {
             let name: Arc<str> = path.as_ref().display().to_string().into();
             let reader = SerializedFileReader::new(Chunks(Arc::new(PositionedFile::open(path.as_ref())?)));
             let reader = reader.map_err(|e| Error::format(&*name, e.to_string()))?;
-            Ok(ParquetFile { name, reader, start: 0 })
+            Ok(ParquetFile { name, reader })
         };
-        let mut files: Vec<ParquetFile> = paths.into_iter().map(open).collect::<Result<_>>().at_caller()?;
+        let files: Vec<ParquetFile> = paths.into_iter().map(open).collect::<Result<_>>().at_caller()?;
         if let Some(other) = files.iter().find(|file| file.columns() != files[0].columns()) {
             let why = format!("its columns are not those of {}", files[0].name);
             return Err(Error::format(&*other.name, why)).at_caller();
         }
-        let (mut places, mut rows) = (Vec::new(), Vec::new());
-        let mut starts = Vec::new();
-        for (number, file) in files.iter().enumerate() {
-            starts.push(places.len());
-            let groups = file.reader.metadata().row_groups().iter().enumerate();
-            groups.for_each(|(group, metadata)| {
-                places.push((number, group));
-                rows.push(metadata.num_rows());
-            });
-        }
-        let Some(groups) = Groups::new(rows) else {
-            let names: Vec<&str> = files.iter().map(|file| &*file.name).collect();
-            return Err(Error::format(names.join(", "), "the numbers of rows make no sense")).at_caller();
-        };
-        files.iter_mut().zip(starts).for_each(|(file, group)| file.start = groups.start(group));
-        Ok(Parquet { files, places, groups, projection: None })
+        let rows =
+            |file: &ParquetFile| file.reader.metadata().row_groups().iter().map(|group| group.num_rows()).collect();
+        let groups = Groups::of(files.iter().map(|file| (&*file.name, rows(file)))).at_caller()?;
+        Ok(Parquet { files, groups, projection: None })
     }
 
     /// Reads only these columns.
@@ -153,15 +137,14 @@ impl Dataset for Parquet {
 
     fn get(&self, index: usize) -> Result<TableRow> {
         crate::dataset::check_index("Parquet", index, self.len())?;
-        let (group, row) = self.groups.place(index);
-        let (file, number) = self.places[group];
-        let file = &self.files[file];
-        let wrong = |why: String| Error::format(&*file.name, format!("row group {number}: {why}"));
+        let [at, group, row, number] = self.groups.place(index);
+        let file = &self.files[at];
+        let wrong = |why: String| Error::format(&*file.name, format!("row group {group}: {why}"));
         // The crate panics at dates that no calendar has.
-        let decoded = || caught(|| self.decoded(file, number).map_err(Error::other)).map_err(|e| wrong(e.to_string()));
-        let rows = self.groups.get(group, decoded)?;
+        let decoded = || caught(|| self.decoded(file, group).map_err(Error::other)).map_err(|e| wrong(e.to_string()));
+        let rows = self.groups.get(at, group, decoded)?;
         let cell = rows.get(row).cloned().ok_or_else(|| wrong(format!("it has only {} rows", rows.len())))?;
-        Ok(TableRow::new(cell, &file.name, ("row", (index - file.start) as u64)))
+        Ok(TableRow::new(cell, &file.name, ("row", number as u64)))
     }
 }
 
