@@ -195,6 +195,11 @@ fn kernels_of_one_text_are_one_module_by_whichever_thread() -> Result<()> {
 
 #[test]
 fn each_fault_is_found() {
-    let unnoticed: Vec<String> = FAULTS.iter().filter_map(unnoticed).collect();
+    let of = |rows: &[Row]| rows.iter().filter_map(unnoticed).collect::<Vec<String>>();
+    let each = FAULTS.len().div_ceil(thread::available_parallelism().map_or(1, |n| n.get()));
+    let unnoticed: Vec<String> = thread::scope(|scope| {
+        let threads: Vec<_> = FAULTS.chunks(each).map(|rows| scope.spawn(move || of(rows))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+    });
     assert!(unnoticed.is_empty(), "{} of {}:\n{}", unnoticed.len(), FAULTS.len(), unnoticed.join("\n"));
 }

@@ -6,6 +6,8 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    sync::Mutex,
+    thread,
 };
 
 use autograd::{Var, backward};
@@ -260,15 +262,26 @@ fn every_variant_has_the_values_of_the_cpu() -> Result<()> {
     let all = || floats.into_iter().chain(others);
     let work = |rt: &Cuda, dtype| compare(&Side { rt: rt.clone(), dtype, computed: dtype });
     emulated_gpu::compile_for(&folder, |listing| all().for_each(|(dtype, _)| drop(work(listing, dtype))))?;
-    let cuda = emulated_gpu::open(&folder)?;
-    let mut wrong = Vec::new();
-    for (dtype, unit) in all() {
-        let differences = work(&cuda, dtype)?.into_iter().filter(|(_, difference)| *difference > 2f64.powi(unit));
-        wrong.extend(differences.map(|(name, difference)| format!("{dtype} {name}: {difference:e}")));
-    }
+    // A GPU does one piece of work at a time: each thread has its own.
+    let next = Mutex::new(all());
+    let some = || -> Result<(Vec<String>, Vec<String>)> {
+        let ((cuda, _), mut wrong) = (emulated_gpu::watched(&folder)?, Vec::new());
+        let take = || next.lock().expect("no panic").next();
+        while let Some((dtype, unit)) = take() {
+            let differences = work(&cuda, dtype)?.into_iter().filter(|(_, difference)| *difference > 2f64.powi(unit));
+            wrong.extend(differences.map(|(name, difference)| format!("{dtype} {name}: {difference:e}")));
+        }
+        Ok((wrong, cuda.loaded_kernels()))
+    };
+    let threads = thread::available_parallelism().map_or(1, |n| n.get());
+    let done = thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>>>()
+    })?;
+    let (wrong, loaded): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+    let (wrong, loaded) = (wrong.concat(), loaded.concat());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 
-    let loaded = cuda.loaded_kernels();
     let without_entry =
         |kernel: &String| kernel.split(' ').enumerate().filter(|(at, _)| *at != 1).map(|(_, w)| w.into()).collect();
     let reached: BTreeSet<Variant> = loaded.iter().map(without_entry).collect();
