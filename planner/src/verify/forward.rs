@@ -23,6 +23,8 @@ struct Matched<'a> {
     reference: Vec<&'a CallRecord>,
     /// The calls by rank, one for each of its passes.
     ranks: BTreeMap<usize, Vec<&'a CallRecord>>,
+    /// The last call of the stage before a rank's, with its rank, where one rank does nothing like it.
+    handed: BTreeMap<usize, (usize, &'a CallRecord)>,
     /// The module of the next call that reads a parameter, of which this call may be a part.
     next: &'a str,
 }
@@ -37,6 +39,7 @@ impl Comparison<'_> {
             .map(|i| Matched {
                 reference: vec![first[i]],
                 ranks: BTreeMap::new(),
+                handed: BTreeMap::new(),
                 next: next(i).map_or("", |call| &call.module),
             })
             .collect();
@@ -46,13 +49,22 @@ impl Comparison<'_> {
             }
         }
         for (ranks, pass) in self.whole_passes() {
+            let mut unpaired = 0;
             for (i, j) in aligned(&first, &pass) {
                 calls[i].ranks.entry(ranks[j]).or_default().push(pass[j]);
+                if let Some(k) = (unpaired..j).rev().find(|&k| ranks[k] != ranks[j]) {
+                    calls[i].handed.insert(ranks[j], (ranks[k], pass[k]));
+                }
+                unpaired = j + 1;
             }
         }
         // A call of some passes alone has rows that the others lack.
         calls.retain(|call| call.reference.len() == self.reference.passes.len());
-        calls.iter().find_map(|call| call.difference(self, step))
+        let differs = |i: usize| {
+            let found = calls[i].difference(self, step)?;
+            Some(calls[i].handed_over(&found, i.checked_sub(1).map(|before| &calls[before]), self).unwrap_or(found))
+        };
+        (0..calls.len()).find_map(differs)
     }
 
     /// The passes of the plan's ranks through the whole model, with the rank of each call: those of a pipeline's stages
@@ -73,7 +85,7 @@ impl Comparison<'_> {
     }
 }
 
-/// Joins the calls of experts that are shared out among ranks: one rank has a call for each of them, in an order of its
+/// Joins the calls of experts that are shared out among ranks. One rank has a call for each of them, in an order of its
 /// own, with rows of many ranks. Calls that take the rows of an expert are removed, as each rank has others.
 pub(super) fn join_experts(reference: &mut RankRecord, records: &mut [RankRecord]) {
     let of = |record: &RankRecord| -> Vec<String> {
@@ -117,7 +129,7 @@ impl Matched<'_> {
             let rows = RowSearch::of(&outputs, allowed.output_at(step))?;
             let own = self.outputs(k, &rows, CallOutput::joined);
             let (missing, twice) = unlike(plan, &rows, &own);
-            // Sums over the examples of a pass depend on how examples are cut into passes, but not sums over all passes.
+            // Sums over the examples of a pass depend on how examples are cut into passes; sums over all passes do not.
             if !missing.is_empty() && self.is_equal_in_sum(of, step, k, &outputs) {
                 return None;
             }
@@ -132,6 +144,22 @@ impl Matched<'_> {
         let module = if cause == Cause::BatchStatistics { self.next } else { &call.module };
         let (module, what) = (module.into(), call.what());
         Some(Difference { module, what, ranks, axis, ..Difference::of(step, StepPart::Forward, "", cause) })
+    }
+
+    /// The difference of calls that a stage before makes and one rank does not. None if their values are those of the
+    /// call `before` this one: then this one differs by itself.
+    fn handed_over(&self, found: &Difference, before: Option<&Matched<'_>>, of: &Comparison<'_>) -> Option<Difference> {
+        let given: Vec<_> = found.ranks.iter().map(|rank| self.handed.get(rank)).collect::<Option<_>>()?;
+        let (_, call) = given.first()?;
+        let outputs: Vec<&CallOutput> = before?.reference.iter().filter_map(|call| call.outputs.first()).collect();
+        let rows = RowSearch::of(&outputs, of.allowed.output_at(found.step as usize))?;
+        let is_like = |output: &CallOutput| rows.find(output, &mut BTreeSet::new()).is_some();
+        if given.iter().any(|(_, call)| call.outputs.first().is_some_and(is_like)) {
+            return None;
+        }
+        let ranks: BTreeSet<usize> = given.iter().map(|(rank, _)| *rank).collect();
+        let (module, what, ranks) = (call.module.clone(), call.what(), ranks.into_iter().collect());
+        Some(Difference { module, what, ranks, ..found.clone() })
     }
 
     /// An output of each rank that `rows` may hold, made of those of its passes.

@@ -15,31 +15,47 @@ struct Scaled {
     linear: Option<Linear<Cpu>>,
     #[module(skip)]
     factor: f64,
+    /// A factor in a call of its own, which one rank does not make.
+    #[module(skip)]
+    extra: Option<f64>,
 }
 
 impl Forward<Cpu> for Scaled {
     fn forward(&self, x: &Var<Cpu>) -> Result<Var<Cpu>> {
         let y = self.linear.as_ref().map_or(Ok(x.clone()), |linear| linear.forward(x))?;
-        y.tanh()?.mul(self.factor)
+        let y = y.tanh()?.mul(self.factor)?;
+        self.extra.map_or(Ok(y.clone()), |extra| y.mul(extra))
     }
 }
 
 const LAYERS: usize = 4;
 
-/// A model in stages, of layers with parameters or without. On several ranks, layer `wrong` has another factor.
+/// A fault of a layer on several ranks: another factor, or a factor in a call more.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    Factor(usize),
+    Extra(usize, f64),
+}
+
+/// A model in stages, of layers with parameters or without, with a fault or without.
 fn report_of(
     axes: &[(Axis, usize)],
     with_parameters: [bool; LAYERS],
     (kind, stages_per_rank): (ScheduleKind, usize),
     zero: ZeroStage,
-    wrong: Option<usize>,
+    fault: Option<Fault>,
     is_reference_whole: bool,
 ) -> Verification {
     let layers = |mesh: &Mesh<Cpu>| -> Result<Sequential<Cpu>> {
         (0..LAYERS).try_fold(Sequential::new(), |layers, k| {
-            let factor = if mesh.world().size() > 1 && wrong == Some(k) { 1.01 } else { 1.0 };
+            let fault = fault.filter(|_| mesh.world().size() > 1);
+            let factor = if fault == Some(Fault::Factor(k)) { 1.01 } else { 1.0 };
+            let extra = match fault {
+                Some(Fault::Extra(layer, factor)) if layer == k => Some(factor),
+                _ => None,
+            };
             let linear = with_parameters[k].then(|| Linear::new(&init(mesh), 4, 4)).transpose()?;
-            Ok(layers.push(Scaled { linear, factor }))
+            Ok(layers.push(Scaled { linear, factor, extra }))
         })
     };
     let make = |mesh: &Mesh<Cpu>| {
@@ -88,7 +104,7 @@ fn op_calls_of_stages_are_named() {
         for whole in [false, true] {
             report_of(axes, with_parameters, kind, zero, None, whole).assert_equal();
             for wrong in 0..LAYERS {
-                let report = report_of(axes, with_parameters, kind, zero, Some(wrong), whole);
+                let report = report_of(axes, with_parameters, kind, zero, Some(Fault::Factor(wrong)), whole);
                 is(report.clone(), StepPart::Forward, Cause::LayerCut, "mul");
                 // The call is that of one layer, so its ranks are those of one stage.
                 let (plan, ranks) = (plan(axes), &report.differences[0].ranks);
@@ -99,6 +115,28 @@ fn op_calls_of_stages_are_named() {
                 let expected: Vec<usize> = (0..plan.world()).filter(here).collect();
                 assert_eq!(*ranks, expected, "layer {wrong} of {axes:?} in {kind:?}, {with_parameters:?}: {report}");
             }
+        }
+    }
+}
+
+/// Calls that only the ranks make are named in their own stage, also if no parameter tells it from the next one.
+#[test]
+fn extra_op_calls_of_stages_are_named() {
+    let axes: &[_] = &[(Axis::Pipe, 4)];
+    for with_parameters in [[false, true, false, false], [false; LAYERS].map(|_| true)] {
+        for extra in 0..LAYERS {
+            let fault = |factor| Some(Fault::Extra(extra, factor));
+            let of = |fault| report_of(axes, with_parameters, (ScheduleKind::GPipe, 1), ZeroStage::None, fault, true);
+            of(fault(1.0)).assert_equal();
+            let report = of(fault(1.01));
+            let named = report.differences[0].clone();
+            // After the last layer's extra call comes the loss, which is on the same rank.
+            let op = if extra + 1 == LAYERS { named.what.as_str() } else { "mul" };
+            assert_eq!(
+                (named.stage, named.what.as_str(), &named.ranks[..]),
+                (StepPart::Forward, op, &[extra][..]),
+                "{report}"
+            );
         }
     }
 }
