@@ -45,7 +45,9 @@ pub(crate) fn memory_of(
     let groups = [StateGroups::of(&ranks, 0), StateGroups::of_experts(&ranks, 0)];
     let units = (zero != ZeroStage::None).then_some(ties);
     let mut memory = MemoryEstimate::default();
-    let (mut saved, mut messages, mut root, mut largest, mut whole) = (0, 0, [0, 0], [0, 0], Vec::new());
+    let (mut saved, mut messages, mut root, mut layers, mut whole) =
+        (0, 0, [0, 0], [const { Vec::new() }; 2], Vec::new());
+    let mut sums = 0;
     for &stage in &stages {
         let parts = costs.stage(stage, plan.stages());
         let mut values = 0;
@@ -69,23 +71,29 @@ pub(crate) fn memory_of(
                 for (k, bytes) in [buffer.values(), buffer.gradients()].into_iter().enumerate() {
                     match buffer.unit {
                         0 => root[k] += bytes,
-                        _ => largest[k] = largest[k].max(bytes),
+                        _ => layers[k].push(bytes),
                     }
                 }
+                sums = sums.max(buffer.gradients() / shards as u64);
             }
         }
         whole.push(values);
     }
+    layers.iter_mut().for_each(|of| of.sort_unstable_by_key(|&bytes| std::cmp::Reverse(bytes)));
+    let largest = |of: usize, rank: usize| layers[of].get(rank).copied().unwrap_or(0);
     if zero.shards_parameters() {
         // The unit that is read, and the one that arrives; in a pipeline, the same of stages.
         whole.sort_unstable();
         let stages = whole.iter().rev().take(2).sum::<u64>();
-        memory.parameters += if plan.stages() > 1 { stages } else { root[0] + 2 * largest[0] };
+        memory.parameters += if plan.stages() > 1 { stages } else { root[0] + largest(0, 0) + largest(0, 1) };
     }
     if zero.shards_gradients() {
         // One unit's gradients, or two, when what the last part had kept is free.
         let last = stages.iter().flat_map(|&stage| costs.stage(stage, plan.stages())).next_back();
-        memory.gradients += root[1] + largest[1] + largest[1].saturating_sub(last.map_or(0, |part| part.saved));
+        memory.gradients += root[1] + largest(1, 0);
+        memory.gradients += largest(1, 1).saturating_sub(last.map_or(0, |part| part.saved));
+        // Sums of a micro-batch arrive beside those of the ones before it.
+        memory.gradients += if plan.micro_batches > 1 { sums } else { 0 };
     }
     memory.transient += messages;
     let held = in_flight(kind, plan.shape(), rank) as u64;
