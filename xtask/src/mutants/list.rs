@@ -204,7 +204,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/generate/processors.rs", from: "if sum > 1.0 - p {", to: "if sum > p {", test: MODELS },
     Mutant { file: "models/src/generate/stop.rs", from: "new.len().saturating_sub(longest + 4)", to: "new.len()", test: MODELS },
     Mutant { file: "models/src/config/rope.rs", from: "_ if !self.partial =>", to: "_ if self.partial =>", test: CONFIGS },
-    Mutant { file: "models/src/config/decoder.rs", from: ".filter(|_| !fields.has(\"num_key_value_heads\"))", to: "", test: CONFIGS },
+    Mutant { file: "models/src/config/decoder/read.rs", from: ".filter(|_| !fields.has(\"num_key_value_heads\"))", to: "", test: CONFIGS },
     Mutant { file: "models/src/config/windows.rs", from: "!alternates(family) && windows.iter()", to: "alternates(family) && windows.iter()", test: CONFIGS },
     Mutant { file: "nn/src/layers/grouped_query.rs", from: "placed.exchange(Exchange::Copy, &squares)?.div((all * placed.replicas()) as f64)?", to: "squares.div((all * placed.replicas()) as f64)?", test: SEQUENCES },
     Mutant { file: "models/src/config/family.rs", from: "head_dim: Some(128)", to: "head_dim: None", test: CONFIGS },
