@@ -103,6 +103,7 @@ mod training;
 mod two_trainers;
 mod unequal_sums;
 mod way;
+mod way_models;
 mod ways;
 mod whole_rules_cut;
 mod world_ranks;

@@ -25,6 +25,7 @@ mod prelude;
 mod ranks;
 mod training;
 mod way;
+mod way_models;
 mod ways;
 mod zero_memory;
 mod zero_stages;
