@@ -65,8 +65,8 @@ pub struct InspectedCall<'a, R: Runtime> {
 /// the backward pass, it is the first gradient that contains a NaN. The error names the operation, the line of the
 /// program that called it, and the nearest parameters before it, which identify the layer.
 ///
-/// Infinities are not reported, because masks consist of them. The check of each result waits for the device, so a step
-/// takes several times as long: use it to find a NaN, not for training.
+/// Infinities are not reported, because masks consist of them. The check of each result waits for the device, and a
+/// step takes several times as long. Use it to find a NaN, not for training.
 ///
 /// # Errors
 /// `ErrorKind::Anomaly` at the first NaN; otherwise the error of `f`.

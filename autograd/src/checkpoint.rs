@@ -92,10 +92,10 @@ impl Checkpoint {
         })
     }
 
-    /// Keeps at most `bytes` of values in each scope, such as a block, so that backward repeats the least computation:
-    /// floating-point operations, and a fixed number of them for each byte written. Minimal cuts of the graph of
-    /// recorded calls solve it. The choice is at least as good as adding outputs one by one, each the best for its
-    /// bytes, and for a few dozen calls mostly the best.
+    /// Keeps at most `bytes` of values in each scope, such as a block, so that backward repeats the least computation.
+    /// Computation is floating-point operations, and a fixed number of them for each byte written. Minimal cuts of the
+    /// graph of recorded calls solve it. The choice is at least as good as adding outputs one by one, each the best for
+    /// its bytes. For a few dozen calls it is mostly the best.
     ///
     /// Outputs of [functions](crate::apply_function) are kept in any case, and count first: they may exchange values
     /// with other ranks, which choose for themselves.

@@ -16,7 +16,7 @@ use crate::{Backward, Var, differentiable_grad, grad, mode::with_grad};
 /// their decompositions. Several outputs are read with [`Var::with_tangent`] and [`Var::tangent`].
 ///
 /// # Errors
-/// An error unless each tangent has its primal's shape and dtype; inside another `jvp`; and for a
+/// An error unless each tangent has its primal's shape and dtype, and inside another `jvp`. Also for a
 /// [`Function`](crate::Function) of an input, which has no rule for tangents.
 ///
 /// ```

@@ -11,8 +11,8 @@ use crate::{Backward, Gradients, Leaf, Var};
 /// computes them, and keeps the graph.
 ///
 /// The examples are on the first axis of every activation that meets a parameter. A parameter may be a factor of a
-/// product of matrices, a bias, a table of rows, the kernel of a convolution, the weight of a norm over the last axes, or
-/// an argument of an attention program. A product's gradients are one batched product.
+/// product of matrices, a bias, a table of rows or the kernel of a convolution. It may also be the weight of a norm
+/// over the last axes, or an argument of an attention program. A product's gradients are one batched product.
 ///
 /// A second backward pass checks the results: their weighted sum must be the gradient of the weighted sum of the
 /// losses.

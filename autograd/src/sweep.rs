@@ -1,8 +1,8 @@
 //! The engine of a backward pass: one walk over the graph, from the highest node number to the lowest.
 //!
-//! It has three maps, all for look-up alone: gradients that await their node, the state of each leaf, and the nodes
-//! that lead to an input. The last one exists only when weight gradients are deferred. A leaf's gradient is final when
-//! every edge to it is settled: its op call has run, or its node finished without giving one.
+//! Its three maps are for look-up alone: gradients that await their node, the state of each leaf, and the nodes that
+//! lead to an input. The last one exists only when weight gradients are deferred. A leaf's gradient is final when every
+//! edge to it is settled: its op call has run, or its node finished without giving one.
 //!
 //! Op calls for leaves of the nodes that read the output of a gradient-sending function are postponed (see
 //! `overlap.rs`).

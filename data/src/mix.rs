@@ -1,6 +1,6 @@
 //! Mixtures of two examples: mixup and CutMix.
 //!
-//! [`Loader::augment`](crate::Loader::augment) draws the second example from the whole dataset, so it depends on the
+//! [`Loader::augment`](crate::Loader::augment) draws the second example from the whole dataset. So it depends on the
 //! epoch and the first example alone, not on batch, rank or worker. A loss of classes `a` and `b` with weight `w` is
 //! `w · loss(a) + (1 − w) · loss(b)`: for the cross-entropy, that of the soft targets `w` and `1 − w`.
 //!

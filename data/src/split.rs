@@ -63,7 +63,7 @@ pub fn k_fold(len: usize, k: usize, seed: u64) -> Result<Vec<SplitIndices>> {
     folds("split::k_fold", by_class(&vec![(); len], seed).into_values().flatten(), len, k).at_caller()
 }
 
-/// Splits examples into `k` parts that have each class in proportion: its numbers in two parts differ by at most one,
+/// Splits examples into `k` parts that have each class in proportion. Its numbers in two parts differ by at most one,
 /// and so do the sizes of the parts. scikit-learn's `StratifiedKFold(shuffle=True)`.
 ///
 /// # Errors
@@ -80,9 +80,9 @@ pub fn stratified_k_fold<C: Ord + Debug>(classes: &[C], k: usize, seed: u64) -> 
     folds(op, grouped.into_values().flatten(), classes.len(), k).at_caller()
 }
 
-/// Weights `n / (C · n_c)` of `count` classes that are numbers from 0, for [`WeightedOrder`](crate::order::WeightedOrder)
-/// or a weighted loss: scikit-learn's `class_weight="balanced"`. `n` is the number of examples, `n_c` of those in the
-/// class, `C` the number of classes.
+/// Weights `n / (C · n_c)` of `count` classes that are numbers from 0, for
+/// [`WeightedOrder`](crate::order::WeightedOrder) or a weighted loss: scikit-learn's `class_weight="balanced"`. `n` is
+/// the number of examples, `n_c` of those in the class, `C` the number of classes.
 ///
 /// # Errors
 /// Fails if a class is not below `count`, or a class has no example.

@@ -2,8 +2,8 @@
 //!
 //! Solvers and factorizations take a matrix or a batch of them, `[.., M, N]`, in `f32` or `f64`. They compute one after
 //! another on the host by [faer](https://docs.rs/faer), in one thread unless a program enables faer's own threads. The
-//! CPU's tensors are copied once each way; those of a GPU travel to the host and back. Norms without singular values are
-//! computed on the device.
+//! CPU's tensors are copied once each way; those of a GPU travel to the host and back. Norms without singular values
+//! are computed on the device.
 //!
 //! Gradients are computed of ops and of these functions, so every function can be differentiated again, where its value
 //! is smooth. [`jvp`](autograd::jvp) has no rule for them.

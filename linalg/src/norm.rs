@@ -45,8 +45,8 @@ pub fn matrix_norm<R: Runtime>(a: &Var<R>, norm: MatrixNorm) -> Result<Var<R>> {
 /// is 0.
 ///
 /// # Errors
-/// Fails if `order` is not a number, if there is no such axis, or if a norm of an order other than 0, 1 and 2 has no
-/// elements.
+/// Fails if `order` is not a number, or there is no such axis. Fails too if a norm of an order other than 0, 1 and 2
+/// has no elements.
 #[track_caller]
 pub fn vector_norm<R: Runtime>(x: &Var<R>, order: f64, axes: &[isize]) -> Result<Var<R>> {
     let absolute = x.abs()?;

@@ -15,8 +15,8 @@ use crate::{
 };
 
 /// The factors `Q: [.., M, K]`, with orthonormal columns, and `R: [.., K, N]`, upper triangular, of `A = Q R`, for
-/// `a: [.., M, N]` and `K = min(M, N)`. The diagonal of `R` is not negative, so that the factors are unique where the first
-/// `K` columns are independent.
+/// `a: [.., M, N]` and `K = min(M, N)`. The diagonal of `R` is not negative, so that the factors are unique where the
+/// first `K` columns are independent.
 ///
 /// # Errors
 /// Fails unless `a` has two axes or more. Where these columns are dependent, the gradient is an

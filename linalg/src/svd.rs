@@ -23,11 +23,11 @@ pub struct Svd<R: Runtime> {
     pub vt: Var<R>,
 }
 
-/// The reduced singular value decomposition of `a: [.., M, N]`, with `K = min(M, N)` singular values. The largest element
-/// of each left singular vector is positive.
+/// The reduced singular value decomposition of `a: [.., M, N]`, with `K = min(M, N)` singular values. The largest
+/// element of each left singular vector is positive.
 ///
-/// The gradient of singular vectors is infinite, or not a number, where singular values are equal, or 0 in a matrix that
-/// is not square; that of singular values is not.
+/// The gradient of singular vectors is infinite, or not a number, where singular values are equal, or 0 in a matrix
+/// that is not square. That of singular values is finite.
 ///
 /// # Errors
 /// Fails if a matrix has elements that are not finite.

@@ -63,8 +63,8 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Loads the model in a folder or a GGUF file, with parameters of the element type in `init`.
     ///
     /// Names and shapes are compared before any memory is allocated; then one weight at a time is read. With
-    /// [`Init::lazily`] only buffers and weights in four bits are read at once. A trainer that shards reads its rank's part of each
-    /// other weight, so no rank holds the full model.
+    /// [`Init::lazily`] only buffers and weights in four bits are read at once. A trainer that shards reads its rank's
+    /// part of each other weight, so no rank holds the full model.
     ///
     /// # Errors
     /// Fails if the folder holds no such model. One error lists all weights that are missing, unexpected or of another
@@ -137,8 +137,8 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     ///
     /// # Errors
     /// Fails if a file cannot be written, or a parameter has no name in the family's files. Fails too for a model with
-    /// adapters or programs of scores, which these files cannot hold, for cut experts, for weights in four bits, and
-    /// for a pipeline stage.
+    /// adapters or programs of scores, which these files cannot hold. Cut experts, weights in four bits and pipeline
+    /// stages are errors too.
     #[track_caller]
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());

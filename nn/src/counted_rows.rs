@@ -20,9 +20,9 @@ thread_local! {
     static COUNTED: Cell<Option<CountedRows>> = const { Cell::new(None) };
 }
 
-/// Says to layers that compute statistics over rows, as [`BatchNorm`](crate::BatchNorm) and
-/// [mixtures of experts](crate::moe::Routing::loads) do, which rows count of the
-/// batches that this thread runs through models from now on; none for all. Gives what held before. Loops set it.
+/// Sets which rows count of the batches that this thread runs through models from now on; none for all. Layers that
+/// compute statistics over rows read it, as [`BatchNorm`](crate::BatchNorm) and [mixtures of
+/// experts](crate::moe::Routing::loads) do. Gives what held before. Loops set it.
 pub fn set_counted_rows(counted: Option<CountedRows>) -> Option<CountedRows> {
     COUNTED.replace(counted)
 }

@@ -9,8 +9,8 @@ use crate::{AdapterSlot, Buffer, Mode, Param, parallel::ContextSlot};
 
 /// Something that holds parameters, buffers or modes: a model, a layer, or one of those three.
 ///
-/// Derive it. By hand, call [`Visitor::enter`], `visit` of every part with its name, and [`Visitor::leave`], always in
-/// the same order: it is the order of the model's parameters.
+/// Derive it. By hand, call [`Visitor::enter`], `visit` of every part with its name, and [`Visitor::leave`]. Call them
+/// always in the same order: it is the order of the model's parameters.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no module on `{R}`",
     label = "holds nothing a model can visit",
@@ -30,13 +30,13 @@ pub trait Forward<R: Runtime>: Module<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>>;
 }
 
-/// A part of a model that one rank of a pipeline runs as a whole: several values in, several out, of any shapes and
-/// element types. Its parameters are those it visits as a [`Module`]; a parameter's name should be its name in the
+/// A part of a model that one rank of a pipeline runs as a whole. Several values go in, and several out, of any shapes
+/// and element types. Its parameters are those it visits as a [`Module`]; a parameter's name should be its name in the
 /// whole model.
 ///
-/// A stage is given what the stage before made, in its order; the first is given a micro-batch's inputs, what the last
-/// makes goes to the loss. It must make values of the same shapes and dtypes for every micro-batch. Gradients flow back
-/// to the floating inputs that needed them where they were made: integers and masks travel forward alone.
+/// A stage is given what the stage before made, in its order. The first is given a micro-batch's inputs; the values of
+/// the last go to the loss. It must make values of the same shapes and dtypes for every micro-batch. Gradients flow
+/// back to the floating inputs that needed them where they were made: integers and masks travel forward alone.
 #[doc(alias("TrainablePipelineStage"))]
 pub trait Stage<R: Runtime>: Module<R> {
     /// Applies it to one micro-batch.

@@ -20,8 +20,8 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// The parameters with their full names, in the model's order. A shared parameter is listed once, under its first
     /// name.
     ///
-    /// Each parameter's leaf takes that name, which errors and checkpoints then show. A part of a model that was named as a
-    /// whole leaves the longer names as they are.
+    /// Each parameter's leaf takes that name, which errors and checkpoints then show. A part of a model that was named
+    /// as a whole leaves the longer names as they are.
     fn named_parameters(&self) -> Vec<(String, Param<R>)> {
         let mut seen = HashSet::new();
         let mut named = Vec::new();
@@ -111,8 +111,8 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         summary::table(&self.named_parameters())
     }
 
-    /// What a forward pass does, module by module: shapes, parameters, FLOPs, and the bytes that the tape keeps. `forward` runs it on
-    /// inputs of one's own; on a [`NullRuntime`](numcore::NullRuntime) nothing is computed.
+    /// The summary of a forward pass, module by module: shapes, parameters, FLOPs, and the bytes that the tape keeps.
+    /// `forward` runs it on inputs of one's own; on a [`NullRuntime`](numcore::NullRuntime) nothing is computed.
     ///
     /// ```
     /// # use autograd::Var;
@@ -138,8 +138,8 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         ModuleSummary::of(self, forward)
     }
 
-    /// Runs `forward`, and returns its result with the outputs of the model's modules, by full name in the model's order.
-    /// Forward hooks of other frameworks read these.
+    /// Runs `forward`, and returns its result with the outputs of the model's modules, by full name in the model's
+    /// order. Forward hooks of other frameworks read these.
     ///
     /// A module's output is that of its last op call. Modules are told apart as in [`ModuleSummary`]: one without
     /// parameters counts to the module around it. All outputs of op calls stay in memory until this returns.
@@ -174,9 +174,9 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         self.to_dtype_where(|_| true, dtype)
     }
 
-    /// Casts the floating parameters and buffers whose full name satisfies `which`, so that parts of a model differ in dtype:
-    /// `model.to_dtype_where(under("encoder"), DType::BF16)`. Where such parts meet, cast the activations, or compute under
-    /// [`autocast`](autograd::autocast).
+    /// Casts the floating parameters and buffers whose full name satisfies `which`, so that parts of a model differ in
+    /// dtype: `model.to_dtype_where(under("encoder"), DType::BF16)`. Where such parts meet, cast the activations, or
+    /// compute under [`autocast`](autograd::autocast).
     #[track_caller]
     fn to_dtype_where(&self, which: impl Fn(&str) -> bool, dtype: DType) -> Result<()> {
         for (_, p) in self.named_parameters().iter().filter(|(name, p)| which(name) && p.dtype().is_float()) {
@@ -188,8 +188,8 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         Ok(())
     }
 
-    /// Takes parameters, buffers and what is trained from a model of the same structure on another device, or on this one: a model moves
-    /// between devices by making one there and copying into it. Values keep the dtypes of `other`.
+    /// Takes parameters, buffers and what is trained from a model of the same structure, on another device or on this
+    /// one. A model moves between devices by making one there and copying into it. Values keep the dtypes of `other`.
     ///
     /// ```
     /// # use nn::{Init, Linear, ModuleExt};
@@ -229,8 +229,8 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         ModelState::of(self).load(moved.collect::<Result<_>>()?, true).map(drop)
     }
 
-    /// An error, with the first parameter's name, if parameters are cut over ranks: for what writes or exports whole models. A rank has
-    /// [pieces](Param::placed) of those alone; a checkpoint has all of them.
+    /// An error, with the first parameter's name, if parameters are cut over ranks: for what writes or exports whole
+    /// models. A rank has [pieces](Param::placed) of those alone; a checkpoint has all of them.
     fn require_whole(&self) -> Result<()> {
         state::require_whole(&self.named_parameters())
     }
@@ -286,7 +286,8 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
 
 impl<R: Runtime, M: Module<R> + ?Sized> ModuleExt<R> for M {}
 
-/// Whether a name is `prefix` or is below it: `under("encoder")` accepts `encoder.0.weight`, not `encoder2.weight`.
+/// The test whether a name is `prefix` or is below it: `under("encoder")` accepts `encoder.0.weight`, not
+/// `encoder2.weight`.
 pub fn under(prefix: &str) -> impl Fn(&str) -> bool {
     move |name| {
         name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.') || prefix.is_empty())

@@ -16,8 +16,8 @@ pub struct Capabilities {
     /// The largest size of one operand, in bytes.
     pub max_binding: usize,
     /// Bytes of temporary memory for one piece of an operation that works in pieces: the logits of
-    /// [`LinearCrossEntropy`](crate::fused::LinearCrossEntropy). A constant of the runtime, not of the device, since sums depend on
-    /// how many pieces there are.
+    /// [`LinearCrossEntropy`](crate::fused::LinearCrossEntropy). A constant of the runtime, not of the device, since
+    /// sums depend on how many pieces there are.
     pub piece: usize,
 }
 
@@ -46,7 +46,7 @@ impl Capabilities {
         table
     }
 
-    /// How the device supports `dtype`, in words.
+    /// The support of `dtype` by the device, in words.
     fn how(&self, dtype: DType) -> &'static str {
         match (self.storage.contains(&dtype), self.compute.contains(&dtype)) {
             (true, true) => "computed in",

@@ -71,8 +71,8 @@ impl DType {
         matches!(self, DType::F16 | DType::BF16)
     }
 
-    /// Tells whether this is an 8-bit float. Such values are moved, and cast from and to other dtypes with `to_dtype`; any
-    /// other operation on them is an error. They carry no gradient.
+    /// Tells whether this is an 8-bit float. Such values are moved, and cast from and to other dtypes with `to_dtype`;
+    /// any other operation on them is an error. They carry no gradient.
     pub const fn is_storage(self) -> bool {
         matches!(self, DType::F8E4M3 | DType::F8E5M2)
     }

@@ -84,8 +84,8 @@ impl FlatLayout {
     }
 
     /// This layout for elements of another dtype. A dtype at least a quarter as wide keeps every offset, counted in
-    /// elements. One kernel can then run over both buffers (`f32` optimizer state of half-precision parameters). A dtype
-    /// of an eighth of the width may need other offsets.
+    /// elements. One kernel can then run over both buffers (`f32` optimizer state of half-precision parameters). A
+    /// dtype of an eighth of the width may need other offsets.
     pub fn with_dtype(&self, dtype: DType) -> FlatLayout {
         let stays = |at: usize| (at * dtype.size()).is_multiple_of(SIMD);
         if self.0.ranges.iter().all(|l| stays(l.offset())) && stays(self.0.len) {

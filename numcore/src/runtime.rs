@@ -107,7 +107,7 @@ pub enum Support {
 ///
 /// Methods may be asynchronous; errors surface at the latest in [`synchronize`](Runtime::synchronize) or
 /// [`download`](Runtime::download). An index out of range is reported once, and the queue continues. A failure of the
-/// device (memory, a kernel, the driver) loses the work queued since, and is sticky: every later call on that queue
+/// device (memory, a kernel, the driver) loses the work queued since. It is sticky: every later call on that queue
 /// reports it.
 ///
 /// This crate infers shapes and allocates memory; kernels fill outputs. Every operand of one call is on this device,

@@ -1,8 +1,8 @@
 //! The safetensors format: named tensors in one file, whose contents are not trusted.
 //!
-//! A file is the header's length (8 bytes, little endian), a JSON header with every tensor's dtype, shape and byte
-//! range, and the ranges without gaps. The crate `safetensors` parses the header. Its own reader is not used: it panics
-//! if ranges sum to more than `usize` holds, and it needs the whole file in memory.
+//! A file is the header's length (8 bytes, little endian), a JSON header, and the ranges without gaps. The header has
+//! every tensor's dtype, shape and byte range. The crate `safetensors` parses the header. Its own reader is not used:
+//! it panics if ranges sum to more than `usize` holds, and it needs the whole file in memory.
 
 mod replacement;
 
@@ -178,7 +178,7 @@ pub fn metadata(path: impl AsRef<Path>) -> Result<Notes> {
 }
 
 /// Writes tensors and notes to a file, all or nothing. They go to a temporary file in the same folder, which replaces
-/// `path` once it is on disk; on an error, the old file is unchanged. If `path` is a symbolic link, the link stays and
+/// `path` once it is on disk. On an error, the old file is unchanged. If `path` is a symbolic link, the link stays and
 /// its target is replaced. A path that is not a regular file (a folder, a device, a pipe, a socket) is an error.
 ///
 /// Tensors are stored by descending element size, then by name, so that readers which map the file find them aligned.

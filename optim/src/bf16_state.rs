@@ -7,8 +7,8 @@ use crate::{Config, Elementwise, HyperParam, Scalars, StateSpec, StepContext, Up
 /// A rule whose states are bfloat16: half the memory of `f32`. Updates compute in the dtype of the rule.
 ///
 /// States are rounded stochastically: to either neighbor, by chance in proportion to the distance from the other. So a
-/// running mean that moves by less than half a step of bfloat16 moves on average, where rounding to the nearest would
-/// stop it: a mean with `β = 0.999` at a change of 0.2 to 0.4 percent.
+/// running mean that moves by less than half a step of bfloat16 moves on average. Rounding to the nearest would stop a
+/// mean with `β = 0.999` at a change of 0.2 to 0.4 percent.
 ///
 /// States whose errors updates amplify keep their dtype: the average of schedule-free rules, and the two means that
 /// centered RMSprop subtracts.

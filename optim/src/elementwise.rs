@@ -89,7 +89,7 @@ pub trait Elementwise: Config {
     fn states(&self) -> Vec<StateSpec>;
     /// Builds the program of the formula with [`UpdateForm::program`].
     fn program(&self, form: UpdateForm) -> Program;
-    /// The run-time scalars of the update, combined on the host in `f64` where possible: a program computes in the
+    /// The run-time scalars of the update, combined on the host in `f64` where possible. A program computes in the
     /// parameters' dtype, in which `1 − β` would lose digits.
     fn scalars(&self, now: StepContext) -> Scalars;
     /// Checks hyper-parameters that constrain each other.

@@ -23,8 +23,8 @@ pub enum WidthRule {
 /// The maximal update parametrization (muP) of a model, from the shapes of a base model that differs in widths alone.
 /// With it, hyper-parameters that are best at the base's widths stay so.
 ///
-/// A weight `[O, I, ..]` is hidden if both widths differ from the base's, an output if it is named so, and otherwise an
-/// input, as biases, norms and embeddings are. With `r = I/I₀` and `q = O/O₀`:
+/// A weight `[O, I, ..]` is hidden if both widths differ from the base's, and an output if it is named so. Otherwise it
+/// is an input, as biases, norms and embeddings are. With `r = I/I₀` and `q = O/O₀`:
 ///
 /// | | input | hidden | output |
 /// |---|---|---|---|
@@ -94,8 +94,8 @@ impl MaximalUpdate {
         scale_parameters(model, |name| self.weights.get(name).map_or(1.0, |factors| factors.values))
     }
 
-    /// Divides groups by the widths of parameters: each has its learning rate times that of the table, and its weight
-    /// decay divided by it, so that decay per step does not depend on widths.
+    /// Divides groups by the widths of parameters. Each has its learning rate times that of the table. Its weight decay
+    /// is divided by it, so that decay per step does not depend on widths.
     pub fn groups<C: UpdateRule>(&self, groups: ParamGroups<C>, rule: WidthRule) -> ParamGroups<C> {
         let rate = move |factors: &WidthFactors| match rule {
             WidthRule::Adaptive => factors.adaptive,
@@ -139,8 +139,8 @@ impl WidthFactors {
     }
 }
 
-/// Multiplies the values of parameters by factors by name. With `1/√(2L)` for the last weights of the branches of `L`
-/// residual blocks, the sum of the branches does not grow with depth (Radford et al. 2019).
+/// Multiplies the values of parameters by factors by name. Let it be `1/√(2L)` for the last weights of the branches of
+/// `L` residual blocks. Then the sum of the branches does not grow with depth (Radford et al. 2019).
 #[doc(alias("depth_scaled_init"))]
 pub fn scale_parameters<R: Runtime>(model: &(impl Module<R> + ?Sized), factor: impl Fn(&str) -> f64) -> Result<()> {
     for (name, parameter) in model.named_parameters() {

@@ -175,8 +175,8 @@ pub trait OptimizerCore<R: Runtime>: Sealed + Send + Sync {
     /// ones would be. False for rules that use norms or matrices.
     fn is_elementwise(&self) -> bool;
 
-    /// The settings that must be equal on ranks that train together, as text: the rule, its hyper-parameters, the
-    /// parameters of each group, and future learning rates.
+    /// The settings that must be equal on ranks that train together, as text. They are the rule, its hyper-parameters,
+    /// the parameters of each group, and future learning rates.
     fn describe(&self) -> String;
 
     /// Reorders the parameters of each buffer, with their state, by ascending `key`, so that gradients that become
@@ -190,7 +190,7 @@ pub trait OptimizerCore<R: Runtime>: Sealed + Send + Sync {
     /// An error of an optimizer that cannot determine the groups of further parameters; nothing changes then.
     fn add_params(&mut self, leaves: &[Arc<Leaf<R>>]) -> Result<()>;
 
-    /// Has the whole of each cut parameter updated by one of the ranks that have pieces, if its rule needs it whole;
+    /// Has the whole of each cut parameter updated by one of the ranks with pieces, if its rule needs it whole.
     /// `placed` gives the pieces. Returns the identities of the leaves that are updated so; this rank has their state
     /// whole or not at all. An optimizer that is elementwise updates pieces as they are.
     ///

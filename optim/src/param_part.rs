@@ -67,8 +67,8 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
         Err(ErrorKind::Shared { op: C::NAME, what }.into())
     }
 
-    /// The next parameters that one call of the rule updates: adjacent ones with a gradient and equal counts of
-    /// updates; or one parameter, if each is `alone`.
+    /// The next parameters that one call of the rule updates: one if each is `alone`. Otherwise they are adjacent ones
+    /// with a gradient and equal counts of updates.
     fn next_run(&self, from: usize, grads: &Flat<R>, alone: bool) -> Option<std::ops::Range<usize>> {
         let key = |i: usize| (self.steps[i], if C::PER_PARAMETER || alone { i } else { 0 });
         next_run(self.params.len(), from, |i| (grads.is_written(i) && self.cut.get(i).is_none()).then(|| key(i)))

@@ -13,7 +13,7 @@ use crate::{StateSpec, memory::lending, runs::next_run};
 
 /// Parameters of one dtype in one buffer, in the given order, with an `f32` master copy if they are f16 or bf16.
 ///
-/// A leaf stays usable if its value is replaced, for example by a checkpoint loaded into the model: the new value is
+/// A leaf stays usable if its value is replaced, for example by a checkpoint loaded into the model. The new value is
 /// copied into the buffer before the next update.
 pub struct FlatParams<R: Runtime> {
     leaves: Vec<Arc<Leaf<R>>>,

@@ -113,8 +113,8 @@ pub trait UpdateRule: Config {
         0
     }
 
-    /// Returns the part of one parameter, or of a piece of it, in the sums: `[S]`, or a row of the first sums if the
-    /// others are 0. May write states, not parameters.
+    /// Returns the part of one parameter, or of a piece of it, in the sums. It is `[S]`, or a row of the first sums if
+    /// the others are 0. May write states, not parameters.
     ///
     /// The first phase of an update calls it for each parameter with a gradient. The parts of all parameters, groups
     /// and ranks are added, and [`adapt`](UpdateRule::adapt) takes the totals. The second phase is the updates. A rule

@@ -37,8 +37,8 @@ pub trait Shards<R: Runtime>: Send + Sync {
     fn base_lrs(&self) -> Vec<f64> {
         self.lrs(0)
     }
-    /// The settings that must be equal on ranks that train together, as text: the rule, hyper-parameters and future
-    /// learning rates, but not the group of each parameter. The default covers learning rates.
+    /// The settings that must be equal on ranks that train together, as text. They are the rule, hyper-parameters and
+    /// future learning rates, but not the group of each parameter. The default covers learning rates.
     fn describe(&self) -> String {
         format!("{:?}", SAMPLED.map(|step| self.lrs(step)))
     }
@@ -131,7 +131,7 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     fn row(&self, k: usize, piece: usize) -> Result<StateRow<R>>;
     /// Replaces state `k` of a fragment by a value of the fragment's shape.
     fn set_row(&mut self, k: usize, piece: usize, value: &Tensor<R>) -> Result<()>;
-    /// Adopts a value of a fragment that the caller has replaced: the master copy of a half-precision parameter
+    /// Adopts a value of a fragment that the caller has replaced. The master copy of a half-precision parameter
     /// follows, unless it already rounds to the value.
     fn adopt(&mut self, piece: usize, value: &Tensor<R>) -> Result<()> {
         let Some(k) = self.state(piece).iter().position(|(name, _)| *name == MASTER) else { return Ok(()) };

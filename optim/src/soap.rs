@@ -38,7 +38,7 @@ config! {
 /// The first gradient only sets the bases, and changes no parameter. Later a basis is changed by one power iteration
 /// and a QR factorization, on the host ([`linalg`]). A side of more than 10 000 has no basis. Parameters that are no
 /// matrices have none: for them, it is Adam. Where Gram matrices have equal eigenvalues, as those of the first
-/// gradients, bases follow from rounding: the weights of two cuts of a model over ranks then differ by more than that.
+/// gradients, bases follow from rounding. The weights of two cuts of a model over ranks then differ by more than that.
 ///
 /// Vyas et al., *SOAP: Improving and Stabilizing Shampoo using Adam*, 2024.
 pub type Soap<R> = FlatOptimizer<R, SoapConfig>;

@@ -5,7 +5,7 @@ use numcore::{DType, pointwise::Expr};
 /// Rounds `x` to bfloat16 stochastically, given the seed of the update and the number of the state.
 ///
 /// Next to the nearest value `n` is the neighbor `m` on the side of `x`. A step of the significand is between 2⁻⁸ and
-/// 2⁻⁷ of `n`, and below a power of two half of it: 1.25 · 2⁻⁸ of `n` is nearer to `m` than to any other value.
+/// 2⁻⁷ of `n`, and below a power of two half of it. So 1.25 · 2⁻⁸ of `n` is nearer to `m` than to any other value.
 pub(crate) fn round_stochastic<'b>(x: Expr<'b>, seed: Expr<'b>, state: usize) -> Expr<'b> {
     let nearest = |x: Expr<'b>| x.cast(DType::BF16).cast_like(x);
     let n = nearest(x);

@@ -27,10 +27,10 @@ pub struct Goodput {
 impl Goodput {
     /// The goodput of a run of `ranks` ranks.
     ///
-    /// Failures come at random, independently of each other and of what the run does. Between checkpoints `T` seconds
-    /// apart, which take `C` each, a run with mean time `M` between failures and restarts of `R` seconds takes
-    /// `M·e^(R/M)·(e^((T+C)/M) − 1)` seconds for `T` seconds of progress (Daly 2006). The interval is the best, near
-    /// `√(2·C·M)` for short checkpoints (Young 1974).
+    /// Failures come at random, independently of each other and of what the run does. Let checkpoints be `T` seconds
+    /// apart and take `C` each, the mean time between failures be `M`, and restarts take `R` seconds. Then `T` seconds
+    /// of progress take `M·e^(R/M)·(e^((T+C)/M) − 1)` seconds (Daly 2006). The interval is the best, near `√(2·C·M)`
+    /// for short checkpoints (Young 1974).
     ///
     /// # Errors
     /// Fails unless times are finite, the time between failures is above 0, and there are ranks.

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// A machine of many ranks, each with a device of its own. Its text is TOML; [`Machine::named`] has some.
 ///
-/// Seven numbers make times out of costs: two of a device, one of its kernels, and two of each link. Those of named GPUs
-/// are the vendor's peaks times [`FITTED_SHARES`], with no latencies and no time of a kernel.
+/// Seven numbers make times out of costs: two of a device, one of its kernels, and two of each link. Those of named
+/// GPUs are the vendor's peaks times [`FITTED_SHARES`], with no latencies and no time of a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
@@ -58,13 +58,13 @@ impl LinkSpeed {
 }
 
 /// Shares of the vendor's peaks that training reaches: of products, of memory, of the link in a node, and of the
-/// network. They are fitted on the eight runs of Korthikanti et al. 2022 (tables 4 and 5) with Megatron-LM on A100s, and
-/// on nothing else; no share may exceed 1. These four are all fitted constants of an [`Estimate`](crate::Estimate).
+/// network. They are fitted on the eight runs of Korthikanti et al. 2022 (tables 4 and 5) with Megatron-LM on A100s
+/// alone. No share may exceed 1. These four are all fitted constants of an [`Estimate`](crate::Estimate).
 pub const FITTED_SHARES: [f64; 4] = [0.868, 1.0, 0.397, 0.262];
 
 impl Machine {
-    /// A GPU by its vendor's numbers: TFLOP/s in half precision, GB/s and GB of memory, GB/s of the link in a node and of
-    /// the network for each GPU, one way.
+    /// A GPU by its vendor's numbers. They are TFLOP/s in half precision, GB/s and GB of memory. The others are GB/s of
+    /// the link in a node and of the network for each GPU, one way.
     fn gpu(name: &str, tflops: f64, memory: [f64; 2], links: [f64; 2]) -> Self {
         let [flops, bandwidth, node, network] = FITTED_SHARES;
         Machine {

@@ -51,13 +51,13 @@ pub struct TrainingPlan {
     pub micro_batch: usize,
     /// The stage of ZeRO; 0 shards nothing.
     pub zero: u8,
-    /// What backward computes again.
+    /// The values that backward computes again.
     pub recompute: Recompute,
     /// True if gradients of half-precision parameters are added up, and travel, in `f32`.
     pub main_gradients: bool,
 }
 
-/// What a backward pass computes again, in each block.
+/// The values that a backward pass computes again, in each block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
@@ -232,8 +232,8 @@ impl TrainingPlan {
         })
     }
 
-    /// Sets the options of a training step that the plan decides: ZeRO or buckets, main gradients, experts over ranks, and
-    /// the number of micro-batches of a model in one stage. That of a pipeline is part of its input.
+    /// Sets the options of a training step that the plan decides. They are ZeRO or buckets, main gradients, experts
+    /// over ranks, and the number of micro-batches of a model in one stage. That of a pipeline is part of its input.
     pub fn configure<'m, R: Runtime>(&self, builder: TrainStepBuilder<'m, R>) -> Result<TrainStepBuilder<'m, R>> {
         let (stage, main_gradients) = (self.zero_stage()?, self.main_gradients);
         let builder = match stage {

@@ -19,8 +19,8 @@ pub struct Rehearsal {
 }
 
 impl Rehearsal {
-    /// Runs three steps of rank `rank` of a plan, with everything that a training step does. `build` makes the model and
-    /// its step on the rank's mesh, as a program does, and returns a function that takes a step.
+    /// Runs three steps of rank `rank` of a plan, with everything that a training step does. `build` makes the model
+    /// and its step on the rank's mesh, as a program does, and returns a function that takes a step.
     ///
     /// Exchanges and kernels are counted one by one, which takes as long as the step's op calls. `recomputes` is
     /// [`Machine::recomputes`](crate::Machine::recomputes).

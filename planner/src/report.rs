@@ -5,9 +5,9 @@ use std::fmt::{self, Write as _};
 use crate::{Estimate, FoundPlans, Machine};
 
 impl FoundPlans {
-    /// A table of the best plans, the fastest first: seconds of a step, sequences per second, the share of the peak
-    /// that the model's own operations are, and GB of the rank that needs most. Then the shares of the time in which a
-    /// rank waits: for layers' exchanges, in bubbles, and for everything else that is exposed.
+    /// A table of the best plans, the fastest first. It has seconds of a step, sequences per second, the share of the
+    /// peak of the model's own operations, and GB of the largest rank. Then the shares of the time in which a rank
+    /// waits: for layers' exchanges, in bubbles, and for everything else that is exposed.
     pub fn table(&self, machine: &Machine) -> String {
         let mut text = String::from("   step s    seq/s  peak %      GB  layers %  bubble %  other %  plan\n");
         for found in &self.best {

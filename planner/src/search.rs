@@ -55,12 +55,13 @@ pub struct FoundPlans {
     pub refused: Vec<String>,
 }
 
-/// What a measurement depends on: pieces along tensor, context and expert, the micro-batch, and what is recomputed.
+/// The part of a plan that a measurement depends on: pieces along tensor, context and expert, the micro-batch, and what
+/// is recomputed.
 type Cut = (usize, usize, usize, usize, Recompute);
 
 impl PlanSearch {
-    /// A search with micro-batches of up to 8 sequences, no context and expert axes, up to 4 stages on a rank, and 10
-    /// plans to return.
+    /// A search with micro-batches of up to 8 sequences, and no context and expert axes. Ranks have up to 4 stages, and
+    /// 10 plans are returned.
     pub fn new(ranks: usize, global_batch: usize) -> Self {
         PlanSearch {
             ranks,
@@ -76,7 +77,7 @@ impl PlanSearch {
     }
 
     /// Estimates all plans that fit, and simulates the best. `make` makes the model as for [`ModelCosts::measure`], for
-    /// the pieces and the micro-batch of the plan that it is given; a model that it cannot make is left out.
+    /// the pieces and the micro-batch of the plan that it is given. A model that it cannot make is left out.
     ///
     /// # Errors
     /// Fails if no plan fits, and says why.

@@ -126,7 +126,7 @@ impl WgpuDevice {
     }
 
     /// The invocations of a subgroup that keeps a tile of a product. A software driver reads one element at a time, and
-    /// fewer in a subgroup; on a GPU, an exchange between invocations takes as long as reading workgroup memory.
+    /// fewer in a subgroup. On a GPU, an exchange between invocations takes as long as reading workgroup memory.
     pub(crate) fn lanes(&self) -> Option<usize> {
         (self.software && self.subgroup >= 4).then_some(self.subgroup)
     }

@@ -19,8 +19,8 @@ pub(crate) struct KernelFile {
 }
 
 impl KernelFile {
-    /// The cache of an adapter's kernels, with those of earlier processes. None where the interface has no cache, or the
-    /// user no cache folder.
+    /// The cache of an adapter's kernels, with those of earlier processes. None where the interface has no cache, or
+    /// the user no cache folder.
     pub(crate) fn open(device: &wgpu::Device, info: &wgpu::AdapterInfo, folder: Option<PathBuf>) -> Option<Self> {
         if !device.features().contains(wgpu::Features::PIPELINE_CACHE) {
             return None;

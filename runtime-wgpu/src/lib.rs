@@ -4,14 +4,14 @@
 //! named `wg_…` are defined in this crate (`prelude`): WGSL's own are wrong in the fifth digit, and WGSL has no 64-bit
 //! integers. Every buffer is an array of 32-bit words. Smaller elements are written in whole words where they are
 //! contiguous, by atomics elsewhere (`access`). Where the adapter has subgroups, rows are merged in them, and on
-//! software adapters products are computed in them (`matmul`); the bits are those of workgroup memory.
+//! software adapters products are computed in them (`matmul`). The bits are those of workgroup memory.
 //!
-//! Work is recorded and submitted in batches of about ten billion operations, since drivers end long ones (`queue`); a
+//! Work is recorded and submitted in batches of about ten billion operations, since drivers end long ones (`queue`). A
 //! long product or call of attention becomes several launches. Programs of more operands than an adapter binds run on
 //! copies in one buffer (`packing`). Handles of one adapter share a device, so their tensors may be used together
 //! (`device`). Compiled kernels are kept in the user's cache folder, where the interface can do so (`kernel_file`).
 //!
-//! f16 and bf16 are upcast and rounded by integer arithmetic, exactly as on the CPU, on every adapter: WGSL's own f16
+//! f16 and bf16 are upcast and rounded by integer arithmetic, exactly as on the CPU, on every adapter. WGSL's own f16
 //! may take subnormals for 0, and its rounding is not specified. `i64` is exact. `f64` is stored and moved, but
 //! arithmetic in it is an error, never a silent change. An index out of range is an error of the next
 //! [`download`](numcore::Runtime::download) or [`synchronize`](numcore::Runtime::synchronize) of its queue, and of no

@@ -21,7 +21,8 @@ pub(crate) struct PackedOperands {
 }
 
 impl PackedOperands {
-    /// Copies of the smallest operands, as many as a kernel cannot bind beside `others` buffers; none if it can bind all.
+    /// Copies of the smallest operands, as many as a kernel cannot bind beside `others` buffers; none if it can bind
+    /// all.
     pub(crate) fn of(wgpu: &Wgpu, views: &[OperandView<'_>], others: usize) -> Result<Option<PackedOperands>> {
         if Bindings::binds(&wgpu.queue.device, views, others) {
             return Ok(None);

@@ -23,8 +23,8 @@ const WINDOW: usize = 8 << 10;
 const ALIGN: usize = 256;
 /// The number of kernels of a batch. More hide the cost of a submission, fewer let the device start earlier.
 const BATCH: usize = 64;
-/// The operations of a batch, after which it is submitted: a slow GPU computes them within a second, and drivers end work
-/// that takes longer than two.
+/// The operations of a batch, after which it is submitted. A slow GPU computes them within a second, and drivers end
+/// work that takes longer than two.
 const WORK: u64 = 10_000_000_000;
 /// The most operations of one launch: a slow GPU computes them within a second.
 pub(crate) const LARGEST: u64 = if cfg!(test) { 100_000 } else { 100_000_000_000 };

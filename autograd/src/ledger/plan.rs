@@ -1,10 +1,10 @@
 //! The choice of outputs to keep at a price of bytes: a minimal cut.
 //!
-//! Two questions about a call are whether backward needs its outputs, and whether it computes them again. A call that is
-//! needed and not computed again costs bytes. One that is computed again costs time, and needs its inputs. So the graph
-//! has two nodes for each call, "needed" and "again", on the source's side of the cut if the answer is yes. The edge from
-//! the first to the second has the price of the call's bytes, that from the second to the sink its cost. Edges from
-//! "again" to "needed" of each input have no limit, so the cut does not part them.
+//! Two questions about a call are whether backward needs its outputs, and whether it computes them again. A call that
+//! is needed and not computed again costs bytes. One that is computed again costs time, and needs its inputs. So the
+//! graph has two nodes for each call, "needed" and "again", on the source's side of the cut if the answer is yes. The
+//! edge from the first to the second has the price of the call's bytes, that from the second to the sink its cost.
+//! Edges from "again" to "needed" of each input have no limit, so the cut does not part them.
 
 use super::cut::FlowGraph;
 

@@ -1,8 +1,8 @@
 //! The search for the outputs to keep within a budget.
 //!
-//! A higher price of bytes keeps fewer of them. Two choices that are the best at one price, one within the budget and one
-//! above it, bound the cost of all others within the budget. The search goes on by branch and bound: an output that only
-//! the second one keeps is kept in one branch and not in the other.
+//! A higher price of bytes keeps fewer of them. At some price two choices are the best, one within the budget and one
+//! above it. They bound the cost of all others within the budget. The search goes on by branch and bound. An output
+//! that only the second one keeps is kept in one branch and not in the other.
 
 use super::plan::{Choice, Price, RematPlan};
 

@@ -40,7 +40,7 @@ fn loss_of<R: Runtime>(out: &Var<R>, target: &Var<R>) -> Result<Var<R>> {
 }
 
 /// The derivative of the first loss along a direction in all parameters, and the product of that direction with the
-/// expected gradients, as they were before clipping.
+/// expected gradients before clipping.
 fn tangent<R: Runtime>(rt: &R, case: &Case, model: &dyn Forward<R>) -> Result<[f64; 2]> {
     let norm = case.numbers("grad_norms").first().copied();
     let clipped_by = case.number("clip").zip(norm).map_or(1.0, |(limit, norm)| (norm / limit).max(1.0));

@@ -30,8 +30,9 @@ fn check<R: Runtime>(case: &Case, what: &str, got: Option<Tensor<R>>) -> Result<
     }
 }
 
-/// Compares the tangents `toutN` of an op along `tinN`, the products `hvpN` with the Hessian of the sum of all outputs
-/// times `goutN`, and the Jacobian `jac` of the first output with respect to the first input that has a gradient.
+/// Compares the tangents `toutN` of an op along `tinN`, and the products `hvpN` with the Hessian of the sum of all
+/// outputs times `goutN`. Compares also the Jacobian `jac` of the first output with respect to the first input that has
+/// a gradient.
 pub(super) fn of_op<R: Runtime>(rt: &R, case: &Case, op: OpFn<R>) -> Result<Vec<Mismatch>> {
     let differentiated: Vec<usize> = case.numbers("grads").into_iter().map(|i| i as usize).collect();
     let inputs = (0..case.count("inputs")?).map(|i| given(rt, case, &format!("in{i}")));
@@ -72,9 +73,9 @@ pub(super) fn of_op<R: Runtime>(rt: &R, case: &Case, op: OpFn<R>) -> Result<Vec<
     Ok(found)
 }
 
-/// Compares a model, a function of its parameters `init/NAME`: the tangent `tout` of its output along `tinit/NAME`, the
-/// gradients `vjp/NAME` of the output times `gout`, the products `hvp/NAME` with the Hessian of the mean loss, and the
-/// gradients `each/NAME` of the losses of all examples.
+/// Compares a model, a function of its parameters `init/NAME`. It has the tangent `tout` of its output along
+/// `tinit/NAME`, and the gradients `vjp/NAME` of the output times `gout`. It also has the products `hvp/NAME` with the
+/// Hessian of the mean loss, and the gradients `each/NAME` of the losses of all examples.
 pub(super) fn of_model<R: Runtime>(rt: &R, case: &Case) -> Result<Outcome> {
     let model = model(rt, case)?;
     let init = case.under("init/").map(|(name, value)| Ok((name.to_string(), value.on(rt)?)));

@@ -113,8 +113,8 @@ fn constants<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     Ok(verdict)
 }
 
-/// Checks that deviations and norms of `f32` are those of `f64`, rounded: small ones around a large mean, and ones
-/// whose squares leave the range of `f32`.
+/// Checks that deviations and norms of `f32` are those of `f64`, rounded. There are small ones around a large mean, and
+/// ones whose squares leave the range of `f32`.
 fn rounded_once<R: Runtime>(rt: &R) -> Result<Verdict> {
     let all = |x: &Tensor<R>, axis: isize| -> Result<[Vec<f64>; 2]> {
         let rounded = |y: Tensor<R>| y.to_dtype(DType::F32)?.to_f64s();

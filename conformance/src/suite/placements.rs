@@ -1,5 +1,5 @@
-//! Independence of the layout of inputs and of the destination of gradients: strided, flipped, transposed and repeated
-//! views of the same values, gradients written through views of leaves, and accumulated into slots.
+//! Independence of the layout of inputs and of the destination of gradients. Inputs are strided, flipped, transposed
+//! and repeated views of the same values. Gradients are written through views of leaves, and accumulated into slots.
 
 use std::sync::Arc;
 

@@ -69,7 +69,7 @@ impl Verdict {
     }
 
     /// Combines verdicts: holds if all do; otherwise has the first reason. After a failure the others are still
-    /// computed, up to the first error: a runtime that lists its kernels before it compiles them meets all of them.
+    /// computed, up to the first error. So a runtime that lists its kernels before it compiles them meets all of them.
     pub fn all(verdicts: impl IntoIterator<Item = Result<Verdict>>) -> Result<Verdict> {
         verdicts.into_iter().try_fold(Verdict::PASSED, |so_far, next| Ok(so_far.and(next?)))
     }

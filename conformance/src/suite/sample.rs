@@ -31,7 +31,7 @@ pub(crate) fn centered(shape: &[usize]) -> Sample {
     real(shape, -1.5, 1.5)
 }
 
-/// Reals, equally spaced and shuffled: no two are near one another, and none is near 0 (or near a bound that is a
+/// Reals, equally spaced and shuffled. No two are near one another, and none is near 0 (or near a bound that is a
 /// multiple of the spacing).
 pub(crate) fn spread(shape: &[usize], low: f64, high: f64) -> Sample {
     let n: usize = shape.iter().product();

@@ -1,5 +1,5 @@
-//! Attention by programs of scores against its decomposition: whole and real arguments along any axes, every kind of
-//! mask, and gradients of scores and of arguments.
+//! Attention by programs of scores against its decomposition. Arguments are whole and real, along any axes; there is
+//! every kind of mask, and gradients of scores and of arguments.
 
 use numcore::{
     DType, Result, Runtime, Tensor,
@@ -10,7 +10,7 @@ use numcore::{
 
 use super::{close::near, kernels::Bench, report::Verdict};
 
-/// Programs over a slope of each head, a bias of each key, a value of each score, and a number and a factor of each
+/// Programs over a slope of each head, a bias of each key, a value of each score, and a number and factor of each
 /// query.
 fn programs() -> [Program; 6] {
     [
@@ -31,7 +31,8 @@ fn programs() -> [Program; 6] {
     ]
 }
 
-/// Masks of kernels, first positions, and learned arguments. A program whose slope has no value at later keys is causal.
+/// Masks of kernels, first positions, and learned arguments. A program whose slope has no value at later keys is
+/// causal.
 fn kinds() -> Vec<(ScoredAttention, Vec<usize>)> {
     let of = |program: &Program, causal, lower_right, first, learned: &[usize]| {
         let attention = Attention { causal, lower_right, ..Attention::new(0.3) };
@@ -87,8 +88,8 @@ impl<R: Runtime> Bench<'_, R> {
         }
     }
 
-    /// Checks scores of infinities against softmax's limits: keys at −∞ have no weight, a query with no other keys gives
-    /// zeros, and one with a key at ∞ has no value. Others have their own values and gradients.
+    /// Checks scores of infinities against softmax's limits. Keys at −∞ have no weight, a query with no other keys
+    /// gives zeros, and one with a key at ∞ has no value. Others have their own values and gradients.
     pub(super) fn infinite_scores(&mut self) {
         const KEYS: usize = 5;
         const WIDTH: usize = 32;

@@ -1,4 +1,4 @@
-//! Tangents against gradients, in `f64`: the derivative along a direction is the product of the gradients with it, and
+//! Tangents against gradients, in `f64`. The derivative along a direction is the product of the gradients with it, and
 //! its gradient is the gradient of that product. Every case gives one direction for all inputs, and one for each alone.
 
 use autograd::{Var, differentiable_grad, grad};

@@ -100,7 +100,7 @@ pub(crate) fn tokenizer_json(file: &GgufFile) -> Result<Value> {
     Ok(fields)
 }
 
-/// The fields for SentencePiece's BPE. It joins the neighbours whose joined token has the highest score, so each way to
+/// The fields for SentencePiece's BPE. It joins the neighbours whose joined token has the highest score. So each way to
 /// cut a token in two is a merge, in the order of scores.
 fn pieces(
     file: &GgufFile,

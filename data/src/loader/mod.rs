@@ -48,7 +48,7 @@ type Sizes = Arc<dyn Fn(usize) -> Vec<usize> + Send + Sync>;
 /// ```
 /// use data::{InMemory, Loader};
 /// # fn main() -> numcore::Result<()> {
-/// let loader = Loader::new(InMemory::new((0..10).map(f64::from).collect::<Vec<_>>())).batch(4).shuffle(7).workers(2).stack();
+/// let loader = Loader::new(InMemory::new(vec![0.5f32; 10])).batch(4).shuffle(7).workers(2).stack();
 /// let mut seen = 0;
 /// for batch in loader.epoch(0)? {
 ///     let batch = batch?;

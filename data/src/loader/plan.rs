@@ -116,8 +116,7 @@ impl Plan {
         Some(State { epoch: epoch + 1 + past / steps, position: past % steps * self.batch })
     }
 
-    /// The state after a step that begins at `at`: in the same epoch, or at the epoch's end, or at the start of the
-    /// next one.
+    /// The state after a step that begins at `at`: in the same epoch, at its end, or at the start of the next one.
     pub(super) fn after(&self, at: State) -> State {
         let position = (at.position.saturating_add(self.batch)).min(self.order.len());
         if self.one_epoch || self.steps_from(position) > 0 {

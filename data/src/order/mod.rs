@@ -1,8 +1,8 @@
 //! Orders: the example at each position of an epoch, as a pure function of a seed and the epoch.
 //!
-//! An order alone decides the examples of a batch. At step `s` a [loader](crate::Loader) reads positions `[s·G, (s+1)·G)`
-//! of the order, where `G` is the global batch, and hands each rank its share. No number of ranks or workers, and no
-//! restart, changes a batch.
+//! An order alone decides the examples of a batch. At step `s` a [loader](crate::Loader) reads positions
+//! `[s·G, (s+1)·G)` of the order, where `G` is the global batch, and hands each rank its share. No number of ranks or
+//! workers, and no restart, changes a batch.
 
 mod buckets;
 mod first;
@@ -70,8 +70,8 @@ impl Order for SequentialOrder {
     }
 }
 
-/// A random order of all examples, each once, which differs from epoch to epoch. It is a [`KeyedPermutation`], so that 10⁹ examples take
-/// no memory.
+/// A random order of all examples, each once, which differs from epoch to epoch. It is a [`KeyedPermutation`], so that
+/// 10⁹ examples take no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shuffled {
     len: u64,

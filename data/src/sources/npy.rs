@@ -28,8 +28,8 @@ const LONGEST_HEADER: usize = 1 << 20;
 /// ```
 ///
 /// # Errors
-/// Fails if the file cannot be read or is no such file, its size does not fit its shape, or its elements are no
-/// numbers: complex, structured, text, Python's objects. A `uint64` above the largest `i64` is an error too.
+/// Fails if the file cannot be read or is no such file, or its size does not fit its shape. Fails too if its elements
+/// are no numbers: complex, structured, text, Python's objects. A `uint64` above the largest `i64` is an error too.
 #[track_caller]
 #[doc(alias("npy"))]
 #[doc(alias("numpy.load"))]

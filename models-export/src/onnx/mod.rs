@@ -1,8 +1,8 @@
 //! Models as ONNX files, which onnxruntime and others compute.
 //!
-//! A graph is of opset 17. Those of decoders and ViTs are in `f32`, for any batch and any number of tokens; that of any
-//! module has the sizes of its example inputs. Weights lie in a file beside the graph, since one file of this format
-//! holds 2 GiB at most.
+//! A graph is of opset 17. Graphs of decoders and ViTs are in `f32`, for any batch and any number of tokens. That of
+//! any module has the sizes of its example inputs. Weights lie in a file beside the graph, since one file of this
+//! format holds 2 GiB at most.
 
 mod decoder;
 mod graph;
@@ -80,9 +80,9 @@ pub fn save_onnx_vit<R: Runtime>(model: &Vit<R>, path: impl AsRef<Path>, options
 /// ```
 ///
 /// # Errors
-/// Fails if a part of the module is in training, an op call has no form in the format (the error names the op and its
-/// module), a value is of a half-precision type, the two passes differ by more than multiples of the batch, or a file
-/// cannot be written. Nothing is written before all calls are known to have a form.
+/// Fails if a part of the module is in training, a value is of a half-precision type, or a file cannot be written.
+/// Fails too if an op call has no form in the format: the error names the op and its module. The two passes may differ
+/// by multiples of the batch alone. Nothing is written before all calls are known to have a form.
 pub fn save_onnx<R: Runtime>(
     module: &(impl Module<R> + ?Sized),
     path: impl AsRef<Path>,

@@ -27,10 +27,10 @@ use self::{
 
 /// A model of an ONNX file: a graph of operators, computed by the framework's own operations.
 ///
-/// Floating-point initializers with at least one axis are parameters under their names in the file; the statistics of
+/// Floating-point initializers with at least one axis are parameters under their names in the file. The statistics of
 /// batch norms are buffers; other initializers are constants. So the model trains, and is saved, like any module.
-/// Exporters merge tensors of equal values by `Identity`: under each of their names they are trained apart.
-/// Sizes that the file leaves open are those of each call's inputs. Integers of shapes are computed on the host.
+/// Exporters merge tensors of equal values by `Identity`: under each of their names they are trained apart. Sizes that
+/// the file leaves open are those of each call's inputs. Integers of shapes are computed on the host.
 ///
 /// Like every module it starts in training: batch norm uses the statistics of the batch and updates the running ones,
 /// and dropout drops. Call [`eval`](nn::ModuleExt::eval) for the outputs of other programs.

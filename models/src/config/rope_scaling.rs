@@ -45,9 +45,9 @@ pub enum RopeScaling {
         /// The multiplier `m` of scores' factor in DeepSeek-V3, `(0.1 · m · ln factor + 1)²`; 0 for no factor.
         all_dim: f64,
     },
-    /// Divides each pair's frequency by a factor of its own, in sequences longer than the first context by another;
-    /// cosines and sines are scaled (LongRoPE, Ding et al. 2024). The last position of a text tells its length, and a row
-    /// without segments is one text. So padding on the right counts, unless it is given positions that do not.
+    /// Divides each pair's frequency by a factor of its own, in sequences longer than the first context by another.
+    /// Cosines and sines are scaled (LongRoPE, Ding et al. 2024). The last position of a text tells its length, and a
+    /// row without segments is one text. So padding on the right counts, unless it is given positions that do not.
     LongRope {
         /// The divisor of each pair in sequences up to the first context.
         short: Vec<f64>,

@@ -73,7 +73,7 @@ const GPT_OSS: ConversionTable = ConversionTable {
     ..GGUF_TABLE
 };
 
-/// How the tensors of a file make one weight of all experts.
+/// The way in which the tensors of a file make one weight of all experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weave {
     /// Rows of an expert follow those of the tensor before.

@@ -52,7 +52,7 @@ pub(super) const fn with<const M: usize, const K: usize, const N: usize>(
     rules
 }
 
-/// Llama, Mistral, SmolLM 3, Phi 3 with its fused projections, Qwen 2 and 3, and Qwen with mixtures, whose experts are
+/// Llama, Mistral, SmolLM 3, Phi 3 with its fused projections, Qwen 2 and 3. Also Qwen with mixtures, whose experts are
 /// one by one in files.
 pub(crate) const LLAMA: ConversionTable = ConversionTable {
     rules: &with::<11, 10, 21>(

@@ -34,13 +34,13 @@ impl<R: Runtime> Default for DecoderInputs<'_, R> {
 pub(super) struct Placement<R: Runtime> {
     /// `[T]` or `[B, T]`, `i64`.
     pub positions: Var<R>,
-    /// The last position of each token's text, `[1]`, `[B, 1]` or `[B, T]`, where it is asked for and a row of
+    /// The last position of each token's text, `[1]`, `[B, 1]` or `[B, T]`. Present where it is asked for and a row of
     /// `positions` may not be one text.
     pub last: Option<Var<R>>,
     /// The keys that each query sees, besides causality: `bool`, broadcast to `[B, H, T, S]`.
     pub mask: Option<Var<R>>,
-    /// The positions of queries and of keys, `[B, T]` and `[B, S]` of whole sequences, where a program of scores asks for
-    /// them and they are not the columns; `B` may be 1.
+    /// The positions of queries and of keys, `[B, T]` and `[B, S]` of whole sequences; `B` may be 1. Present where a
+    /// program of scores asks for them and they are not the columns.
     pub places: Option<[Var<R>; 2]>,
     /// The document of each token, where the sequence is cut over ranks and each layer makes its own masks.
     pub segments: Option<Var<R>>,

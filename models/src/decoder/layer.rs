@@ -16,8 +16,8 @@ use numcore::{
 use super::{cache::LayerCache, inputs::Placement};
 use crate::config::{DecoderConfig, Family, FamilyParts};
 
-/// A layer of `x: [B, T, C]`: `x + attention(norm(x))`, then `x + mlp(norm(x))`. Some families have norms of the outputs
-/// of attention and of the linear layers besides, or instead.
+/// A layer of `x: [B, T, C]`: `x + attention(norm(x))`, then `x + mlp(norm(x))`. Some families have norms of the
+/// outputs of attention and of the linear layers besides, or instead.
 #[derive(Debug, Module)]
 pub struct DecoderLayer<R: Runtime> {
     /// The norm before attention.

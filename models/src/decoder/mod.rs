@@ -250,11 +250,11 @@ impl<R: Runtime> Decoder<R> {
     }
 
     /// Computes log-probabilities `[B, T]` (at least `f32`) of `tokens` (`i64`, `[B, T]`) from
-    /// [`states`](Decoder::states): token `t` is the one that follows the state's. A token of −100 has 0. Few logits are
-    /// in memory at a time, if the head is not cut; see [`loss::logprobs`](nn::loss::logprobs).
+    /// [`states`](Decoder::states): token `t` is the one that follows the state's. A token of −100 has 0. Few logits
+    /// are in memory at a time, if the head is not cut; see [`loss::logprobs`](nn::loss::logprobs).
     ///
-    /// On the CPU a token's bits depend on its own text alone, neither on padding, packing and the other rows of the
-    /// batch, nor on a cache, nor on a cut by a plan with [`whole_sums`](nn::parallel::TensorPlan::whole_sums). So the
+    /// On the CPU a token's bits depend on its own text alone. Padding, packing and other rows of the batch change
+    /// none, nor does a cache, nor a cut by a plan with [`whole_sums`](nn::parallel::TensorPlan::whole_sums). So the
     /// ratio of a policy that is trained to the one that sampled is 1 at first. (On one instruction set, except AMX,
     /// and in rows of at most 2048 tokens. With LongRoPE, bits change where a text outgrows the first context:
     /// [`RolloutBatch`](crate::RolloutBatch) refuses such rollouts.)

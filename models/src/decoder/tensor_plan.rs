@@ -11,8 +11,8 @@ impl<R: Runtime> Decoder<R> {
     /// their gradients summed, embedding and head cut along the vocabulary, and experts along the expert axis. Heads
     /// must divide evenly among ranks; those of keys and values may be fewer than ranks.
     ///
-    /// With [`sequence_parallel`](TensorPlan::sequence_parallel), layers and last norm compute on parts of the sequence;
-    /// mixtures need all of it. A cache needs a plan without that.
+    /// With [`sequence_parallel`](TensorPlan::sequence_parallel), layers and last norm compute on parts of the
+    /// sequence; mixtures need all of it. A cache needs a plan without that.
     ///
     /// A vocabulary may have any size. Models built [lazily](nn::Init::lazily) are read into each rank's pieces, a
     /// parameter at a time.

@@ -24,8 +24,8 @@ pub enum Pooling {
 }
 
 impl Pooling {
-    /// Pools states `[B, T, C]` of the tokens whose `mask: [B, T]` is not 0; the result is `[B, C]`. Rows without a token
-    /// give zeros, but for [`Cls`](Pooling::Cls), which reads the first place. Padding may be on either side.
+    /// Pools states `[B, T, C]` of the tokens whose `mask: [B, T]` is not 0; the result is `[B, C]`. Rows without a
+    /// token give zeros, but for [`Cls`](Pooling::Cls), which reads the first place. Padding may be on either side.
     ///
     /// # Errors
     /// Fails if the shapes differ, or there are no places.

@@ -63,8 +63,8 @@ pub struct SentenceEncoder<R: Runtime> {
     lowers: bool,
 }
 
-/// The ways of pooling, in the order in which sentence-transformers joins the vectors of several: each with its flag and
-/// its word in files.
+/// The ways of pooling, in the order in which sentence-transformers joins the vectors of several: each with its flag
+/// and its word in files.
 const POOLINGS: [(Pooling, &str, &str); 6] = [
     (Pooling::Cls, "pooling_mode_cls_token", "cls"),
     (Pooling::Max, "pooling_mode_max_tokens", "max"),
@@ -78,8 +78,8 @@ const POOLINGS: [(Pooling, &str, &str); 6] = [
 const BATCH_TOKENS: usize = 8192;
 
 impl<R: Runtime> SentenceEncoder<R> {
-    /// Reads a folder of sentence-transformers: `modules.json` with a transformer, pooling, and normalization or none; the
-    /// files of a [`Bert`], and `tokenizer.json`.
+    /// Reads a folder of sentence-transformers: `modules.json` with a transformer, pooling, and normalization or none;
+    /// the files of a [`Bert`], and `tokenizer.json`.
     ///
     /// # Errors
     /// Fails if a file is missing or malformed, or the folder asks for something else: another model, a dense layer.

@@ -34,7 +34,7 @@ pub(super) fn spec(name: &str, elements: (DType, Shape), scales: (DType, Shape))
 }
 
 /// Reads a piece of a tensor `[E, R, C]` as the bytes of `bf16`. `read` fills its last operand with a piece of the
-/// elements (0) or of the scales (1), of which only those of the piece are read.
+/// elements (0) or of the scales (1). Only those of the piece are read.
 pub(super) fn read_piece(
     piece: &TensorPlacement,
     into: &mut [u8],

@@ -163,7 +163,7 @@ impl GenerationOptions {
     }
 
     /// Changes the logits of the token after a prompt and the tokens that follow it, `new`, as sampling does before it
-    /// draws; tokens that are left out get −∞.
+    /// draws. Tokens that are left out get −∞.
     ///
     /// # Errors
     /// Fails if an option is out of range, a logit is NaN or +∞, or there is no finite one.

@@ -23,8 +23,8 @@ pub struct Rollout {
 /// Samples `group` completions of each prompt and rewards them. Those of a prompt are consecutive, for
 /// [`group_advantages`](nn::loss::group_advantages).
 ///
-/// Completion `i` of a prompt has the stream of random numbers `group · stream + i`: ranks give their prompts streams of
-/// their own. Log-probabilities are computed, whatever `options` says, with the bits of training on the CPU: see
+/// Completion `i` of a prompt has the stream of random numbers `group · stream + i`: ranks give their prompts streams
+/// of their own. Log-probabilities are computed, whatever `options` says, with the bits of training on the CPU: see
 /// [`Decoder::logprobs`].
 ///
 /// # Errors
@@ -77,8 +77,8 @@ impl<R: Runtime> RolloutBatch<R> {
     /// The batch of these rollouts for a model of the dtype of the one that sampled them, on its device.
     ///
     /// # Errors
-    /// Fails if there are none, a prompt is empty, or a completion has no log-probabilities. Fails too if the batch would
-    /// give a text other frequencies of positions than it was sampled with (LongRoPE).
+    /// Fails if there are none, a prompt is empty, or a completion has no log-probabilities. Fails too if the batch
+    /// would give a text other frequencies of positions than it was sampled with (LongRoPE).
     #[track_caller]
     pub fn new(model: &Decoder<R>, rollouts: &[Rollout]) -> Result<Self> {
         let len = |r: &Rollout| (r.prompt.tokens.len() + r.completion.tokens.len()).saturating_sub(1);

@@ -23,8 +23,8 @@ impl<R: Runtime> Lora<R> {
     /// Names are those of transformers 5.
     ///
     /// # Errors
-    /// Fails if a file cannot be written, or some adapted layers are in pipeline stages of other ranks; a rank with none
-    /// of the adapted layers cannot detect that. Then load a training checkpoint on one rank and save there.
+    /// Fails if a file cannot be written, or some adapted layers are in pipeline stages of other ranks. A rank with
+    /// none of the adapted layers cannot detect that. Then load a training checkpoint on one rank and save there.
     #[track_caller]
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_with(folder, &SaveOptions::default())

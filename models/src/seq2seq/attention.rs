@@ -122,7 +122,7 @@ impl<R: Runtime> StackAttention<R> {
     }
 }
 
-/// The bias of scores by the distance of key and query (Raffel et al. 2020): near distances have a bucket of their own,
+/// The bias of scores by the distance of key and query (Raffel et al. 2020). Near distances have a bucket of their own;
 /// farther ones share buckets that grow with the logarithm.
 #[derive(Debug, Module)]
 pub struct RelativeBias<R: Runtime> {

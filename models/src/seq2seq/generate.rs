@@ -15,8 +15,8 @@ impl<R: Runtime> TextDecoder<R> {
     /// are recorded. Rows whose text has ended are computed on until all have.
     ///
     /// # Errors
-    /// Fails if prompts are empty, differ in number of tokens, or are not as many as the rows. Fails too if they leave no
-    /// room, an option is out of range, a logit is NaN or +∞, or `decode` fails.
+    /// Fails if prompts are empty, differ in number of tokens, or are not as many as the rows. Fails too if they leave
+    /// no room, an option is out of range, a logit is NaN or +∞, or `decode` fails.
     #[track_caller]
     pub fn generate(
         &self,

@@ -58,7 +58,7 @@ pub struct T5Config {
 
 impl T5Config {
     /// Reads the fields of a `config.json`. Where weights are loaded, they tell whether the head is tied, as in
-    /// transformers 5: `tie_word_embeddings` is false of T5 1.1, and may be true of any head. The first of
+    /// transformers 5. `tie_word_embeddings` is false of T5 1.1, and may be true of any head. The first of
     /// `architectures` tells whether there is a decoder.
     ///
     /// # Errors
@@ -278,8 +278,8 @@ impl<R: Runtime> T5<R> {
         self.decoder.as_ref().ok_or_else(|| Error::state("t5", why)).at_caller()
     }
 
-    /// Reads a text, tokens `[B, S]` (`i64`), for the [decoder](T5::decoder). `mask`, `[B, S]`, of `bool` or numbers, is
-    /// 0 for padding.
+    /// Reads a text, tokens `[B, S]` (`i64`), for the [decoder](T5::decoder). `mask`, `[B, S]`, of `bool` or numbers,
+    /// is 0 for padding.
     ///
     /// # Errors
     /// Fails if shapes do not fit, weights are in `f16`, or this is an encoder alone.

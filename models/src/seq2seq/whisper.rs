@@ -181,8 +181,8 @@ impl WhisperConfig {
 
 /// A model of speech and text (Radford et al. 2022): spectrograms `[B, M, 2S]` to text.
 ///
-/// Spectrograms are log-mel, as `WhisperFeatureExtractor` of transformers computes them, of `2S` frames always. There is
-/// no dropout: its fields in `config.json` are kept and written back.
+/// Spectrograms are log-mel, as `WhisperFeatureExtractor` of transformers computes them, of `2S` frames always. There
+/// is no dropout: its fields in `config.json` are kept and written back.
 #[derive(Debug, Module)]
 pub struct Whisper<R: Runtime> {
     /// The first convolution over the frames, from `M` bands.

@@ -41,7 +41,8 @@ impl Nonlinearity {
     }
 }
 
-/// How initial values are drawn. Random initializers need a floating dtype; those that use a fan need two axes or more.
+/// The distribution of initial values. Random initializers need a floating dtype; those that use a fan need two axes or
+/// more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initializer {
     /// Every element is 0.

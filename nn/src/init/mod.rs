@@ -62,8 +62,8 @@ impl<R: Runtime> Init<R> {
         self
     }
 
-    /// Draws values only when they are read, and keeps none: for models that no rank holds in full, whose trainer takes
-    /// a shard of each parameter. The values are those of an initialization without it.
+    /// Draws values only when they are read, and keeps none. It is for models that no rank holds in full, whose trainer
+    /// takes a shard of each parameter. The values are those of an initialization without it.
     pub fn lazily(mut self) -> Self {
         self.lazy = true;
         self
@@ -82,7 +82,7 @@ impl<R: Runtime> Init<R> {
         self
     }
 
-    /// Whether values are drawn only when they are read.
+    /// Tells whether values are drawn only when they are read.
     pub fn is_lazy(&self) -> bool {
         self.lazy
     }

@@ -2,8 +2,8 @@
 
 use numcore::rng::Philox;
 
-/// A `rows × columns` matrix, row-major, whose shorter side is orthonormal: the Q of the QR decomposition, with a
-/// positive diagonal of R, of a matrix of normal entries, which is uniform among such matrices (Mezzadri 2007).
+/// A `rows × columns` matrix, row-major, whose shorter side is orthonormal. It is the Q of the QR decomposition, with a
+/// positive diagonal of R, of a matrix of normal entries. So it is uniform among such matrices (Mezzadri 2007).
 pub(super) fn orthogonal(rows: usize, columns: usize, seed: u64) -> Vec<f64> {
     let (count, len) = (rows.min(columns), rows.max(columns));
     let mut rng = Philox::new(seed, 0);

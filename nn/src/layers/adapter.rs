@@ -15,8 +15,8 @@ use crate::{Module, Visitor};
 /// Parameters of an adapter are named as the layer's own.
 pub trait Adapter<R: Runtime>: Module<R> {
     /// The output of `layer`, `[.., O]`, for `x: [.., I]`. [`Linear::plain`] is the output without an adapter. Where
-    /// the layer is cut over ranks, `x` is the result of [`SharedInput::enter`](crate::parallel::SharedInput::enter), or
-    /// this rank's part of the inputs. The output is cut if the layer's is.
+    /// the layer is cut over ranks, `x` is the result of [`SharedInput::enter`](crate::parallel::SharedInput::enter),
+    /// or this rank's part of the inputs. The output is cut if the layer's is.
     fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>>;
 
     /// Tells whether the adapter supports a layer that a plan has cut over ranks. Such a layer rejects an adapter that

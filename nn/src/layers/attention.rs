@@ -154,8 +154,8 @@ pub(super) fn check_heads(width: usize, heads: usize) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a plan cuts the projections to queries, keys and values alike: otherwise a head of queries would meet the
-/// keys of another.
+/// Checks that a plan cuts the projections to queries, keys and values alike: otherwise a head of queries would meet
+/// the keys of another.
 ///
 /// # Errors
 /// An error that names how each is cut.

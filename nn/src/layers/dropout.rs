@@ -74,7 +74,7 @@ impl Dropout {
     }
 
     /// Applies dropout to values `[.., T, C]` of a part of a sequence, with the mask that the whole sequence would have
-    /// there; without a part, to `x` itself. For models whose values are cut along the sequence
+    /// there. Without a part, it is applied to `x` itself. For models whose values are cut along the sequence
     /// ([`ContextSlot::part_of_values`](crate::parallel::ContextSlot::part_of_values)).
     ///
     /// Each rank draws the mask of the whole sequence, one byte per element until it takes its part. So the random

@@ -29,8 +29,8 @@ impl<R: Runtime> Embedding<R> {
         Ok(Embedding { weight: weight.with_cuts(Cuts::Table), frozen_row: None })
     }
 
-    /// Creates a table of the sinusoidal encodings of positions (Vaswani et al. 2017), frozen: `sin(p ω)` in even and
-    /// `cos(p ω)` in odd channels, with `ω = 10000^(−2i/D)` for channels `2i` and `2i + 1`.
+    /// Creates a table of the sinusoidal encodings of positions (Vaswani et al. 2017), frozen. Even channels have
+    /// `sin(p ω)`, and odd ones `cos(p ω)`, with `ω = 10000^(−2i/D)` for channels `2i` and `2i + 1`.
     #[doc(alias("PositionalEncoding", "positional"))]
     #[track_caller]
     pub fn sinusoidal(init: &Init<R>, positions: usize, width: usize) -> Result<Self> {

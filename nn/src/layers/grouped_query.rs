@@ -123,8 +123,8 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     /// Creates a layer of these sizes.
     ///
     /// # Errors
-    /// An error if the configuration is inconsistent: `kv_heads` does not divide `heads`, a `head_dim` or `window` is
-    /// 0, or heads of `fused` projections are normalized together.
+    /// An error if `kv_heads` does not divide `heads`, a `head_dim` or `window` is 0, or heads of `fused` projections
+    /// are normalized together.
     #[track_caller]
     pub fn new(init: &Init<R>, config: GroupedQueryConfig) -> Result<Self> {
         config.check()?;
@@ -208,8 +208,8 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     }
 
     /// Computes attention, projects it to `[B, T, C]` and adds `residual`, if given. Queries are at the last positions
-    /// of the keys. A `bool` mask that broadcasts to `[B, H, T, S]` is false where a query must not attend; later keys are
-    /// hidden in any case.
+    /// of the keys. A `bool` mask that broadcasts to `[B, H, T, S]` is false where a query must not attend; later keys
+    /// are hidden in any case.
     #[track_caller]
     pub fn attend<'r>(
         &self,
@@ -243,7 +243,8 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         self.o_proj.forward_onto(&merge_heads(&found)?, residual.into()).within("o_proj")
     }
 
-    /// Attention in which a key of zeros comes before all others, every query sees it, and its score is the head's sink.
+    /// Attention in which a key of zeros comes before all others, every query sees it, and its score is the head's
+    /// sink.
     fn attend_with_sinks(
         &self,
         [q, k, v]: [&Var<R>; 3],

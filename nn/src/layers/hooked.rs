@@ -11,9 +11,9 @@ type ForwardHook<R> = dyn Fn(&Var<R>, Var<R>) -> Result<Var<R>> + Send + Sync;
 
 /// A layer with a forward hook: a function of its input and its output, which returns the output to go on with.
 ///
-/// Parameters have the layer's names, so checkpoints do not tell it from the layer. Where the layer is
-/// recomputed in the backward pass, its operations and the hook's are repeated, and the hook is not called. To read the outputs of a model whose layers are not at hand, use
-/// [`ModuleExt::module_outputs`](crate::ModuleExt::module_outputs).
+/// Parameters have the layer's names, so checkpoints do not tell it from the layer. Where the layer is recomputed in
+/// the backward pass, its operations and the hook's are repeated, and the hook is not called. To read the outputs of a
+/// model whose layers are not at hand, use [`ModuleExt::module_outputs`](crate::ModuleExt::module_outputs).
 ///
 /// ```
 /// use nn::{Forward, Hooked, Init, Linear};

@@ -275,9 +275,9 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         }
     }
 
-    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the output of the last block. If the projection is
-    /// unsharded and has no adapter, and there is neither a soft cap nor a z-loss, few rows of logits are in memory at a time
-    /// ([`linear_cross_entropy`](numcore::fused::NnOps::linear_cross_entropy)). Where sequences are cut over ranks,
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the output of the last block. Few rows of logits are in
+    /// memory at a time ([`linear_cross_entropy`](numcore::fused::NnOps::linear_cross_entropy)). All are if the
+    /// projection is sharded or has an adapter, or there is a soft cap or a z-loss. Where sequences are cut over ranks,
     /// targets are those of whole sequences. The loss then uses this rank's part of them ([`ContextSlot::loss`]).
     #[track_caller]
     pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {

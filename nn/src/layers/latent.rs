@@ -12,7 +12,7 @@ use crate::{
     parallel::{CutLayer, Cuts, RowCut, SharedInput},
 };
 
-/// The sizes of a [`LatentProjection`] (DeepSeek-AI 2024). A head of queries and keys is `D = N + R` wide: `N`
+/// The sizes of a [`LatentProjection`] (DeepSeek-AI 2024). A head of queries and keys is `D = N + R` wide. Of it, `N`
 /// components come from the latent vector, and `R` rotated ones are shared by the keys of all heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentConfig {

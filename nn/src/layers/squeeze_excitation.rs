@@ -10,8 +10,8 @@ use numcore::{
 use super::Conv2d;
 use crate::{Forward, Init, Module, parallel::ContextSlot};
 
-/// Squeeze and excitation (Hu et al. 2018) of `x: [N, C, H, W]`: each channel is multiplied by a factor from 0 to 1. Two
-/// layers compute the factors from the means of all channels. Parameters have torchvision's names.
+/// Squeeze and excitation (Hu et al. 2018) of `x: [N, C, H, W]`: each channel is multiplied by a factor from 0 to 1.
+/// Two layers compute the factors from the means of all channels. Parameters have torchvision's names.
 #[doc(alias = "SEBlock")]
 #[derive(Debug, Module)]
 pub struct SqueezeExcitation<R: Runtime> {

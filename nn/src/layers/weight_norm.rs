@@ -10,8 +10,9 @@ use crate::{
     Buffer, Forward, Init, Initializer, Mode, Module, ModuleExt, Param, parallel::Cuts, replaced::with_replaced,
 };
 
-/// A layer with the weight `g v / ‖v‖` (Salimans & Kingma 2016), where `v` is the weight of the layer within, and norms
-/// are over all axes but the first: PyTorch's `weight_norm` with `dim=0`. A row of zeros has no direction, and gives NaN.
+/// A layer with the weight `g v / ‖v‖` (Salimans & Kingma 2016), where `v` is the weight of the layer within. Norms are
+/// over all axes but the first, as of PyTorch's `weight_norm` with `dim=0`. A row of zeros has no direction, and gives
+/// NaN.
 ///
 /// Parameters have the layer's names, and `weight_g` is the magnitude of each row. In PyTorch these two are
 /// `parametrizations.weight.original1` and `original0`.
@@ -59,8 +60,8 @@ impl<R: Runtime, L: Forward<R>> Forward<R> for WeightNorm<R, L> {
     }
 }
 
-/// A layer with the weight `W / σ(W)` (Miyato et al. 2018), where `σ` is the largest singular value of the layer's own
-/// weight as a matrix, with the outputs as rows: PyTorch's `spectral_norm`.
+/// A layer with the weight `W / σ(W)` (Miyato et al. 2018), as of PyTorch's `spectral_norm`. `σ` is the largest
+/// singular value of the layer's own weight as a matrix, with the outputs as rows.
 ///
 /// In training each call improves the estimate of `σ` by power iteration, from the vectors of the call before. No
 /// gradient flows through these vectors. In PyTorch `weight` is `parametrizations.weight.original`, and the buffers are

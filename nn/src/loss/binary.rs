@@ -51,8 +51,8 @@ pub fn bce_with_logits_by<T: Apply>(input: &T, target: &T, options: BinaryOption
     by(if let Some(weight) = weight { losses.mul(weight)? } else { losses }, reduction)
 }
 
-/// The focal loss of logits (Lin et al. 2017): binary cross-entropy times `(1 − p)^gamma`, with the target's probability
-/// `p`. An `alpha` multiplies losses of targets of 1, and `1 − alpha` those of targets of 0.
+/// The focal loss of logits (Lin et al. 2017): binary cross-entropy times `(1 − p)^gamma`, with the target's
+/// probability `p`. An `alpha` multiplies losses of targets of 1, and `1 − alpha` those of targets of 0.
 ///
 /// # Errors
 /// An error for a negative `gamma`, or an `alpha` outside of [0, 1].

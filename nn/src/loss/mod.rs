@@ -236,7 +236,7 @@ pub fn soft_cross_entropy<T: Apply>(logits: &T, target: &T, smoothing: f64, redu
 pub struct NllOptions {
     /// The class whose rows do not contribute; −100 by convention.
     pub ignore_index: i64,
-    /// How the losses of the rows are reduced.
+    /// The reduction of the losses of the rows.
     pub reduction: Reduction,
 }
 

@@ -72,9 +72,9 @@ pub fn cosine_embedding<T: Apply>(a: &T, b: &T, target: &T, margin: f64, reducti
     by(cos.apply_program(&P, &[target], &[margin.into()])?, reduction)
 }
 
-/// The contrastive loss of a batch (InfoNCE; van den Oord et al. 2018): the cross-entropy of the cosine similarities of
-/// each query with all keys, over `temperature`. Query `i` of `[N, D]` belongs to key `i`; other keys of the batch are
-/// its negatives. For both directions, as CLIP has it, take the mean with queries and keys exchanged.
+/// The contrastive loss of a batch (InfoNCE; van den Oord et al. 2018). It is the cross-entropy of the cosine
+/// similarities of each query with all keys, over `temperature`. Query `i` of `[N, D]` belongs to key `i`; other keys
+/// of the batch are its negatives. For both directions, as CLIP has it, take the mean with queries and keys exchanged.
 ///
 /// # Errors
 /// An error unless both are `[N, D]`, and `temperature` is positive.

@@ -17,7 +17,8 @@ pub enum TokenMean {
     Tokens,
     /// The mean over sequences of the mean over their tokens (GRPO, Shao et al. 2024).
     Sequences,
-    /// The sum over `N · length`, for `N` sequences: no sequence weighs less for being long (Dr. GRPO, Liu et al. 2025).
+    /// The sum over `N · length`, for `N` sequences: no sequence weighs less for being long (Dr. GRPO, Liu et al.
+    /// 2025).
     Length(usize),
 }
 
@@ -48,7 +49,8 @@ fn clipped<'b>(new: Expr<'b>, old: Expr<'b>, advantage: Expr<'b>, low: Expr<'b>,
 /// token, with the importance ratio `ρ = exp(new − old)`.
 ///
 /// `new` and `old` are log-probabilities `[N, T]` of sampled tokens, by the trained policy and by the one that sampled
-/// them. `advantages` are `[N, T]`, or `[N, 1]`. `mask: [N, T]` is true for tokens that count. `new` alone has a gradient.
+/// them. `advantages` are `[N, T]`, or `[N, 1]`. `mask: [N, T]` is true for tokens that count. `new` alone has a
+/// gradient.
 ///
 /// # Errors
 /// Fails if shapes do not fit, a bound is not in [0, 1] or negative, or `kl` is not 0.

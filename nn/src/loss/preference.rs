@@ -89,7 +89,8 @@ pub fn dpo<T: Apply>(policy: [&T; 2], reference: [&T; 2], options: DpoOptions) -
 
 /// Identity preference optimization (Azar et al. 2023): `(h − 1/(2β))²` for the margin `h` of [`dpo`].
 ///
-/// `policy` and `reference` are log-probabilities `[N]` of chosen and rejected completions; TRL takes means over tokens.
+/// `policy` and `reference` are log-probabilities `[N]` of chosen and rejected completions; TRL takes means over
+/// tokens.
 ///
 /// # Errors
 /// Fails if shapes differ, or `beta` is not positive.

@@ -7,7 +7,7 @@ use crate::parallel::TensorGroup;
 
 /// The limit of an expert's tokens: `⌈T · k / E · factor⌉` of `T` tokens that each pick `k` of `E` experts. Tokens
 /// beyond it are dropped: the expert adds nothing to them. If a plan distributes experts, tokens of all ranks compete
-/// in rank order, and those of sequences that are cut over ranks in the order of whole sequences.
+/// in rank order. Those of sequences that are cut over ranks compete in the order of whole sequences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
     /// The limit as a multiple of an equal share; 1 or a little above.

@@ -9,8 +9,8 @@ use numcore::{
 use super::{Experts, GatedMlp, MoeConfig, Router, Routing, capacity::TokenPlaces};
 use crate::{Forward, Init, Linear, Module, parallel::ContextSlot};
 
-/// A mixture of experts of `x: [.., C]`: each token's output is the weighted sum of the outputs of the `k` experts that
-/// it picks, plus that of the shared expert, if there is one.
+/// A mixture of experts of `x: [.., C]`. A token's output is the weighted sum of those of the `k` experts that it
+/// picks, plus the shared expert's, if there is one.
 ///
 /// ```
 /// # use nn::{Init, Module, moe::{MixtureOfExperts, MoeConfig}};
@@ -127,10 +127,10 @@ impl<R: Runtime> MixtureOfExperts<R> {
         by_choice.reshape([tokens, self.config.top_k, width])?.mul(&weights)?.sum(&[1])
     }
 
-    /// Moves the bias that experts are picked with towards those that had too few tokens: `biasᵢ += rate · sign(mean
-    /// load − loadᵢ)` (DeepSeek-AI 2024; `rate` 1e-3). To be called after a step, on all ranks with the loads of all of
-    /// them: sums of [`Routing::loads`] over the passes of the step, of a layer whose experts a
-    /// [plan](crate::parallel::TensorPlan::experts) names.
+    /// Moves the bias that experts are picked with towards those that had too few tokens, by
+    /// `biasᵢ += rate · sign(mean load − loadᵢ)` (DeepSeek-AI 2024; `rate` 1e-3). To be called after a step, on all
+    /// ranks with the loads of all of them. Loads are sums of [`Routing::loads`] over the passes of the step, of a
+    /// layer whose experts a [plan](crate::parallel::TensorPlan::experts) names.
     ///
     /// # Errors
     /// If the layer was made without a bias, or there is not a load for each expert.

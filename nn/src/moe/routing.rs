@@ -48,13 +48,13 @@ impl<R: Runtime> Routing<R> {
         Ok(loads.into_iter().map(|n| n as f64 / all).collect())
     }
 
-    /// The balance loss `E · Σᵢ fᵢ · Pᵢ` (Fedus et al. 2021), times the number of tokens: `f` is each expert's share of
-    /// the choices, `P` its mean probability, and where tokens are spread evenly the loss of a token is 1. Gradients
+    /// The balance loss `E · Σᵢ fᵢ · Pᵢ` (Fedus et al. 2021), times the number of tokens. `f` is each expert's share of
+    /// the choices, and `P` its mean probability. Where tokens are spread evenly the loss of a token is 1. Gradients
     /// flow through `P`.
     ///
     /// (Hugging Face's `load_balancing_loss_func` has `k` times this: its shares add up to `k`.)
     ///
-    /// A sum over the tokens here, to be divided by their number as other losses are: with the
+    /// The loss is a sum over the tokens here, to be divided by their number as other losses are. With the
     /// [shares](Routing::shares) of all ranks, the sum of their losses is that of one rank with all tokens. Where
     /// sequences are cut over ranks it goes through [`ContextSlot::of_whole`](crate::parallel::ContextSlot::of_whole).
     pub fn balance_loss(&self) -> Result<Var<R>> {

@@ -20,10 +20,12 @@ pub struct ParameterCount {
     pub total: usize,
 }
 
-/// What a forward pass did, module by module, as `torchinfo` shows it; [`ModuleExt::summarize`](crate::ModuleExt::summarize) makes one.
+/// The summary of a forward pass, module by module, as `torchinfo` shows it;
+/// [`ModuleExt::summarize`](crate::ModuleExt::summarize) makes one.
 ///
-/// A module is told by its parameters: an op call that reads some is their module's. Any other is of the innermost module that holds
-/// both the parameters read last before it and those read next after it, so what stands between two layers is of what they are parts of.
+/// A module is told by its parameters: an op call that reads some is their module's. Any other is of the innermost
+/// module that holds both the parameters read last before it and those read next after it. So a call between two layers
+/// is of the module that both are parts of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModuleSummary {
     /// The whole model, then its modules in its own order. Numbers of a module include those of its parts.
@@ -35,16 +37,16 @@ pub struct ModuleSummary {
 pub struct ModuleRow {
     /// The module's full name; empty for the whole model.
     pub path: String,
-    /// How many modules it is within.
+    /// The number of modules that it is within.
     pub depth: usize,
-    /// What its last op call gave, if it has any.
+    /// The shape and dtype that its last op call gave, if it has any.
     pub output: Option<Spec>,
     /// Elements of its parameters. A shared parameter is counted once, where it comes first.
     pub parameters: ParameterCount,
     /// Bytes of its parameters.
     pub parameter_bytes: u64,
-    /// Floating-point operations of the forward pass, those of matrix products, attention and convolutions, as PyTorch's
-    /// `FlopCounterMode` counts them.
+    /// Floating-point operations of the forward pass, those of matrix products, attention and convolutions, as
+    /// PyTorch's `FlopCounterMode` counts them.
     pub flops: u64,
     /// Bytes that the tape keeps for the backward pass. The values of parameters are none of these.
     pub saved_bytes: u64,

@@ -58,7 +58,7 @@ pub enum ErrorKind {
         /// The numbers that are allowed, and the remedy.
         allowed: String,
     },
-    /// The call does not fit the state of its object: it comes too early, too late or twice, or with parts that were
+    /// The call does not fit the state of its object. It comes too early, too late or twice, or with parts that were
     /// made for another object.
     Usage {
         /// The name of the operation that failed.

@@ -100,8 +100,8 @@ pub struct SdpaOptions<'a, T> {
     pub causal: bool,
     /// The numbers `(left, right)` of keys before and after its own position that a query sees; `None` means all.
     pub window: (Option<usize>, Option<usize>),
-    /// True if query `t` of `T` is at position `t + S − T` of the keys instead of `t`, for `causal` and `window`: for
-    /// queries after a KV cache.
+    /// True if query `t` of `T` is at position `t + S − T` of the keys instead of `t`, for `causal` and `window`.
+    /// Queries after a KV cache are.
     pub lower_right: bool,
     /// The factor of the scores; `1/√D` if not given.
     pub scale: Option<f64>,

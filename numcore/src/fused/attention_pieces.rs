@@ -17,8 +17,8 @@ impl Piece {
         Piece { scores: queries.len() * keys.len(), queries, keys, masked }
     }
 
-    /// Takes the queries of the next piece too, if both see the same keys. Masked pieces may differ in keys that cost an
-    /// eighth more scores at most: each piece packs its keys, and writes their gradients, once.
+    /// Takes the queries of the next piece too, if both see the same keys. Masked pieces may differ in keys that cost
+    /// an eighth more scores at most: each piece packs its keys, and writes their gradients, once.
     pub(super) fn takes(&mut self, next: &Piece, may_widen: bool) -> bool {
         let keys = self.keys.start.min(next.keys.start)..self.keys.end.max(next.keys.end);
         let scores = self.scores + next.scores;

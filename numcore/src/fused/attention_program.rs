@@ -21,7 +21,7 @@ const BLOCK: usize = 64;
 /// Attention, `softmax(score(q·kᵀ·scale))·v`, whose scores and mask are programs: pointwise expressions of a score, its
 /// position, and arguments. Arguments are tensors that broadcast to `[B, H, T, S]`, and may be learned.
 ///
-/// Queries and keys that a mask hides from each other by its positions alone are not computed: the mask is evaluated
+/// Queries and keys that a mask hides from each other by its positions alone are not computed. The mask is evaluated
 /// over ranges of positions, without reading data. A query that sees no key gives zeros. The rest is one
 /// [`ScoredAttention`] for each piece. Runtimes evaluate it in their attention kernel, or from a dense mask or
 /// primitives, in `f32` at least.
@@ -180,8 +180,8 @@ impl AttentionProgram {
         self
     }
 
-    /// Moves the positions of the first example, head, query and key by these counts, which add up over calls. They are 0
-    /// at first. A call is of a rank's part of heads or sequences, say, or of queries after a cache of keys.
+    /// Moves the positions of the first example, head, query and key by these counts, which add up over calls. They are
+    /// 0 at first. A call is of a rank's part of heads or sequences, say, or of queries after a cache of keys.
     pub fn shifted(mut self, batch: usize, head: usize, query: usize, key: usize) -> Self {
         self.first.iter_mut().zip([batch, head, query, key]).for_each(|(first, by)| *first += by);
         self
@@ -200,12 +200,12 @@ impl AttentionProgram {
         self.blocks.is_some()
     }
 
-    /// Attention of queries `q: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, where `K` divides `H`:
-    /// `[B, H, T, E]`. Scores of half-precision operands are `f32`, and the result has their dtype.
+    /// Attention of queries `q: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, where `K` divides
+    /// `H`: `[B, H, T, E]`. Scores of half-precision operands are `f32`, and the result has their dtype.
     ///
     /// # Errors
-    /// An error if the operands do not fit, the arguments are not as many as the programs take, or do not broadcast to
-    /// `[B, H, T, S]`; if a program gives another type than it should; or if the ranges of keys do not cover `T`.
+    /// An error if the operands do not fit, or the arguments are not as many as the programs take, or do not broadcast
+    /// to `[B, H, T, S]`. Also if a program gives another type than it should, or the ranges of keys do not cover `T`.
     #[track_caller]
     pub fn attend<T: Apply>(&self, q: &T, k: &T, v: &T, args: &[&T]) -> Result<T> {
         let call = ScoredCall::of(self, [q, k, v], args)?;

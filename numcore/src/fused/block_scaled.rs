@@ -23,8 +23,8 @@ const LARGEST: f64 = DType::F8E4M3.largest();
 /// Rounds a matrix, or matrices, to `f8e4m3` with an `f32` scale for each block. The scale divides the largest
 /// magnitude of the block by 448, so nothing overflows.
 ///
-/// A weight has blocks of 128 × 128. Other operands of products have tiles of 128 elements along the axis that is summed.
-/// The last block of an axis may be smaller.
+/// A weight has blocks of 128 × 128. Other operands of products have tiles of 128 elements along the axis that is
+/// summed. The last block of an axis may be smaller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockScaling {
     /// True if scales are rounded up to powers of two. Operands are then exactly codes times scales; otherwise the
@@ -33,8 +33,8 @@ pub struct BlockScaling {
 }
 
 impl BlockScaling {
-    /// Quantises a weight `[O, I]`: codes `[O, I]` of `f8e4m3`, and `f32` scales `[⌈O/128⌉, ⌈I/128⌉]` by which codes are
-    /// multiplied. They are `weight` and `weight_scale_inv` in DeepSeek-V3's files.
+    /// Quantises a weight `[O, I]`: codes `[O, I]` of `f8e4m3`, and `f32` scales `[⌈O/128⌉, ⌈I/128⌉]` by which codes
+    /// are multiplied. They are `weight` and `weight_scale_inv` in DeepSeek-V3's files.
     ///
     /// # Errors
     /// Fails if `weight` is no matrix of `f32`, `f16` or `bf16`, or if the device does not store `f8e4m3`.
@@ -132,10 +132,11 @@ fn checked(op: &'static str, x: Spec) -> Result<Spec> {
     }
 }
 
-/// The product `x · wᵀ` of `x: [.., M, I]` and `w: [O, I]`, both rounded by blocks and multiplied in `f32`: `[.., M, O]`.
+/// The product `x · wᵀ` of `x: [.., M, I]` and `w: [O, I]`, both rounded by blocks and multiplied in `f32`:
+/// `[.., M, O]`.
 ///
-/// In backward, the upstream gradient is rounded too: in tiles along `O` for the gradient of `x`, and along all rows `M`
-/// for that of `w`, as are the rows of `x` then. Roundings have straight-through gradients.
+/// In backward, the upstream gradient is rounded too, in tiles along `O` for the gradient of `x`. For that of `w` it is
+/// rounded along all rows `M`, as are the rows of `x` then. Roundings have straight-through gradients.
 #[derive(Clone, Debug)]
 pub struct BlockScaledLinear {
     /// The form of the scales.

@@ -1,5 +1,6 @@
-//! The cross-entropy of a linear layer's outputs, whose logits are in memory a few rows at a time: a language model's
-//! loss without its `[N, V]` logits (Wijmans et al. 2024, "Cut Your Losses"; Liger Kernel's fused linear cross-entropy).
+//! The cross-entropy of a linear layer's outputs, whose logits are in memory a few rows at a time. It is a language
+//! model's loss without its `[N, V]` logits (Wijmans et al. 2024, "Cut Your Losses"; Liger Kernel's fused linear
+//! cross-entropy).
 
 use std::{ops::RangeInclusive, sync::LazyLock};
 
@@ -21,21 +22,21 @@ use crate::{
 /// time.
 ///
 /// Inputs `x: [N, C]`, `w: [V, C]`, `b: [V]` if `bias`, all of one floating type, and the classes `target: [N]`
-/// (`i64`). The first output is the losses `[N]` or, if `summed`, their sum, a scalar, in `f32` for half-precision
-/// operands, whose logits are rounded as a matrix product's are.
+/// (`i64`). The first output is the losses `[N]` or, if `summed`, their sum, a scalar. For half-precision operands it
+/// is in `f32`, and logits are rounded as a matrix product's are.
 ///
-/// Where a sum is recorded, its gradients are computed with it, chunk by chunk, so that no logits are computed twice;
-/// backward multiplies them by the loss's gradient. They are further outputs, in `f32` for half precision, of which they
-/// are rounded once.
+/// Where a sum is recorded, its gradients are computed with it, chunk by chunk, so that no logits are computed twice.
+/// Backward multiplies them by the loss's gradient. They are further outputs, in `f32` for half precision, of which
+/// they are rounded once.
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropy {
     /// The class whose rows do not contribute.
     pub ignore_index: i64,
     /// The probability mass that is spread over all classes.
     pub label_smoothing: f64,
-    /// Whether there is a bias.
+    /// True if there is a bias.
     pub bias: bool,
-    /// Whether the output is the sum of the rows' losses.
+    /// True if the output is the sum of the rows' losses.
     pub summed: bool,
     /// The rows whose logits are in memory at once, where they do not follow from the runtime's
     /// [`piece`](crate::Capabilities::piece).
@@ -236,8 +237,8 @@ fn scaled(dtype: DType) -> Op {
     Pointwise::new(&SCALED[at], &[]).into()
 }
 
-/// The gradients of [`LinearCrossEntropy`] for losses of rows; inputs `x`, `w`, `b` if there is a bias, the classes and
-/// the gradient of the losses, `[N]`, in their type. Outputs are those of the op's
+/// The gradients of [`LinearCrossEntropy`] for losses of rows. Inputs are `x`, `w`, `b` if there is a bias, the classes
+/// and the gradient of the losses, `[N]`, in their type. Outputs are those of the op's
 /// [`gradients`](LinearCrossEntropy::gradients), in the operands' type; logits are recomputed.
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropyGrad(

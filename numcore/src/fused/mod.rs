@@ -238,8 +238,8 @@ impl FusedOp {
         }
     }
 
-    /// The layouts of several outputs in memory that they share, if each is ordered as an input and those inputs are
-    /// adjacent parts of one memory. A view then joins the outputs into one tensor.
+    /// The layouts of several outputs in shared memory, if each is ordered as an input and those inputs are adjacent
+    /// parts of one memory. A view then joins the outputs into one tensor.
     pub(crate) fn adjacent_layouts<R: Runtime>(
         &self,
         rt: &R,

@@ -252,7 +252,7 @@ impl Fused for ScoredAttention {
 
 /// The gradients of [`ScoredAttention`]. Inputs are the upstream gradient, `o`, `lse`, and the inputs of the forward
 /// operation. Outputs are the gradients of `q`, `k` and `v`, stored as those of [`AttentionGrad`], and of the arguments
-/// up to the last learned one; those of others are zeros.
+/// up to the last learned one. Gradients of arguments that are not learned are zeros.
 #[derive(Clone, Debug)]
 pub struct ScoredAttentionGrad {
     /// The forward operation.

@@ -9,7 +9,7 @@ use super::Layout;
 type StrideAxes = SmallVec<[(isize, usize); 8]>;
 
 impl Layout {
-    /// The layouts of these parts in fresh memory that holds nothing else; `None` if the parts are not consecutive
+    /// The layouts of these parts in fresh memory that holds nothing else. `None` if the parts are not consecutive
     /// along an axis of a dense tensor.
     pub(crate) fn adjacent(pieces: &[Layout]) -> Option<SmallVec<[Layout; 4]>> {
         let split: SmallVec<[(usize, StrideAxes); 4]> = pieces.iter().map(Layout::runs).collect();

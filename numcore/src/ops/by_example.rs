@@ -1,4 +1,5 @@
-//! Gradients of a parameter for each example: op calls that sum over the rows of a batch, without the sum over examples.
+//! Gradients of a parameter for each example: op calls that sum over the rows of a batch, without the sum over
+//! examples.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -44,8 +45,8 @@ pub fn by_example<T: Apply>(op: &Op, ins: &[&T], examples: usize) -> Result<T> {
 }
 
 /// All outputs of a fused op, the gradients of parameters, for each of `examples`; see [`by_example`]. It runs on the
-/// rows of each example. Operands with as many axes as any, and as long a first axis, have rows; others are given whole,
-/// but for the logsumexp of attention by programs, whose positions move along with the examples.
+/// rows of each example. Operands with as many axes as any, and as long a first axis, have rows. Others are given
+/// whole, but for the logsumexp of attention by programs, whose positions move along with the examples.
 ///
 /// # Errors
 /// The errors of [`by_example`].

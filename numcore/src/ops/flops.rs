@@ -7,8 +7,8 @@ impl Op {
     /// The floating-point operations of a call, a multiplication and an addition counting two. The formulas are those
     /// of PyTorch's `FlopCounterMode`; other calls count 0:
     ///
-    /// - a product of `[.., M, K]` and `[.., K, N]`, with a bias or without, or its cross-entropy: `2·M·N·K` for each
-    ///   matrix of the batch, and once more for each gradient that is computed with it;
+    /// - a product of `[.., M, K]` and `[.., K, N]`, or its cross-entropy: `2·M·N·K` for each matrix of the batch, and
+    ///   as much for each gradient computed with it;
     /// - attention of `T` queries and `S` keys: `2·T·S·(D + E)` for each head, where scores take `D` and values `E`
     ///   channels, and `2·T·S·(3D + 2E)` for its gradients. Masked scores count too, but not those that a causal
     ///   [`ScoredAttention`] leaves out;

@@ -6,8 +6,8 @@
 
 use crate::Tensor;
 
-/// Implements the operators for `$value<R>`, owned and by reference, with a value, a result or an `f64` on the right,
-/// and an `f64` on the left.
+/// Implements the operators for `$value<R>`, owned and by reference. On the right is a value, a result or an `f64`, on
+/// the left an `f64` too.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! operators {

@@ -14,7 +14,8 @@ use crate::{
 };
 
 /// Reductions. Axes may be negative, and an empty list of axes is an error. A method removes the axes that it reduces;
-/// its form with `keepdim` keeps them with size 1. Most have a form with `all`, which reduces all axes, of a scalar too.
+/// its form with `keepdim` keeps them with size 1. Most have a form with `all`, which reduces all axes, of a scalar
+/// too.
 pub trait ReduceOps: Apply {
     /// The sum over `axes`; `bool` and narrow integers are summed in `i64`.
     #[track_caller]

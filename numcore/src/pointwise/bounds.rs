@@ -3,8 +3,8 @@
 use super::{Binary, Const, Inst, Program, Typed, Unary, reference::whole_rem};
 use crate::DType;
 
-/// The smallest and the largest value that a whole number may have; truth values are 0 and 1. `None` if nothing is known,
-/// as of every real number.
+/// The smallest and the largest value that a whole number may have; truth values are 0 and 1. `None` if nothing is
+/// known, as of every real number.
 pub type Bounds = Option<(i64, i64)>;
 
 const TRUTH: (i64, i64) = (0, 1);

@@ -23,8 +23,8 @@ pub(super) fn differentiate(program: &Program, wrt: &[usize]) -> Program {
     finish(program, &b, &gradients)
 }
 
-/// The tangents of the outputs: forward accumulation over the values that depend on inputs `wrt`. `None` if all are zero
-/// by structure.
+/// The tangents of the outputs: forward accumulation over the values that depend on inputs `wrt`. `None` if all are
+/// zero by structure.
 pub(super) fn tangent(program: &Program, wrt: u64) -> Option<Program> {
     let b = ProgramBuilder::default();
     let mut primal: Vec<Id> = Vec::with_capacity(program.insts().len());

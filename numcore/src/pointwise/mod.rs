@@ -291,8 +291,8 @@ impl Program {
         found
     }
 
-    /// The tangents of the outputs, given those of the inputs `wrt` (a bit mask of inputs): the product with the Jacobian
-    /// from the left is [`derivative`](Program::derivative), this is the one from the right. Its inputs are this
+    /// The tangents of the outputs, given those of the inputs `wrt` (a bit mask of inputs). They are the product with
+    /// the Jacobian from the right; [`derivative`](Program::derivative) is the one from the left. Its inputs are this
     /// program's, then a tangent for each of them, of which those in `wrt` are read. `None` if it is zero by structure.
     pub fn tangent(&self, wrt: u64) -> Option<Program> {
         let mut known = self.0.tangents.lock().unwrap_or_else(PoisonError::into_inner);

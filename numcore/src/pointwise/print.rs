@@ -281,7 +281,7 @@ impl Printer<'_> {
         columns[self.dialect as usize]
     }
 
-    /// The error for a type that WebGPU lacks. WebGPU has no 64-bit types: `i64` is a pair of words with a function per
+    /// The error for a type that WebGPU lacks. WebGPU has no 64-bit types. `i64` is a pair of words with a function per
     /// op; `f64` is such a pair, too, but is only moved.
     fn lacks(&self, dtype: DType) -> Error {
         let why = format!("{:?} cannot compute in this type; cast to a narrower one on the host", self.dialect);

@@ -1,5 +1,5 @@
-//! Ops evaluated on the host: the reference that every runtime is tested against, and the evaluator for values of a
-//! program that depend on scalars alone.
+//! Ops evaluated on the host. They are the reference of every runtime's tests, and give the values of a program that
+//! depend on scalars alone.
 //!
 //! Floats are computed in `f64` by `libm`'s fixed arithmetic, so all ranks agree to the last bit with any system
 //! library. An element of dtype `f32` is then rounded to it, which for `+ − × ÷ √` is exactly the result of `f32`

@@ -34,9 +34,9 @@ impl Program {
     /// Infers the dtype of every value from the dtypes of the inputs and, if known, of the outputs (`&[]`: no output is
     /// known).
     ///
-    /// A value that is combined with no typed value takes the required dtype of the output it reaches, or else that of
-    /// the cast that reads it. Otherwise it is `i64` if it is made of positions or integers, and `f32` if not. Results
-    /// are cached: a repeated call allocates nothing and takes no lock.
+    /// A value that is combined with no typed value takes the required dtype of the output it reaches. Without one, it
+    /// takes that of the cast that reads it. Otherwise it is `i64` if it is made of positions or integers, and `f32` if
+    /// not. Results are cached: a repeated call allocates nothing and takes no lock.
     ///
     /// # Errors
     /// Fails if dtypes that must agree do not, or if an op does not take a dtype.

@@ -45,7 +45,7 @@ impl LrSchedule for CosineRestarts {
     }
 }
 
-/// The usual schedule of language models: it rises to the base rate in `warmup` steps, falls along a cosine to
+/// The usual schedule of language models. It rises to the base rate in `warmup` steps, falls along a cosine to
 /// `base · end` until step `total`, and stays there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WarmupCosine {

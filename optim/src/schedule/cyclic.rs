@@ -21,8 +21,8 @@ pub struct OneCycle {
 }
 
 impl OneCycle {
-    /// Uses PyTorch's defaults: a rise over 30 % of the steps from a 25th of the highest rate, and a fall to a 10 000th
-    /// of the first rate.
+    /// Uses PyTorch's defaults. The rate rises over 30 % of the steps from a 25th of the highest rate, and falls to a
+    /// 10 000th of the first rate.
     pub fn new(max_lr: f64, total: u64) -> Self {
         OneCycle { max_lr, total, pct_start: 0.3, div: 25.0, final_div: 1e4 }
     }

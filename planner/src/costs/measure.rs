@@ -54,7 +54,7 @@ impl ModelCosts {
     /// Measures a model under a plan: its pieces along tensor, context and expert, its micro-batch, and what is
     /// recomputed. Each part runs forward and backward on its own, under [`TrainingPlan::recompute`].
     ///
-    /// `make` is called once, with a mesh of as few ranks as have pieces of the model, and cuts the model by it as in
+    /// `make` is called once, with a mesh of as few ranks as have pieces of the model. It cuts the model by it as in
     /// training. `recomputes` is [`Machine::recomputes`](crate::Machine::recomputes). Mixtures of experts are measured
     /// with balanced loads. Costs are those of the first rank along each axis.
     ///

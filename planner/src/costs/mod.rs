@@ -32,8 +32,8 @@ pub struct PartCosts {
     pub backward_exchanges: Vec<ExchangeCosts>,
     /// Bytes that are kept from the forward pass to the backward pass. The output is included, and the input is not.
     pub saved: u64,
-    /// Bytes that are kept from the first to the second part of a split backward pass: gradients of values, and the
-    /// input, if gradients of weights read it.
+    /// Bytes that are kept from the first to the second part of a split backward pass. They are gradients of values,
+    /// and the input, if gradients of weights read it.
     pub deferred: u64,
     /// Bytes beside those that the part holds at most for a moment, in forward or in backward.
     pub transient: u64,
@@ -139,8 +139,8 @@ impl ModelCosts {
         self.parts.get(at(stage)..at(stage + 1)).unwrap_or_default()
     }
 
-    /// Bytes that a stage keeps of a micro-batch until its backward pass: values that its parts save, by `of`, and the
-    /// input, if another rank sent it. Otherwise that is an output of the same rank, or a part of the batch.
+    /// Bytes that a stage keeps of a micro-batch until its backward pass. They are values that its parts save, by `of`,
+    /// and the input, if another rank sent it. Otherwise that is an output of the same rank, or a part of the batch.
     pub(crate) fn kept(&self, stage: usize, placement: &StagePlacement, of: impl Fn(&PartCosts) -> u64) -> u64 {
         let [received, _] = self.crossing(stage, placement);
         self.stage(stage, placement.stages()).iter().map(of).fold(received, u64::saturating_add)
@@ -156,8 +156,8 @@ impl ModelCosts {
         }
     }
 
-    /// Bytes of the messages of a stage that are in memory at once: the next input and the gradient of the last one,
-    /// which is on its way, and the gradient of an output.
+    /// Bytes of the messages of a stage that are in memory at once. They are the next input, the gradient of the last
+    /// one, which is on its way, and the gradient of an output.
     pub(crate) fn messages(&self, stage: usize, placement: &StagePlacement) -> u64 {
         let [received, sent] = self.crossing(stage, placement);
         received.saturating_mul(2).saturating_add(sent)

@@ -21,8 +21,7 @@ impl StageSeconds {
         self.f + if splits(kind) { self.i } else { self.b }
     }
 
-    /// The idle time that a rank adds to a step of `v` stages a rank: Narayanan et al. 2021, Qi et al. 2023 and 2024,
-    /// DeepSeek-AI 2024.
+    /// The idle time in a step of `v` stages a rank (Narayanan et al. 2021, Qi et al. 2023 and 2024, DeepSeek-AI 2024).
     pub(super) fn idle(&self, kind: ScheduleKind, v: usize) -> f64 {
         let StageSeconds { f, b, i, w, .. } = *self;
         let idle = match kind {

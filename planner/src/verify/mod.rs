@@ -2,7 +2,7 @@
 //!
 //! [`Verify`] trains the model twice for some steps: on one rank, and on the ranks of a plan, which are threads. It
 //! compares initial weights, losses, gradients, norms, updates and buffers. If they differ, it runs the step in which
-//! they begin to differ again, compares the outputs of op calls, and names the first that differs.
+//! they begin to differ again. Then it compares the outputs of op calls, and names the first that differs.
 
 mod call;
 mod cause;
@@ -114,11 +114,11 @@ impl Verify {
     ///
     /// `runtime(rank)` makes the runtime of a rank. `make(mesh)` builds the model and its training step, as in a
     /// program; it is called with a mesh of one rank too. `batch(runtime, step)` returns the tensors of all examples of
-    /// a step, each `[rows, ..]`. `input(model, examples)` computes the loss of a micro-batch or, for a model in stages,
-    /// returns its `MicroBatches`. Every function must return the same at every call with the same arguments.
+    /// a step, each `[rows, ..]`. `input(model, examples)` computes the loss of a micro-batch or, for a model in
+    /// stages, returns its `MicroBatches`. Every function must return the same at every call with the same arguments.
     ///
-    /// If the model draws random values, as for dropout, the one rank takes the shares of the others one after the
-    /// other, with their streams of random values. Otherwise it takes all their examples at once.
+    /// If the model draws random values, as for dropout, the one rank takes the others' shares in turn, with their
+    /// streams of random values. Otherwise it takes all their examples at once.
     ///
     /// # Errors
     /// Fails if a run fails, on one rank or on many; the error says on which. The rows of a step must be a multiple of

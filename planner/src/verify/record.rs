@@ -55,8 +55,8 @@ pub(super) struct RankRecord {
     pub steps: Vec<StepRecord>,
     /// The full names of buffers.
     pub buffers: Vec<String>,
-    /// The op calls of the observed step, by pass: of each micro-batch and share, and in a pipeline of each stage of the
-    /// rank.
+    /// The op calls of the observed step, by pass: of each micro-batch and share, and in a pipeline of each stage of
+    /// the rank.
     pub passes: BTreeMap<PassPlace, Vec<CallRecord>>,
 }
 

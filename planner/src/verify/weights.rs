@@ -111,7 +111,8 @@ impl DifferingValue {
     }
 }
 
-/// The first parameter, in the order of a rank's model, that is farther off than the bound; it has the largest distance.
+/// The first parameter, in the order of a rank's model, that is farther off than the bound; it has the largest
+/// distance.
 fn differing(
     records: &[RankRecord],
     bound: f64,

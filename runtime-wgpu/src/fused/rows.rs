@@ -151,7 +151,8 @@ fn source(
 }
 
 /// The functions `all_sum` and `all_max`, which merge a value of each invocation in a tree and give all the result. The
-/// first levels are in workgroup memory. The last, which a subgroup has, are exchanges: the same tree, so the same bits.
+/// first levels are in workgroup memory. The last, which a subgroup has, are exchanges: the same tree, so the same
+/// bits.
 fn trees(threads: usize, subgroup: usize) -> String {
     let last = subgroup.min(threads) / 2;
     let halves = std::iter::successors(Some(last), |half| Some(half / 2)).take_while(|&half| half > 0);

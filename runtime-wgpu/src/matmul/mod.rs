@@ -67,8 +67,8 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
     if half { convert(wgpu, wide, to, out.how) } else { Ok(()) }
 }
 
-/// Computes `x · w` and adds a bias and a residual, rounded once. Inputs are `x: [.., M, K]`, `w: [K, N]`, then `[N]` and
-/// `[.., M, N]` if given; the output is `[.., M, N]`.
+/// Computes `x · w` and adds a bias and a residual, rounded once. Inputs are `x: [.., M, K]`, `w: [K, N]`, then `[N]`
+/// and `[.., M, N]` if given; the output is `[.., M, N]`.
 pub(crate) fn linear(wgpu: &Wgpu, ins: &[OperandView<'_>], to: OperandView<'_>) -> Result<Support> {
     let (rank, k) = (to.layout.rank(), ins[1].layout.dims()[0]);
     let all: Places<'_> = [to].into_iter().chain(ins.iter().copied()).collect();
@@ -99,7 +99,7 @@ pub(crate) fn linear(wgpu: &Wgpu, ins: &[OperandView<'_>], to: OperandView<'_>) 
 /// The output of a product, its left and right operands, and terms of the output's shape that are added.
 type Places<'a> = SmallVec<[OperandView<'a>; 5]>;
 
-/// Multiplies `places[1]` by `places[2]` into `places[0]` and adds the others, in launches of at most [`LARGEST`]
+/// Multiplies `places[1]` by `places[2]` into `places[0]` and adds the others. Launches have at most [`LARGEST`]
 /// operations: halves of the rows, or of a batch axis.
 fn in_pieces(wgpu: &Wgpu, places: &[OperandView<'_>], how: Accumulate) -> Result<()> {
     let dims = places[0].layout.dims();

@@ -1,5 +1,5 @@
-//! Convolutions at the boundaries of a partition: one image per task and parts of one, micro-panels and rows that end
-//! within each other, split sums, adjacent windows and remainders. The CPU's own tests include this file.
+//! Convolutions at the boundaries of a partition. There are one image per task and parts of one, micro-panels and rows
+//! that end within each other, split sums, adjacent windows and remainders. The CPU's own tests include this file.
 
 use numcore::fused::{Conv, ConvKind};
 

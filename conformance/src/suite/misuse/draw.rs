@@ -94,8 +94,8 @@ impl Draw {
         }
     }
 
-    /// A tensor of small integers in memory that is NaN around it (or 77, in types without NaN): contiguous, strided,
-    /// reversed, transposed, or repeated along an axis.
+    /// A tensor of small integers in memory that is NaN around it (or 77, in types without NaN). It is contiguous,
+    /// strided, reversed, transposed, or repeated along an axis.
     pub(super) fn tensor<R: Runtime>(&mut self, rt: &R, spec: Spec) -> Result<Tensor<R>> {
         let rank = spec.shape.rank();
         let axis = if rank == 0 { 0 } else { self.below(rank) };

@@ -1,5 +1,5 @@
 //! Calls with operands, memory, gradients, closures and integers that do not fit. Each ends in an error or in the right
-//! result, never in a panic, and never reads or writes other memory: operands are surrounded by NaN, memory by guards.
+//! result, never in a panic, and never reads or writes other memory. Operands are surrounded by NaN, memory by guards.
 //! Run under AddressSanitizer or Valgrind, it also finds accesses that change no value.
 
 mod calls;

@@ -54,8 +54,8 @@ struct CallRecorder<'a, R: Runtime> {
 }
 
 /// Builds the graph of the outputs that `forward` computes from inputs. `forward` runs twice, on the inputs and on
-/// their elements in reverse order, and values that are no op calls must be equal in both runs. If `any_batch`, the
-/// runs have inputs repeated twice and three times along the first axis, and the graph is for any number of examples.
+/// their elements in reverse order. Values that are no op calls must be equal in both runs. If `any_batch`, the runs
+/// have inputs repeated twice and three times along the first axis, and the graph is for any number of examples.
 ///
 /// # Errors
 /// Fails if a part of the module is in training, or an op call has no form in the format.

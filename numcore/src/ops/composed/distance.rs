@@ -40,8 +40,8 @@ pub trait DistanceOps: Apply {
         rule::float("normalize", self.spec())?;
         widened(self, |x| x.div(&x.norm_keepdim(&[axis])?.maximum(1e-12)?))
     }
-    /// The cosine of the angle between `self` and `other` along `axis`, which is dropped. Norms count as `1e-8` at least,
-    /// so it is 0 where one is 0.
+    /// The cosine of the angle between `self` and `other` along `axis`, which is dropped. Norms count as `1e-8` at
+    /// least, so it is 0 where one is 0.
     #[track_caller]
     fn cosine_similarity(&self, other: &Self, axis: isize) -> Result<Self> {
         const OP: &str = "cosine_similarity";

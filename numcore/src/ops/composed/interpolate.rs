@@ -63,8 +63,8 @@ pub trait InterpolateOps: Apply {
     /// Resizes the last `K ≥ 1` axes of `self: [N, C, L1 .. LK]`, of a floating dtype, by interpolation.
     ///
     /// # Errors
-    /// Fails if there is not one size for each axis after the second, or if the input or output is empty or too large
-    /// for memory. Fails for a factor that is not positive, and for `align_corners` or `antialias` with a mode that has
+    /// Fails if there is not one size for each axis after the second, or the input or output is empty or too large for
+    /// memory. Fails for a factor that is not positive, and for `align_corners` or `antialias` with a mode that has
     /// none.
     #[doc(alias = "upsample")]
     #[doc(alias = "resize")]

@@ -32,7 +32,7 @@ pub enum ScatterReduction {
 }
 
 /// Scatter operations. Indices are `i64`, with as many axes as `self`, and no larger than `self` on the axes other than
-/// `axis`; `src` has at least the index's sizes. An index out of range is an error.
+/// `axis`. `src` has at least the index's sizes. An index out of range is an error.
 pub trait ScatterOps: Apply {
     /// `self` with `src[.., i, ..]` in place of `self[.., index[.., i, ..], ..]` along `axis`. The last of several
     /// values for one position is kept, on every runtime (PyTorch leaves it undefined). Both operands have one dtype,
@@ -283,7 +283,7 @@ impl<T: Apply> Sorted<T> {
         self.places.spec().shape[self.axis as usize]
     }
 
-    /// A mask of the elements that have the same destination as the element `by` positions before; the first `by`
+    /// A mask of the elements that have the same destination as the element `by` positions before. The first `by`
     /// elements have none and are left out.
     fn same(&self, by: usize) -> Result<T> {
         let n = self.len() - by;

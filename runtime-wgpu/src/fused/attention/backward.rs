@@ -96,8 +96,8 @@ pub(in super::super) fn backward(
     Ok(Support::Done)
 }
 
-/// Statements that leave in `ps` the parts of `Σ g·o` of a row of `gs`, of the query `time`, and in `bases` what the
-/// exponents of its weights are relative to. A query that saw nothing has no weights.
+/// Statements that leave in `ps` the parts of `Σ g·o` of a row of `gs`, of the query `time`. In `bases` they leave the
+/// base of the exponents of its weights. A query that saw nothing has no weights.
 fn relative(text: &AttentionText<'_, '_>) -> String {
     let AttentionText { call, queries, .. } = text;
     let value_depth = call.value_depth;
@@ -240,7 +240,7 @@ fn keys(text: &AttentionText<'_, '_>) -> String {
     )
 }
 
-/// The gradient of an argument that varies along queries and keys: a workgroup has a block of them and walks the heads
+/// The gradient of an argument that varies along queries and keys. A workgroup has a block of them and walks the heads
 /// that share the argument's.
 fn argument(text: &AttentionText<'_, '_>) -> String {
     let AttentionText { call, queries, keys, heads, sharing, batches, batch_step, all_heads, .. } = text;

@@ -36,8 +36,8 @@ pub(in super::super) fn scored_backward(call: &FusedCall<'_, '_>, op: &ScoredAtt
     backward(call, &op.of.attention, of_passes, of_scores, |queries, keys| op.of.scores_at_a_time(queries, keys))
 }
 
-/// Sums of a pass for each learned argument: `[B, H, T, SHARE]` by queries, `[B, H, SHARE, S]` by keys. The last or third
-/// axis is that of the invocations which share a row.
+/// Sums of a pass for each learned argument: `[B, H, T, SHARE]` by queries, `[B, H, SHARE, S]` by keys. The last or
+/// third axis is that of the invocations which share a row.
 pub(super) struct ArgSums {
     memory: WgpuBuffer,
     layout: Layout,
