@@ -80,10 +80,7 @@ impl Launcher {
     /// An error if MPI cannot be initialised, or this build lacks the feature `mpi`.
     #[cfg(feature = "mpi")]
     pub fn mpi() -> Result<Self> {
-        if let Some(replayed) = Launcher::of_replay()? {
-            return Ok(replayed);
-        }
-        Ok(Launcher::of(LaunchEngine::Processes(Box::new(engine_mpi::init()?))))
+        Launcher::unless_replayed(engine_mpi::init)
     }
 
     /// Takes the processes that `mpirun`, or another launcher of the same protocol, has started.
@@ -106,23 +103,22 @@ impl Launcher {
     /// environment has a rank or a number of ranks, but not all that a launcher gives.
     #[doc(alias("spawn"))]
     pub fn processes(ranks: usize) -> Result<Self> {
-        if let Some(replayed) = Launcher::of_replay()? {
-            return Ok(replayed);
-        }
-        if Launch::from_env().is_none() {
-            let half = ["RANK", "WORLD_SIZE"].into_iter().find(|name| std::env::var_os(name).is_some());
-            if let Some(half) = half {
-                let why = format!(
-                    "{half} is set, and not all of RANK, WORLD_SIZE and LOCAL_RANK: set all three, or none to start {ranks} processes here"
-                );
-                return Err(numcore::Error::config("Launcher::processes", "launch", why));
+        Launcher::unless_replayed(|| {
+            if Launch::from_env().is_none() {
+                let half = ["RANK", "WORLD_SIZE"].into_iter().find(|name| std::env::var_os(name).is_some());
+                if let Some(half) = half {
+                    let why = format!(
+                        "{half} is set, and not all of RANK, WORLD_SIZE and LOCAL_RANK: set all three, or none to start {ranks} processes here"
+                    );
+                    return Err(numcore::Error::config("Launcher::processes", "launch", why));
+                }
+                let job = launch::Job::of_this_program(ranks).and_then(|job| job.run());
+                std::process::exit(job.map_err(numcore::Error::other)?.into());
             }
-            let job = launch::Job::of_this_program(ranks).and_then(|job| job.run());
-            std::process::exit(job.map_err(numcore::Error::other)?.into());
-        }
-        #[cfg(unix)]
-        launch::end_with_launcher();
-        Launcher::tcp(Tcp::from_env()?)
+            #[cfg(unix)]
+            launch::end_with_launcher();
+            Tcp::from_env()?.join()
+        })
     }
 
     /// Joins processes over TCP, on one machine or on several; no library is needed. Each process has its rank from its
@@ -131,10 +127,7 @@ impl Launcher {
     /// # Errors
     /// Errors of [`Tcp::join`].
     pub fn tcp(tcp: Tcp) -> Result<Self> {
-        if let Some(replayed) = Launcher::of_replay()? {
-            return Ok(replayed);
-        }
-        Ok(Launcher::of(LaunchEngine::Processes(Box::new(tcp.join()?))))
+        Launcher::unless_replayed(|| tcp.join())
     }
 
     /// Lets NCCL move tensors between ranks, each of which must be on its own NVIDIA GPU. The threads or processes stay
@@ -174,8 +167,8 @@ impl Launcher {
         self
     }
 
-    /// Sets the time that a rank waits for others in a call, before all of them get an error: a [`Deadlines`], or one
-    /// duration for all calls. By default it is 60 seconds, and 10 minutes in the first call of a kind.
+    /// Sets the time that a rank waits for others in a call, before all of them get an error. It is a [`Deadlines`], or
+    /// one duration for all calls. By default it is 60 seconds, and 10 minutes in the first call of a kind.
     pub fn timeout(mut self, most: impl Into<Deadlines>) -> Self {
         let most = most.into();
         self.engine = match self.engine {
@@ -264,13 +257,14 @@ impl Launcher {
         device.open_with(self.threads.or_else(|| self.share_of_threads()))
     }
 
-    /// The ranks of the step that this process was started to take again: as many threads.
-    fn of_replay() -> Result<Option<Self>> {
+    /// The processes that `join` gives. If this process was started to take a step again, as many threads as that had
+    /// ranks.
+    fn unless_replayed(join: impl FnOnce() -> Result<Processes>) -> Result<Self> {
         #[cfg(feature = "train")]
         if let Some(replay) = train::StepReplay::from_env()? {
-            return Ok(Some(Launcher::threads(replay.ranks()?)));
+            return Ok(Launcher::threads(replay.ranks()?));
         }
-        Ok(None)
+        Ok(Launcher::of(LaunchEngine::Processes(Box::new(join()?))))
     }
 
     fn of(engine: LaunchEngine) -> Self {

@@ -58,12 +58,12 @@
 //! ```
 //!
 //! The crates of which this one consists are [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the
-//! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features, all of them in `full`, add crates of the same names: `data`
-//! (datasets and loaders), `distributed` (many ranks), `adaptive` (slow links, uneven and changing ranks), `watch`
-//! (sinks, metrics, reports), `train` (the training loop) and `planner` (what does a plan
-//! cost, and is it still the model of one rank?).
-//! Likewise `models` adds pretrained models, `export` writes them as GGUF and ONNX files, `import` reads ONNX files
-//! of other programs, and `linalg` solves and factorizes. Not in `full` is `hub`, a client of the Hugging Face Hub.
+//! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features, all of them in `full`, add crates of the same names. They
+//! are `data` (datasets and loaders), `distributed` (many ranks), `adaptive` (slow links, uneven and changing ranks)
+//! and `watch` (sinks, metrics, reports). The others are `train` (the training loop) and `planner` (what does a plan
+//! cost, and is it still the model of one rank?). Likewise `models` adds pretrained models, `export` writes them as
+//! GGUF and ONNX files, `import` reads ONNX files of other programs, and `linalg` solves and factorizes. Not in `full`
+//! is `hub`, a client of the Hugging Face Hub.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 

@@ -32,6 +32,7 @@ const SOURCES: &[&str] = &[
     "runtime-wgpu/",
     "train/",
     "watch/",
+    "weftgrad/",
 ];
 
 /// Sources that are not: the reasons of combinations are read as a table.
