@@ -61,8 +61,10 @@ struct NextNumbers<R: Runtime> {
 }
 
 /// The update of a captured step.
+#[derive(Default)]
 struct CapturedUpdate {
-    form: Arc<MemoryForm>,
+    /// The program that reads its numbers from memory; `None` for an update whose numbers stay as they are.
+    form: Option<Arc<MemoryForm>>,
     /// The numbers at the time of the capture.
     row: SmallVec<[f64; 8]>,
     /// The parameters that it updates.
@@ -81,8 +83,10 @@ struct MemoryForm {
 
 impl MemoryForm {
     fn new(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) -> Result<MemoryForm> {
-        let dtype = if inputs.contains(&DType::F64) { DType::F64 } else { DType::F32 };
-        let in_memory = program.with_launch_values_in_memory(&*program.resolve(inputs, outputs)?, dtype)?;
+        let typed = program.resolve(inputs, outputs)?;
+        let mut floats = program.launch_values().into_iter().map(|id| typed.dtypes[id as usize]);
+        let dtype = floats.find(|dtype| dtype.is_float()).unwrap_or(DType::F32);
+        let in_memory = program.with_launch_values_in_memory(&typed, dtype)?;
         Ok(MemoryForm { program: program.clone(), in_memory, inputs: inputs.into(), outputs: outputs.into(), dtype })
     }
 
@@ -139,7 +143,7 @@ impl<R: Runtime> DeviceNumbers<R> {
         if self.row.len() != numbers.len() {
             return fail("take a step or two before the capture: its kernels and its memory must be there");
         }
-        let new = || CapturedUpdate { form: form.clone(), row: numbers.into(), params: Vec::new() };
+        let new = || CapturedUpdate { form: Some(form.clone()), row: numbers.into(), params: Vec::new() };
         let captured = self.captured.get_or_insert_with(new);
         if captured.row[..] != *numbers {
             return fail(
@@ -148,6 +152,11 @@ impl<R: Runtime> DeviceNumbers<R> {
         }
         captured.params.push(params);
         Ok(())
+    }
+
+    /// Notes a captured update of parameters whose numbers stay as they are.
+    pub(crate) fn note_constant(&mut self, params: Range<usize>) {
+        self.captured.get_or_insert_default().params.push(params);
     }
 
     fn write(&mut self, rt: &R, dtype: DType, numbers: &[f64]) -> Result<()> {
@@ -185,6 +194,7 @@ impl<R: Runtime> DeviceNumbers<R> {
         scalars: impl FnOnce(u64) -> Option<crate::Scalars>,
     ) -> Result<bool> {
         let Some(CapturedUpdate { form, params, .. }) = &self.captured else { return Ok(false) };
+        let Some(form) = form else { return Ok(true) };
         let Some(step) = params.first().map(|params| steps[params.start] + 1) else { return Ok(false) };
         let Some(scalars) = scalars(step) else { return Ok(false) };
         let (numbers, dtype) = (form.numbers(&scalars)?, form.dtype);
@@ -199,6 +209,10 @@ impl<R: Runtime> DeviceNumbers<R> {
 
     /// Writes the prepared numbers to the memory, and counts the captured updates in `steps`.
     pub(crate) fn advance(&mut self, steps: &mut [u64]) -> Result<()> {
+        if let Some(CapturedUpdate { form: None, params, .. }) = &self.captured {
+            params.iter().flat_map(|params| params.clone()).for_each(|i| steps[i] += 1);
+            return Ok(());
+        }
         let Some(NextNumbers { step, numbers, row }) = self.next.take() else { return Ok(()) };
         row.map_or(Ok(()), |row| self.put(&row, &numbers))?;
         let params = self.captured.iter().flat_map(|captured| &captured.params);

@@ -83,7 +83,7 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
         in_memory: bool,
         phase: &mut UpdatePhase<'_, R>,
     ) -> Result<()> {
-        let replayed = in_memory && self.params.runtime().is_capturing();
+        let replayed = self.params.runtime().is_capturing();
         let mut at = 0;
         while let Some(ranges) = self.next_run(at, grads, !phase.changes()) {
             at = ranges.end;
@@ -95,8 +95,10 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
                 phase.run((config, &self.kernel), now, &mut memory)?;
             }
             // A captured update has not happened yet.
-            if !replayed && phase.changes() {
-                self.steps[ranges].fill(now.step);
+            match replayed {
+                false if phase.changes() => self.steps[ranges].fill(now.step),
+                true if phase.changes() && !in_memory => self.numbers.note_constant(ranges),
+                _ => {}
             }
         }
         self.update_cut(config, lr, grads, scale, phase)
@@ -128,7 +130,10 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
             &mut |i, f| f(&mut memory(params, &layout, states, grads, scale, i..i + 1)?),
             &mut |i, whole| config.update(&kernel, StepContext { lr, step: steps[i] + 1 }, whole),
         )?;
-        which.into_iter().for_each(|i| self.steps[i] += 1);
+        match self.params.runtime().is_capturing() {
+            true => which.into_iter().for_each(|i| self.numbers.note_constant(i..i + 1)),
+            false => which.into_iter().for_each(|i| self.steps[i] += 1),
+        }
         Ok(())
     }
 }

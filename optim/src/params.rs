@@ -120,7 +120,11 @@ impl<R: Runtime> FlatParams<R> {
         let taken = self.leaves.iter().map(|l| l.take()).enumerate();
         let replaced: Replaced<R> =
             taken.filter_map(|(i, v)| Some((i, v.filter(|v| !is_range(v, &self.values, i))?))).collect();
-        let claimed = self.sole().and_then(|()| replaced.iter().try_for_each(|(i, v)| self.fill(*i, v)));
+        let why = "values of parameters were replaced since the last step, and a captured step would take them again in \
+                   every launch: take a step before";
+        let is_captured = !replaced.is_empty() && self.values.runtime().is_capturing();
+        let fits = if is_captured { Err(Error::usage("step", why)) } else { self.sole() };
+        let claimed = fits.and_then(|()| replaced.iter().try_for_each(|(i, v)| self.fill(*i, v)));
         claimed.or_else(|e| {
             self.release(|_| false)?;
             replaced.into_iter().try_for_each(|(i, v)| self.leaves[i].put(v))?;

@@ -79,7 +79,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
             part.params.release(|i| phase.changes() && grads.is_written(i))?;
         }
         done?;
-        self.steps += u64::from(phase.changes() && !(self.capturable && capturing));
+        self.steps += u64::from(phase.changes() && !capturing);
         Ok(())
     }
 }
