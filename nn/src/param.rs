@@ -12,7 +12,7 @@ use std::{
 use autograd::{Leaf, Var};
 use numcore::{
     DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor, Within,
-    ops::{Apply, PointwiseOps, Spec},
+    ops::{Apply, Op, PointwiseOps, Spec},
     placement::TensorPlacement,
 };
 use parking_lot::RwLock;
@@ -210,7 +210,13 @@ impl<R: Runtime> fmt::Debug for Param<R> {
 
 /// A value that belongs to the model's state and is not learned by gradients: running statistics. A clone is the same
 /// buffer.
-pub struct Buffer<R: Runtime>(Arc<RwLock<Tensor<R>>>);
+pub struct Buffer<R: Runtime>(Arc<BufferState<R>>);
+
+struct BufferState<R: Runtime> {
+    value: RwLock<Tensor<R>>,
+    /// True once a captured step has used the value's memory, which the value keeps from then on.
+    is_captured: AtomicBool,
+}
 
 impl<R: Runtime> Clone for Buffer<R> {
     fn clone(&self) -> Self {
@@ -221,12 +227,16 @@ impl<R: Runtime> Clone for Buffer<R> {
 impl<R: Runtime> Buffer<R> {
     /// A buffer with this value.
     pub fn new(value: Tensor<R>) -> Self {
-        Buffer(Arc::new(RwLock::new(value)))
+        Buffer(Arc::new(BufferState { value: RwLock::new(value), is_captured: AtomicBool::new(false) }))
     }
 
     /// The value of this buffer.
     pub fn value(&self) -> Tensor<R> {
-        self.0.read().clone()
+        let value = self.0.value.read().clone();
+        if value.runtime().is_capturing() {
+            self.0.is_captured.store(true, Ordering::Release);
+        }
+        value
     }
 
     /// The value of this buffer as a variable that receives no gradient.
@@ -234,7 +244,11 @@ impl<R: Runtime> Buffer<R> {
         Var::new(self.value())
     }
 
-    /// Replaces the value by another of the same shape and dtype.
+    /// Replaces the value by another of the same shape and dtype. Once a captured step has used the buffer, the new
+    /// value is written to the memory of the old one, which every launch reads.
+    ///
+    /// # Errors
+    /// An error for another shape or dtype. In and after a captured step also if the old value has another holder.
     #[track_caller]
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         let (is, got) = (self.spec(), value.spec());
@@ -245,20 +259,37 @@ impl<R: Runtime> Buffer<R> {
             ))
             .at_caller();
         }
-        *self.0.write() = value;
-        Ok(())
+        let mut own = self.0.value.write();
+        if !self.0.is_captured.load(Ordering::Acquire) && !value.runtime().is_capturing() {
+            *own = value;
+            return Ok(());
+        }
+        self.0.is_captured.store(true, Ordering::Release);
+        match std::mem::replace(&mut *own, value.clone()).try_mut() {
+            Ok(mut memory) => {
+                memory.reset();
+                memory.accumulate(&Op::identity(), &[&value])?;
+                *own = memory.freeze()?;
+                Ok(())
+            }
+            Err(before) => {
+                *own = before;
+                let why = "cannot change while its value has another holder, since captured steps use its memory";
+                Err(Error::state("buffer", why)).at_caller()
+            }
+        }
     }
 
     /// The shape and dtype of this buffer.
     pub fn spec(&self) -> Spec {
-        self.0.read().spec()
+        self.0.value.read().spec()
     }
 
     /// Casts the value of this buffer.
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<()> {
         let value = self.value().to_dtype(dtype)?;
-        *self.0.write() = value;
+        *self.0.value.write() = value;
         Ok(())
     }
 

@@ -116,7 +116,8 @@ impl<R: Runtime> BatchNorm<R> {
         };
         towards(&self.running_mean, mean)?;
         towards(&self.running_var, variance)?;
-        self.num_batches_tracked.set(self.num_batches_tracked.value().add(1.0)?)
+        let count = self.num_batches_tracked.value().add(1.0)?;
+        self.num_batches_tracked.set(count)
     }
 }
 
