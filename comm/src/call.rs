@@ -142,6 +142,11 @@ impl<R: Runtime> Call<R> {
         self.of.as_ref()
     }
 
+    /// The source line of the call.
+    pub fn at(&self) -> &'static Location<'static> {
+        self.at
+    }
+
     /// The time that the call may take, if it has one of its own.
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use super::{
     bootstrap::exchange_id,
     handle::{CallFailure, Handle, pause},
+    member::Member,
     moves::{CallBuffers, Moving, QueueContext, QueueError},
     nccl::Nccl,
     watch::{Watch, WatchOwner, Watched},
@@ -29,22 +30,12 @@ use super::{
 /// after it. An error of the device or of a link may come later: at [`Work::done`], at [`poll`](Communicator::poll) or
 /// at the next call.
 pub struct NcclCommunicator<R: Runtime, H: Runtime> {
-    control: Comm<H>,
-    rt: R,
-    handle: Arc<Handle>,
-    shared: Shared<R, H>,
-}
-
-/// State shared by the communicators of one rank.
-struct Shared<R: Runtime, H: Runtime> {
     nccl: Nccl,
-    world: Arc<World<H>>,
-    /// The control plane of all ranks, needed by groups that outlive the communicator of all.
-    root: Comm<H>,
-    /// The combiner on the queue of all calls. Its lock is held while calls are queued, so all threads of a rank queue
-    /// in one order.
+    rt: R,
+    member: Arc<Member<H>>,
+    /// The combiner on the queue of all calls of the rank. Its lock is held while calls are queued, so all threads of a
+    /// rank queue in one order.
     combiner: Arc<Mutex<Combiner<R>>>,
-    watch: Arc<WatchOwner>,
 }
 
 impl Nccl {
@@ -61,7 +52,7 @@ impl Nccl {
     /// `control`.
     #[track_caller]
     pub fn communicator<R: Runtime, H: Runtime>(&self, control: &Comm<H>, rt: &R) -> Result<Comm<R>> {
-        let made = NcclCommunicator::world(self, control, rt, Location::caller());
+        let made = NcclCommunicator::of_all(self, control, rt, Location::caller());
         // Other ranks wait and do not know yet of an error that this rank found by itself.
         let made = made.inspect_err(|error| match error.kind() {
             ErrorKind::Peer { .. } | ErrorKind::Timeout { .. } | ErrorKind::Mismatch { .. } => {}
@@ -71,16 +62,8 @@ impl Nccl {
     }
 }
 
-impl<R: Runtime, H: Runtime> Clone for Shared<R, H> {
-    fn clone(&self) -> Self {
-        let Shared { nccl, world, root, combiner, watch } = self;
-        let (nccl, world, root) = (nccl.clone(), world.clone(), root.clone());
-        Shared { nccl, world, root, combiner: combiner.clone(), watch: watch.clone() }
-    }
-}
-
 impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
-    fn world(nccl: &Nccl, control: &Comm<H>, rt: &R, at: &'static Location<'static>) -> Result<Self> {
+    fn of_all(nccl: &Nccl, control: &Comm<H>, rt: &R, at: &'static Location<'static>) -> Result<Self> {
         const OP: &str = "Nccl::communicator";
         let queue = rt.fork_for_communication()?;
         let device = queue.device_queue();
@@ -102,22 +85,37 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         let of = Some(&"NCCL's ranks".into());
         control.exchange_bytes(ByteExchange { of, ..ByteExchange::new(&[], at) })?;
         let watch = Arc::new(WatchOwner(Watch::start(&world)?));
+        let member = Member::new([control.clone(), control.clone()], handle, world, watch);
         let combiner = Arc::new(Mutex::new(Combiner::new(queue)));
-        let shared = Shared { nccl: nccl.clone(), world, root: control.clone(), combiner, watch };
-        Ok(NcclCommunicator { control: control.clone(), rt: rt.clone(), handle, shared })
+        Ok(NcclCommunicator { nccl: nccl.clone(), rt: rt.clone(), member, combiner })
+    }
+
+    fn world(&self) -> &Arc<World<H>> {
+        &self.member.world
+    }
+
+    /// Refuses what ranks do on the host in a captured step: launches would not repeat it.
+    fn refuse_while_capturing(&self, op: &'static str) -> Result<()> {
+        let why = "the host cannot take part in a captured step, whose launches would not repeat it";
+        if self.rt.is_capturing() { Err(Error::usage(op, why).on_rank(self.world().world_rank)) } else { Ok(()) }
     }
 
     /// Queues calls: collectives one after another, then transfers between two ranks together.
-    fn queue(&self, calls: Vec<Call<R>>, combiner: &mut Combiner<R>) -> Result<Vec<Queued<R>>, QueueError> {
+    fn queue(
+        &self,
+        calls: Vec<Call<R>>,
+        combiner: &mut Combiner<R>,
+        is_captured: bool,
+    ) -> Result<Vec<Queued<R>>, QueueError> {
         let mut by = QueueContext {
-            world: &self.shared.world,
-            handle: &self.handle,
+            world: self.world(),
+            handle: &self.member.handle,
             combiner,
             rank: self.rank(),
             n: self.size(),
-            chunk: self.shared.nccl.chunk,
-            native_sums: self.shared.nccl.native_sums,
-            host: self.shared.nccl.api.takes_host_memory(),
+            chunk: self.nccl.chunk,
+            native_sums: self.nccl.native_sums,
+            host: self.nccl.api.takes_host_memory(),
         };
         let op = calls.first().map_or("start", |call| call.what().name());
         let mut moving = calls.into_iter().map(|call| Moving::of(call, &by)).collect::<Result<Vec<_>>>()?;
@@ -132,7 +130,9 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         let queued = |call: Moving<R>| {
             let memory = call.finish()?;
             let queue = by.combiner.runtime();
-            let mark = self.shared.world.queue().map(|queue| queue.mark()).transpose()?;
+            // The end of a captured call is that of each launch.
+            let device = self.world().queue().filter(|_| !is_captured);
+            let mark = device.map(|queue| queue.mark()).transpose()?;
             Ok(Queued { memory, after: queue.record()?, mark })
         };
         Ok(moving.into_iter().map(queued).collect::<Result<_>>()?)
@@ -141,7 +141,7 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
     /// The error of calls that could not be queued. The library gives no reasons, so the reason comes from the control
     /// plane, if the ranks can exchange it.
     fn stopped(&self, op: &'static str, stop: QueueError, handshakes: Vec<Work<Option<TensorMut<H>>>>) -> Error {
-        let world = &self.shared.world;
+        let world = self.world();
         match stop {
             QueueError::Error(error) => {
                 world.fail(op, &error.to_string());
@@ -165,7 +165,7 @@ struct Queued<R: Runtime> {
 
 impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
     fn group(&self) -> &Group {
-        self.control.group()
+        self.member.control.group()
     }
 
     fn runtime(&self) -> &R {
@@ -173,11 +173,11 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
     }
 
     fn timeout(&self) -> Duration {
-        self.control.timeout()
+        self.member.control.timeout()
     }
 
     fn guarantees(&self) -> Guarantees {
-        let native = self.shared.nccl.native_sums;
+        let native = self.nccl.native_sums;
         Guarantees {
             order: if native { SumOrder::Fixed } else { SumOrder::RankOrder },
             by_layout: native,
@@ -190,7 +190,7 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
     }
 
     fn next_number(&self) -> u64 {
-        self.control.next_number()
+        self.member.control.next_number()
     }
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
@@ -200,40 +200,43 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
     }
 
     fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
-        let Some(op) = calls.first().map(|call| call.what().name()) else { return Ok(Vec::new()) };
-        let world = &self.shared.world;
+        let Some((op, at)) = calls.first().map(|call| (call.what().name(), call.at())) else { return Ok(Vec::new()) };
+        let world = self.world();
         world.check(op)?;
         let ops: Vec<&'static str> = calls.iter().map(|call| call.what().name()).collect();
         // Locked from here on, so that all threads of a rank announce their calls in the order in which they queue
         // them.
-        let mut combiner = self.shared.combiner.lock();
-        // A captured step fails at this wait, before another rank learns of the call.
+        let mut combiner = self.combiner.lock();
         combiner.runtime().wait(&self.rt.record()?)?;
-        let handshakes = calls.iter().map(|call| self.control.start(call.header())).collect::<Result<Vec<_>>>()?;
-        let queued = match self.queue(calls, &mut combiner) {
+        let is_captured = self.member.take_part(calls.len(), at)?;
+        let control = &self.member.control;
+        let handshakes = calls.iter().map(|call| control.start(call.header())).collect::<Result<Vec<_>>>()?;
+        let queued = match self.queue(calls, &mut combiner, is_captured) {
             Ok(queued) => queued,
             Err(stop) => return Err(self.stopped(op, stop, handshakes)),
         };
         let works = queued.into_iter().zip(handshakes).zip(ops).map(|((queued, handshake), op)| {
             let Queued { memory: CallBuffers { input: _input, output }, after, mark } = queued;
             if let Some(mark) = mark.clone() {
-                self.shared.watch.0.add(Watched { op, mark, since: Instant::now() });
+                self.member.watch.0.add(Watched { op, mark, since: Instant::now(), calls: 1 });
             }
             let (world, rt) = (world.clone(), self.rt.clone());
-            Work::pending(InFlight { op, world, handshake, rt, _input, output, after, mark })
+            Work::pending(InFlight { op, world, handshake, rt, _input, output, after, mark, is_captured })
         });
         Ok(works.collect())
     }
 
     fn exchange_bytes(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
-        self.control.exchange_bytes(exchange)
+        self.refuse_while_capturing("exchange_bytes")?;
+        self.member.control.exchange_bytes(exchange)
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         const OP: &str = "split";
-        let world = &self.shared.world;
-        let order = self.shared.combiner.lock();
-        let part = self.control.split_at(color, key, at)?;
+        self.refuse_while_capturing(OP)?;
+        let world = self.world();
+        let order = self.combiner.lock();
+        let part = self.member.control.split_at(color, key, at)?;
         // The color is the new group's first member, by its rank in this group; the key is the order of the control
         // plane.
         let place = part.as_ref().map(|part| {
@@ -246,18 +249,21 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
         until_reached(OP, world, mark.as_deref())?;
         let is_over = || world.is_over();
         let (color, key) = (place.map(|place| place.0), place.map_or(0, |place| place.1));
-        let made = world.enter(OP, || self.handle.split(&world.wait_limit(&is_over), color, key))?;
+        let made = world.enter(OP, || self.member.handle.split(&world.wait_limit(&is_over), color, key))?;
         let made = made.map_err(|failure| world.failure_error(OP, failure))?;
         drop(order);
         let Some(control) = part else { return Ok(None) };
         let handle = made.ok_or_else(|| world.fail(OP, "NCCL gave a rank with a color no communicator"))?;
         let handle = Arc::new(handle);
         world.keep(&handle);
-        Ok(Some(Arc::new(NcclCommunicator { control, rt: self.rt.clone(), handle, shared: self.shared.clone() })))
+        let (root, watch) = (self.member.root.clone(), self.member.watch.clone());
+        let member = Member::new([control, root], handle, world.clone(), watch);
+        let (nccl, combiner) = (self.nccl.clone(), self.combiner.clone());
+        Ok(Some(Arc::new(NcclCommunicator { nccl, rt: self.rt.clone(), member, combiner })))
     }
 
     fn poll(&self) -> Result<()> {
-        let world = &self.shared.world;
+        let world = self.world();
         world.check("poll")?;
         match world.late_error() {
             Some((op, cause)) => Err(world.fail(op, &cause)),
@@ -266,15 +272,8 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
     }
 
     fn abort_for(&self, world_rank: usize, cause: &str) {
-        self.control.abort_for(world_rank, cause);
-        self.shared.world.end();
-    }
-}
-
-impl<R: Runtime, H: Runtime> Drop for NcclCommunicator<R, H> {
-    fn drop(&mut self) {
-        self.shared.world.forget(&self.handle);
-        self.shared.watch.0.close(self.handle.clone());
+        self.member.control.abort_for(world_rank, cause);
+        self.world().end();
     }
 }
 
@@ -295,12 +294,13 @@ struct InFlight<R: Runtime, H: Runtime> {
     output: Option<TensorMut<R>>,
     after: R::Event,
     mark: Option<Arc<dyn QueueMark>>,
+    is_captured: bool,
 }
 
 impl<R: Runtime, H: Runtime> InFlight<R, H> {
     /// Waits until all ranks have started the call without a failure.
     fn wait_for_start(self) -> Result<StartedCall<R, H>> {
-        let InFlight { op, world, handshake, rt, _input, output, after, mark } = self;
+        let InFlight { op, world, handshake, rt, _input, output, after, mark, .. } = self;
         // A mismatch or failure of another rank also ends the work queued on this one.
         handshake.wait().inspect_err(|_| world.end())?;
         rt.wait(&after)?;
@@ -335,6 +335,10 @@ impl<R: Runtime, H: Runtime> Pending<Option<TensorMut<R>>> for InFlight<R, H> {
     }
 
     fn done(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
+        if self.is_captured {
+            let why = "a captured call is done after a launch of its step: use `wait` in the step";
+            return Err(Error::usage(self.op, why));
+        }
         let StartedCall { op, world, output, mark } = self.wait_for_start()?;
         until_reached(op, &world, mark.as_deref())?;
         if let Some((_, cause)) = world.late_error() {

@@ -2,14 +2,20 @@
 //!
 //! It reproduces the behavior of the library that programs get wrong. Communicators are non-blocking, and a call is in
 //! progress until all ranks it needs have made theirs. Calls of a rank run in order, calls of a group together.
-//! Mismatched calls never end, and no error names them; errors come late. Sums are not in the order of ranks.
+//! Mismatched calls never end, and no error names them; errors come late. Sums are not in the order of ranks. On an
+//! emulated GPU, calls are work of its streams, which begins behind the host, and may be captured and repeated.
 
 mod arithmetic;
 
 use std::{
     cell::RefCell,
     collections::{BTreeMap, VecDeque},
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -21,11 +27,21 @@ const INVALID_USAGE: Status = Status(5);
 /// The status `ncclRemoteError`.
 const REMOTE_ERROR: Status = Status(6);
 
+/// Queues a call on a stream, given its handle, and for each address of the call whether it is written. The stream
+/// begins the call, and then asks whether it has ended. Returns true if the call is captured, and none if there is no
+/// such stream.
+pub(crate) type QueueCall = dyn Fn(usize, &[(u64, bool)], Arc<BeginCall>) -> Option<bool> + Send + Sync;
+
+/// Begins a call; the result tells whether it has ended.
+pub type BeginCall = dyn Fn() -> Box<dyn Fn() -> bool + Send> + Send + Sync;
+
 /// The emulated library.
 #[derive(Default)]
 pub(crate) struct EmulatedNccl {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     ids: AtomicU64,
+    /// The streams of calls; none for calls that begin when they are made.
+    streams: Option<Box<QueueCall>>,
 }
 
 #[derive(Default)]
@@ -45,6 +61,8 @@ struct Member {
     clique: usize,
     rank: usize,
     error: Option<Status>,
+    /// Captured calls, which live as long as their steps.
+    captured: Vec<Weak<BeginCall>>,
 }
 
 /// All ranks of a communicator.
@@ -61,6 +79,9 @@ type SplitCall = (Option<i32>, i32, &'static AtomicUsize);
 #[derive(Default)]
 struct RankCalls {
     waiting: VecDeque<Vec<Call>>,
+    /// The number of groups that have begun, and of those that have ended.
+    begun: u64,
+    ended: u64,
     splits: u64,
     splitting: bool,
 }
@@ -72,8 +93,8 @@ struct Call {
 }
 
 thread_local! {
-    /// Operations of the group that is open on this thread.
-    static GROUP: RefCell<Option<Vec<(RawComm, Operation)>>> = const { RefCell::new(None) };
+    /// Operations of the group that is open on this thread, each with its stream.
+    static GROUP: RefCell<Option<Vec<(RawComm, Operation, usize)>>> = const { RefCell::new(None) };
 }
 
 impl EmulatedNccl {
@@ -82,22 +103,36 @@ impl EmulatedNccl {
         self.state.lock().failing = Some(after);
     }
 
-    fn start(&self, calls: Vec<(RawComm, Operation)>) -> Status {
-        let mut state = self.state.lock();
-        let mut by_comm: BTreeMap<RawComm, Vec<Call>> = BTreeMap::new();
-        for (comm, operation) in calls {
-            by_comm.entry(comm).or_default().push(Call { operation, done: false });
+    /// Makes calls on streams of emulated GPUs.
+    pub(crate) fn on_streams(
+        queue: impl Fn(usize, &[(u64, bool)], Arc<BeginCall>) -> Option<bool> + Send + Sync + 'static,
+    ) -> EmulatedNccl {
+        EmulatedNccl { streams: Some(Box::new(queue)), ..EmulatedNccl::default() }
+    }
+
+    fn start(&self, calls: Vec<(RawComm, Operation, usize)>) -> Status {
+        let mut by_comm: BTreeMap<(RawComm, usize), Vec<Operation>> = BTreeMap::new();
+        for (comm, operation, stream) in calls {
+            by_comm.entry((comm, stream)).or_default().push(operation);
         }
-        for (comm, calls) in by_comm {
-            let fails = state.counts_down(calls.len() as u64);
-            let Some(member) = state.comms.get_mut(&comm) else { return INVALID_USAGE };
-            if fails {
-                member.error = Some(REMOTE_ERROR);
-                return Status::IN_PROGRESS;
+        for ((comm, stream), calls) in by_comm {
+            let Some(queue) = &self.streams else {
+                if self.state.lock().begin(comm, &calls).is_none() {
+                    return INVALID_USAGE;
+                }
+                continue;
+            };
+            let (state, accesses) =
+                (self.state.clone(), calls.iter().flat_map(Operation::accesses).collect::<Vec<_>>());
+            let begin: Arc<BeginCall> = Arc::new(move || {
+                let (of, group) = (state.clone(), state.lock().begin(comm, &calls));
+                Box::new(move || group.is_none_or(|group| of.lock().has_ended(comm, group)))
+            });
+            let captured = Arc::downgrade(&begin);
+            let Some(is_captured) = queue(stream, &accesses, begin) else { return INVALID_USAGE };
+            if let Some(member) = self.state.lock().comms.get_mut(&comm).filter(|_| is_captured) {
+                member.captured.push(captured);
             }
-            let (clique, rank) = (member.clique, member.rank);
-            state.cliques[clique].ranks[rank].waiting.push_back(calls);
-            state.cliques[clique].advance();
         }
         Status::IN_PROGRESS
     }
@@ -110,11 +145,34 @@ impl State {
         self.failing.is_none()
     }
 
+    /// Begins calls of one group, and returns its number; `None` for a communicator that is gone.
+    fn begin(&mut self, comm: RawComm, calls: &[Operation]) -> Option<u64> {
+        let fails = self.counts_down(calls.len() as u64);
+        let member = self.comms.get_mut(&comm)?;
+        let clique = &mut self.cliques[member.clique];
+        let own = &mut clique.ranks[member.rank];
+        own.begun += 1;
+        let group = own.begun;
+        if fails {
+            member.error = Some(REMOTE_ERROR);
+            return Some(group);
+        }
+        own.waiting.push_back(calls.iter().map(|operation| Call { operation: *operation, done: false }).collect());
+        clique.advance();
+        Some(group)
+    }
+
+    /// Tells whether a group of calls has ended, for a failure or an abort too.
+    fn has_ended(&self, comm: RawComm, group: u64) -> bool {
+        let of = |member: &Member| self.cliques[member.clique].ranks[member.rank].ended;
+        self.comms.get(&comm).is_none_or(|member| member.error.is_some() || of(member) >= group)
+    }
+
     fn join(&mut self, clique: usize, rank: usize) -> RawComm {
         self.made += 1;
         let comm = RawComm(self.made);
         self.cliques[clique].joined[rank] = Some(comm);
-        self.comms.insert(comm, Member { clique, rank, error: None });
+        self.comms.insert(comm, Member { clique, rank, error: None, captured: Vec::new() });
         comm
     }
 
@@ -135,6 +193,30 @@ impl State {
                 slot.store(self.join(clique, rank).0, Ordering::Release);
             }
         }
+    }
+}
+
+impl Member {
+    /// Waits until the captured steps that have calls over the communicator are gone.
+    fn wait_for_captured(&self) {
+        while self.captured.iter().any(|call| call.strong_count() > 0) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Operation {
+    /// The addresses of an operation, each with true if it is written.
+    fn accesses(&self) -> impl Iterator<Item = (u64, bool)> + use<> {
+        let (read, written) = match *self {
+            Operation::AllReduce { at, .. } | Operation::Reduce { at, .. } | Operation::Broadcast { at, .. } => {
+                (None, Some(at))
+            }
+            Operation::ReduceScatter { from, to, .. } | Operation::AllGather { from, to, .. } => (Some(from), Some(to)),
+            Operation::Send { from, .. } => (Some(from), None),
+            Operation::Recv { to, .. } => (None, Some(to)),
+        };
+        read.map(|at| (at, false)).into_iter().chain(written.map(|at| (at, true)))
     }
 }
 
@@ -198,6 +280,7 @@ impl Clique {
         for rank in &mut self.ranks {
             while rank.waiting.front().is_some_and(|calls| calls.iter().all(|call| call.done)) {
                 rank.waiting.pop_front();
+                rank.ended += 1;
             }
         }
     }
@@ -259,7 +342,9 @@ impl NcclApi for EmulatedNccl {
         let Some(member) = state.comms.get(&comm) else { return INVALID_USAGE };
         let clique = &state.cliques[member.clique];
         let own = &clique.ranks[member.rank];
-        let waits = !own.waiting.is_empty() || own.splitting || clique.joined.iter().any(Option::is_none);
+        // On a stream, a call that is queued is no longer in progress.
+        let is_moving = self.streams.is_none() && !own.waiting.is_empty();
+        let waits = is_moving || own.splitting || clique.joined.iter().any(Option::is_none);
         member.error.unwrap_or(if waits { Status::IN_PROGRESS } else { Status::SUCCESS })
     }
 
@@ -268,7 +353,8 @@ impl NcclApi for EmulatedNccl {
     }
 
     fn destroy(&self, comm: RawComm) {
-        self.state.lock().comms.remove(&comm);
+        let member = self.state.lock().comms.remove(&comm);
+        member.into_iter().for_each(|member| member.wait_for_captured());
     }
 
     fn abort(&self, comm: RawComm) {
@@ -276,6 +362,8 @@ impl NcclApi for EmulatedNccl {
         let Some(member) = state.comms.remove(&comm) else { return };
         // Its queued operations no longer read or write memory.
         state.cliques[member.clique].ranks[member.rank].waiting.clear();
+        drop(state);
+        member.wait_for_captured();
     }
 
     fn group_start(&self) -> Status {
@@ -291,10 +379,10 @@ impl NcclApi for EmulatedNccl {
     }
 
     // SAFETY: the trait's conditions, which `advance` relies on.
-    unsafe fn enqueue(&self, comm: RawComm, operation: &Operation, _: usize) -> Status {
-        let grouped =
-            GROUP.with_borrow_mut(|group| group.as_mut().map(|calls| calls.push((comm, *operation))).is_some());
-        if grouped { Status::SUCCESS } else { self.start(vec![(comm, *operation)]) }
+    unsafe fn enqueue(&self, comm: RawComm, operation: &Operation, stream: usize) -> Status {
+        let call = (comm, *operation, stream);
+        let grouped = GROUP.with_borrow_mut(|group| group.as_mut().map(|calls| calls.push(call)).is_some());
+        if grouped { Status::SUCCESS } else { self.start(vec![call]) }
     }
 
     fn error_text(&self, status: Status, _: Option<RawComm>) -> String {

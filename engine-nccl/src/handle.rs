@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -35,11 +35,18 @@ pub(crate) struct WaitLimit<'a> {
 pub(crate) struct Handle {
     api: Arc<dyn NcclApi>,
     raw: Mutex<Option<RawComm>>,
+    /// True if captured steps may have calls over it.
+    is_captured: AtomicBool,
 }
 
 impl Handle {
     pub(crate) fn new(api: Arc<dyn NcclApi>, raw: RawComm) -> Handle {
-        Handle { api, raw: Mutex::new(Some(raw)) }
+        Handle { api, raw: Mutex::new(Some(raw)), is_captured: AtomicBool::new(false) }
+    }
+
+    /// Notes that a captured step has calls over the communicator.
+    pub(crate) fn capture(&self) {
+        self.is_captured.store(true, Ordering::Release);
     }
 
     /// Makes a call, and waits until the library has finished it on the host. The work that it queued may still run.
@@ -54,7 +61,7 @@ impl Handle {
         let status = call(&*self.api, comm);
         self.complete(comm, status, limit).inspect_err(|_| {
             *raw = None;
-            self.api.abort(comm);
+            self.abort_now(comm);
         })
     }
 
@@ -98,9 +105,19 @@ impl Handle {
     /// Aborts the communicator, which ends its queued work.
     pub(crate) fn abort(&self) {
         let comm = self.raw.lock().take();
-        if let Some(comm) = comm {
-            self.api.abort(comm);
+        comm.into_iter().for_each(|comm| self.abort_now(comm));
+    }
+
+    /// Aborts a communicator. The library ends its work at once, and then waits for the captured steps that have calls
+    /// over it. The caller may be the one to drop them, so another thread waits.
+    fn abort_now(&self, comm: RawComm) {
+        if !self.is_captured.load(Ordering::Acquire) {
+            return self.api.abort(comm);
         }
+        let api = self.api.clone();
+        let aborting = thread::Builder::new().name("nccl-abort".into()).spawn(move || api.abort(comm));
+        // Without a thread the work is left to end by itself.
+        drop(aborting);
     }
 
     /// Destroys the communicator after its queued work, or aborts it if that work does not end.

@@ -15,6 +15,7 @@ mod communicator;
 mod emulated;
 mod handle;
 mod loaded;
+mod member;
 mod memory;
 mod moves;
 mod nccl;
@@ -22,6 +23,8 @@ mod watch;
 mod world;
 
 pub use communicator::NcclCommunicator;
+#[cfg(feature = "emulate")]
+pub use emulated::BeginCall;
 pub use nccl::Nccl;
 
 /// The contract that this engine implements.

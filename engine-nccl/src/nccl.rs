@@ -4,6 +4,8 @@ use std::{fmt, sync::Arc};
 
 use numcore::Result;
 
+#[cfg(feature = "emulate")]
+use super::emulated::BeginCall;
 use super::{
     api::NcclApi,
     loaded::{LoadedNccl, version_text},
@@ -56,6 +58,16 @@ impl Nccl {
     #[cfg(feature = "emulate")]
     pub fn emulated() -> Nccl {
         Nccl::over(Arc::new(super::emulated::EmulatedNccl::default()))
+    }
+
+    /// Emulates NCCL on emulated GPUs, each rank on one of its own. `queue` queues a call on a stream: it gets the
+    /// stream's handle, and each address of the call with true if it is written. The stream begins the call, and then
+    /// asks whether it has ended. `queue` returns true if the call is captured, and none if there is no such stream.
+    #[cfg(feature = "emulate")]
+    pub fn emulated_on(
+        queue: impl Fn(usize, &[(u64, bool)], Arc<BeginCall>) -> Option<bool> + Send + Sync + 'static,
+    ) -> Nccl {
+        Nccl::over(Arc::new(super::emulated::EmulatedNccl::on_streams(queue)))
     }
 
     /// Emulates NCCL on the host, and fails one operation after `operations` operations of all ranks together.

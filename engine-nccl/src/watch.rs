@@ -27,8 +27,10 @@ const LAST_WAIT: Duration = Duration::from_secs(10);
 pub(crate) struct Watched {
     pub(crate) op: &'static str,
     pub(crate) mark: Arc<dyn QueueMark>,
-    /// The time at which it was queued.
+    /// The time at which it was queued, or at which the call before it had ended.
     pub(crate) since: Instant,
+    /// The number of calls that it is: those of a step in a launch, each of which has its time.
+    pub(crate) calls: u32,
 }
 
 /// The calls of one rank in the order of its queue, and communicators that are to be destroyed after them.
@@ -144,10 +146,15 @@ impl Watch {
     /// Removes calls that have ended. Returns the first that cannot end, with the reason.
     fn passed(&self, timeout: Duration) -> Option<(&'static str, String)> {
         let mut state = self.state.lock();
-        while let Some(Watched { op, mark, since }) = state.calls.front() {
-            let (op, late) = (*op, since.elapsed() > timeout);
+        while let Some(Watched { op, mark, since, calls }) = state.calls.front() {
+            let (op, timeout) = (*op, timeout.saturating_mul(*calls));
+            let late = since.elapsed() > timeout;
             match mark.is_reached() {
-                Ok(true) => drop(state.calls.pop_front()),
+                Ok(true) => {
+                    state.calls.pop_front();
+                    // The device begins a call after the one before it.
+                    state.calls.front_mut().into_iter().for_each(|next| next.since = next.since.max(Instant::now()));
+                }
                 Ok(false) if late => {
                     state.calls.clear();
                     let why = format!(
@@ -203,7 +210,7 @@ mod tests {
 
     fn watched(mark: &Arc<Point>, age: Duration) -> Watched {
         let since = Instant::now().checked_sub(age).expect("the clock is older");
-        Watched { op: "all_reduce", mark: mark.clone(), since }
+        Watched { op: "all_reduce", mark: mark.clone(), since, calls: 1 }
     }
 
     /// The results of both ranks after rank 1 has checked these calls.
@@ -228,6 +235,17 @@ mod tests {
         let calls = || [true, true, false, true].map(|reached| watched(&point(reached), Duration::ZERO)).into();
         let left: Vec<usize> = looked(Duration::from_secs(60), calls).into_iter().map(Result::unwrap).collect();
         assert_eq!(left, [0, 2]);
+    }
+
+    #[test]
+    fn a_call_has_its_time_from_the_end_of_the_one_before() {
+        let calls = || {
+            let age = Duration::from_secs(600);
+            let first = Arc::new(Point { reached: AtomicBool::new(true), broken: false });
+            vec![watched(&first, age), watched(&Arc::default(), age)]
+        };
+        let left: Vec<usize> = looked(Duration::from_secs(300), calls).into_iter().map(Result::unwrap).collect();
+        assert_eq!(left, [0, 1]);
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub mod trace;
 
 pub use account::MemoryAccount;
 pub use capabilities::Capabilities;
-pub use device_queue::{DeviceQueue, QueueMark};
+pub use device_queue::{DeviceQueue, LaunchParticipant, QueueMark};
 pub use dtype::{DType, Element, Scalar};
 pub use either::{Either, EitherBuffer, EitherEvent};
 pub use error::{Error, ErrorKind, Result, Within};

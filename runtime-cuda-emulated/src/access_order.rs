@@ -5,10 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use crate::{
-    candidates::GemmCandidates,
-    memory::EmulatedMemory,
-    ordered::{OrderState, Ordered},
-    refusal::GemmRefusal,
+    candidates::GemmCandidates, memory::EmulatedMemory, order_state::OrderState, ordered::Ordered, refusal::GemmRefusal,
 };
 
 /// The findings of the race detector: the number of checked operations, and a line for each unordered access.

@@ -8,7 +8,7 @@ use std::{
     borrow::Cow,
     path::Path,
     sync::{
-        Arc, LazyLock,
+        Arc, LazyLock, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -22,10 +22,11 @@ use runtime_cuda::driver::{
 };
 
 use crate::{
-    captures::Captures,
+    captures::{CapturedCall, Captures},
+    foreign::{self, ForeignCalls},
     live::LiveMemory,
     memory::EmulatedMemory,
-    streams::{StreamWork, Streams},
+    streams::{ForeignCall, StreamWork, Streams},
 };
 
 /// The host as a GPU.
@@ -39,7 +40,8 @@ pub(crate) struct Emulated {
     altered: Arc<AtomicU64>,
     modules: LoadedModules<Arc<ptx::PtxModule>>,
     pub(crate) kernels: Mutex<Vec<Arc<ptx::PtxKernel>>>,
-    next: AtomicU64,
+    /// The driver that is made of this one, to which other libraries give calls.
+    own: OnceLock<Weak<dyn ForeignCalls>>,
     pub(crate) live: LiveMemory,
     captures: Captures,
     gate: CaptureGate,
@@ -75,7 +77,7 @@ impl Emulated {
             altered: Arc::default(),
             modules: LoadedModules::default(),
             kernels: Mutex::default(),
-            next: AtomicU64::new(1),
+            own: OnceLock::new(),
             live: LiveMemory::default(),
             captures: Captures::default(),
             gate: CaptureGate::default(),
@@ -99,8 +101,22 @@ impl Emulated {
         }
     }
 
+    /// A number of no other stream, mark or recording of any emulated GPU.
     fn number(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sets the driver that is made of this one.
+    pub(crate) fn belongs_to(&self, driver: Weak<dyn ForeignCalls>) {
+        // A driver is made of it once.
+        let _ = self.own.set(driver);
+    }
+
+    fn new_stream(&self) -> CudaStream {
+        let stream = CudaStream(self.number());
+        self.own.get().into_iter().for_each(|driver| foreign::register(stream, driver));
+        stream
     }
 
     fn release(&self, at: u64) {
@@ -115,11 +131,18 @@ impl Emulated {
     }
 }
 
+impl ForeignCalls for Emulated {
+    fn queue_foreign(&self, stream: CudaStream, _: &[(u64, bool)], call: ForeignCall) -> Fallible<bool> {
+        let is_captured = self.captures.is_captured(stream);
+        self.submit(stream, StreamWork::Foreign(call)).map(|()| is_captured)
+    }
+}
+
 /// Streams of a driver that has no hardware, and times of marks: those of their creation.
 macro_rules! without_hardware {
     () => {
         fn stream(&self) -> Fallible<CudaStream> {
-            Ok(CudaStream(self.number()))
+            Ok(self.new_stream())
         }
 
         fn priority_stream(&self) -> Fallible<CudaStream> {
@@ -186,15 +209,15 @@ impl Driver for Emulated {
 
     without_hardware!();
 
-    /// Does all queued work: another library, whose calls are done at once, goes on from there.
     fn bind(&self) -> Fallible<()> {
-        self.streams.finish_all(&|work, blocks| self.perform(work, blocks))
+        self.streams.check()
     }
 
     fn destroy_stream(&self, stream: CudaStream) {
         // There is nobody left to be told of a failure.
         let _ = self.synchronize(stream);
         self.streams.destroy(stream);
+        foreign::forget(stream);
     }
 
     fn synchronize(&self, stream: CudaStream) -> Fallible<()> {
@@ -234,7 +257,7 @@ impl Driver for Emulated {
     }
 
     fn end_capture(&self, stream: CudaStream) -> Fallible<CapturedGraph> {
-        let recording = self.captures.end(stream, CapturedGraph(self.number()));
+        let recording = self.captures.end(stream, || self.number());
         for freed in self.gate.end() {
             match freed {
                 Freed::Device(address) | Freed::Host(address) => self.release(address),
@@ -244,10 +267,15 @@ impl Driver for Emulated {
     }
 
     fn replay(&self, recording: CapturedGraph, stream: CudaStream) -> Fallible<()> {
-        self.captures.recording(recording).iter().try_for_each(|work| self.submit(stream, work.clone()))
+        self.captures.recording(recording).calls(stream).try_for_each(|(stream, call)| match call {
+            CapturedCall::Work(work) => self.submit(stream, work.clone()),
+            CapturedCall::Record(mark) => self.record(*mark, stream),
+            CapturedCall::Wait(mark) => self.wait(stream, *mark),
+        })
     }
 
     fn destroy_recording(&self, recording: CapturedGraph) {
+        self.captures.recording(recording).branches().for_each(|branch| self.destroy_stream(branch));
         self.captures.forget(recording);
     }
 

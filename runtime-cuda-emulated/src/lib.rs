@@ -8,10 +8,12 @@
 mod access_order;
 mod candidates;
 mod captures;
+mod foreign;
 mod gpu;
 mod listing;
 mod live;
 mod memory;
+mod order_state;
 mod ordered;
 mod parallel;
 mod parameters;
@@ -36,8 +38,10 @@ use runtime_cuda::{
 
 pub use access_order::AccessOrder;
 pub use candidates::GemmCandidates;
+pub use foreign::foreign_call;
 pub use memory::EmulatedMemory;
 pub use refusal::GemmRefusal;
+pub use streams::{ForeignCall, ForeignProgress};
 
 use gpu::Emulated;
 use listing::Listing;
@@ -50,7 +54,7 @@ const EMULATED: DeviceId = DeviceId { kind: DeviceKind::Cuda, index: u32::MAX };
 /// An emulated GPU: the host interprets the PTX that NVRTC gives for each kernel, which is cached in `folder`. It is
 /// slow, checks every access ([`ptx`](::ptx#checks)), and is exact enough to test everything but the hardware.
 pub fn open(folder: impl AsRef<Path>) -> Result<Cuda> {
-    Cuda::shared(EMULATED, || Ok(Arc::new(Emulated::new(folder.as_ref()))))
+    Cuda::shared(EMULATED, || Ok(whole(Emulated::new(folder.as_ref()))))
 }
 
 /// Compiles the kernels that `work` launches, for [`open`] in the same `folder`, on all processors. Nothing is
@@ -89,16 +93,17 @@ pub fn precompile(capability: u32, driver: u32, work: impl FnOnce(&Cuda)) -> Res
 /// An emulated GPU, separate from that of [`open`], and a race detector. The detector reports memory accesses that
 /// streams and events do not order.
 pub fn watched(folder: impl AsRef<Path>) -> Result<(Cuda, AccessOrder)> {
-    let ordered = Ordered::new(Emulated::new(folder.as_ref()));
+    let ordered = Arc::new(Ordered::new(Emulated::new(folder.as_ref())));
+    ordered.inner.belongs_to(Arc::<Ordered>::downgrade(&ordered));
     let order = AccessOrder::of(&ordered);
-    Ok((Cuda::apart(EMULATED, Arc::new(ordered))?, order))
+    Ok((Cuda::apart(EMULATED, ordered)?, order))
 }
 
 /// An emulated GPU, separate from that of [`open`], in whose kernels' sources the text `from` is replaced by `to`; and
 /// the number of modules loaded so far that had it. It shows which faults of a kernel are found.
 pub fn altered(folder: impl AsRef<Path>, from: &str, to: &str) -> Result<(Cuda, impl Fn() -> u64)> {
     let (emulated, altered) = Emulated::new(folder.as_ref()).altering(from, to);
-    Ok((Cuda::apart(EMULATED, Arc::new(emulated))?, move || altered.load(Ordering::Relaxed)))
+    Ok((Cuda::apart(EMULATED, whole(emulated))?, move || altered.load(Ordering::Relaxed)))
 }
 
 /// An emulated GPU with `bytes` bytes of memory that computes nothing; all reads yield zeros. It shows quickly how much
@@ -107,6 +112,13 @@ pub fn unexecuted(bytes: usize) -> Result<(Cuda, EmulatedMemory)> {
     let driver = Arc::new(Listing::of(bytes));
     let memory = driver.device_memory().clone();
     Ok((Cuda::apart(EMULATED, driver)?, memory))
+}
+
+/// A driver of an emulated GPU alone.
+fn whole(emulated: Emulated) -> Arc<Emulated> {
+    let driver = Arc::new(emulated);
+    driver.belongs_to(Arc::<Emulated>::downgrade(&driver));
+    driver
 }
 
 fn failed(op: &'static str, failure: DriverFailure) -> numcore::Error {

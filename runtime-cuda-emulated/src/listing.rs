@@ -67,6 +67,10 @@ impl Listing {
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
+
+    fn new_stream(&self) -> CudaStream {
+        CudaStream(self.number())
+    }
 }
 
 impl Driver for Listing {

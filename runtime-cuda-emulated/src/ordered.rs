@@ -8,7 +8,7 @@
 //! of its pool; pointers inside of structures (attention's mask) are not seen. A copy to the host ends when the host
 //! has waited.
 
-use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use numcore::DeviceBytes;
 use parking_lot::Mutex;
@@ -18,99 +18,14 @@ use runtime_cuda::driver::{
 };
 
 use crate::{
-    candidates::GemmCandidates,
-    gpu::{Emulated, LAUNCH_FAILED, is_refused},
+    foreign::ForeignCalls,
+    gpu::{Emulated, is_refused},
+    order_state::OrderState,
     parameters::parameters,
-    refusal::GemmRefusal,
+    streams::ForeignCall,
     tracked_block::Access,
-    tracked_memory::TrackedMemory,
-    vector_clock::{Moment, VectorClock, join},
+    vector_clock::{Moment, join},
 };
-
-#[derive(Default)]
-pub(crate) struct OrderState {
-    streams: HashMap<u64, VectorClock>,
-    marks: HashMap<u64, VectorClock>,
-    host: VectorClock,
-    memory: TrackedMemory,
-    /// The access of every kernel to each of its arguments; `None` for one that is no pointer.
-    kernels: HashMap<u64, Vec<Option<Access>>>,
-    captured: Option<Vec<(Range<u64>, Access)>>,
-    recordings: HashMap<u64, Vec<(Range<u64>, Access)>>,
-    pub(crate) complaints: Vec<String>,
-    pub(crate) operations: usize,
-    pub(crate) refusal: GemmRefusal,
-    pub(crate) candidates: GemmCandidates,
-    /// The total duration of the product candidates run so far.
-    spent: Duration,
-    /// The number of copies from the host that succeed before one fails.
-    pub(crate) copies_left: Option<usize>,
-    pub(crate) gone: bool,
-}
-
-impl OrderState {
-    fn there(&self) -> Fallible<()> {
-        if self.gone { Err(DriverFailure::of_code(LAUNCH_FAILED, "the device is gone")) } else { Ok(()) }
-    }
-
-    /// Advances a stream's clock to its next operation.
-    fn step(&mut self, stream: CudaStream) -> Moment {
-        self.operations += 1;
-        let host = self.host.clone();
-        let clock = self.streams.entry(stream.0).or_default();
-        join(clock, &host);
-        let time = clock.entry(stream.0).or_default();
-        *time += 1;
-        Moment { stream: stream.0, time: *time }
-    }
-
-    fn access(&mut self, what: &'static str, moment: Moment, range: Range<u64>, how: Access) {
-        let clock = self.streams.get(&moment.stream).cloned().unwrap_or_default();
-        let wrong = self.memory.conflicts(&range, &clock, how);
-        self.memory.note(&range, moment, what, how);
-        let (stream, start) = (moment.stream, range.start);
-        self.captured.iter_mut().for_each(|all| all.push((range.clone(), how)));
-        self.complain(
-            wrong.map(|w| format!("{what} ({how:?}, stream {stream}) is not ordered after {w}, at {start:x}")),
-        );
-    }
-
-    /// Checks a write to, or a freeing of, `range` by the host.
-    fn host_takes(&mut self, what: &str, range: Option<Range<u64>>) {
-        let Some(range) = range else { return };
-        let wrong = self.memory.conflicts(&range, &self.host, Access::Write);
-        self.complain(wrong.map(|w| format!("{what} by the host, which has not waited for {w}, at {:x}", range.start)));
-    }
-
-    fn complain(&mut self, line: Option<String>) {
-        // The first complaints suffice.
-        self.complaints.extend(line.filter(|_| self.complaints.len() < 100));
-    }
-
-    /// Checks a call in which the driver waits for all work of the device, under its locks: a stream's kernel may wait
-    /// for that of another rank, which the locks keep from being launched.
-    fn waits_for_the_device(&mut self, what: &str) {
-        // In a captured step the call is put off.
-        if self.gone || self.captured.is_some() {
-            return;
-        }
-        let last =
-            self.streams.iter().filter_map(|(&stream, clock)| Some(Moment { stream, time: *clock.get(&stream)? }));
-        let behind = last.filter(|moment| !moment.seen_by(&self.host)).map(|moment| moment.stream).min();
-        self.complain(behind.map(|stream| format!("{what} while the host has not waited for stream {stream}")));
-    }
-
-    /// Advances the host's clock to one that it has waited for.
-    fn host_sees(&mut self, clock: &VectorClock) {
-        join(&mut self.host, clock);
-    }
-
-    fn forget(&mut self, what: &str, address: u64) {
-        self.host_takes(what, self.memory.allocation(address));
-        self.waits_for_the_device(what);
-        self.memory.freed(address);
-    }
-}
 
 /// The driver that checks order; see the module.
 pub(crate) struct Ordered {
@@ -147,6 +62,14 @@ impl Ordered {
 
     fn born(&self, address: u64, bytes: usize) {
         self.state.lock().memory.allocated(address, bytes);
+    }
+}
+
+impl ForeignCalls for Ordered {
+    fn queue_foreign(&self, stream: CudaStream, accesses: &[(u64, bool)], call: ForeignCall) -> Fallible<bool> {
+        let how = |&(at, is_written): &(u64, bool)| (at, if is_written { Access::Write } else { Access::Read });
+        self.note("a call of another library", stream, &accesses.iter().map(how).collect::<Vec<_>>())?;
+        self.inner.queue_foreign(stream, accesses, call)
     }
 }
 
@@ -201,12 +124,15 @@ impl Driver for Ordered {
     }
 
     fn is_reached(&self, mark: Mark) -> Fallible<bool> {
-        let mut state = self.state.lock();
-        state.there()?;
-        let clock = state.marks.get(&mark.0).cloned().unwrap_or_default();
+        let clock = {
+            let state = self.state.lock();
+            state.there()?;
+            state.marks.get(&mark.0).cloned().unwrap_or_default()
+        };
+        // Not under the lock: work may be done now.
         let reached = self.inner.is_reached(mark)?;
         if reached {
-            state.host_sees(&clock);
+            self.state.lock().host_sees(&clock);
         }
         Ok(reached)
     }
@@ -216,11 +142,14 @@ impl Driver for Ordered {
     }
 
     fn synchronize(&self, stream: CudaStream) -> Fallible<()> {
-        let mut state = self.state.lock();
-        state.there()?;
-        let clock = state.streams.get(&stream.0).cloned().unwrap_or_default();
-        state.host_sees(&clock);
-        self.inner.synchronize(stream)
+        let clock = {
+            let state = self.state.lock();
+            state.there()?;
+            state.streams.get(&stream.0).cloned().unwrap_or_default()
+        };
+        let done = self.inner.synchronize(stream);
+        self.state.lock().host_sees(&clock);
+        done
     }
 
     fn mark(&self) -> Fallible<Mark> {
@@ -261,11 +190,14 @@ impl Driver for Ordered {
     }
 
     fn await_mark(&self, mark: Mark) -> Fallible<()> {
-        let mut state = self.state.lock();
-        state.there()?;
-        let clock = state.marks.get(&mark.0).cloned().unwrap_or_default();
-        state.host_sees(&clock);
-        self.inner.await_mark(mark)
+        let clock = {
+            let state = self.state.lock();
+            state.there()?;
+            state.marks.get(&mark.0).cloned().unwrap_or_default()
+        };
+        let done = self.inner.await_mark(mark);
+        self.state.lock().host_sees(&clock);
+        done
     }
 
     // SAFETY: the trait's conditions, which are handed on.

@@ -53,6 +53,8 @@ impl Emulated {
                 unsafe { std::ptr::copy_nonoverlapping(*from as *const u8, *to as *mut u8, *bytes) };
                 Ok(())
             }
+            // Streams begin these, and ask whether they have ended.
+            StreamWork::Foreign(_) => Ok(()),
             StreamWork::Zero { at, bytes } => {
                 outside(*at, *bytes)?;
                 // SAFETY: the range is inside of live memory.

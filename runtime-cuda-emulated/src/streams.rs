@@ -3,6 +3,8 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
+    thread,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -22,7 +24,15 @@ pub(crate) enum StreamWork {
     Gemm(CublasGemm, GemmPlaces),
     Copy { to: u64, from: u64, bytes: usize },
     Zero { at: u64, bytes: usize },
+    Foreign(ForeignCall),
 }
+
+/// A call of another library on a stream. The stream begins it when it comes to it; the result tells, whenever it is
+/// asked, whether the call has ended.
+pub type ForeignCall = Arc<dyn Fn() -> ForeignProgress + Send + Sync>;
+
+/// The progress of a call that was begun: true once it has ended.
+pub type ForeignProgress = Box<dyn Fn() -> bool + Send>;
 
 /// A point in a stream: the work before it.
 #[derive(Clone, Copy)]
@@ -35,6 +45,8 @@ enum Held {
     /// Work, on the blocks that there were when it was queued.
     Work(StreamWork, Arc<Blocks>),
     Wait(StreamPoint),
+    /// A call of another library that was begun.
+    Begun(ForeignProgress),
 }
 
 #[derive(Default)]
@@ -137,8 +149,11 @@ impl Streams {
             };
             (point, state.queues.get(&point.stream).map_or(0, |queue| queue.done + 1))
         };
-        self.run(StreamPoint { work: next, ..point }, perform)?;
-        // A query does not wait: what has just been done is seen by the next one.
+        // A query does not wait: neither for a thread that does work, nor for other libraries. What has just been done
+        // is seen by the next query.
+        if let Some(_doing) = self.doing.try_lock() {
+            self.advance(StreamPoint { work: next, ..point }, perform, false)?;
+        }
         Ok(false)
     }
 
@@ -154,20 +169,14 @@ impl Streams {
         self.run(StreamPoint { stream: stream.0, work }, perform)
     }
 
-    /// Does all work of all streams.
-    pub(crate) fn finish_all(&self, perform: Perform<'_>) -> Fallible<()> {
-        let mut streams: Vec<u64> = self.state.lock().queues.keys().copied().collect();
-        streams.sort_unstable();
-        streams.into_iter().try_for_each(|stream| self.finish(CudaStream(stream), perform))
-    }
-
     fn run(&self, point: StreamPoint, perform: Perform<'_>) -> Fallible<()> {
         let _doing = self.doing.lock();
-        self.advance(point, perform)
+        self.advance(point, perform, true)
     }
 
-    /// Does the work before a point, and what that waits for.
-    fn advance(&self, point: StreamPoint, perform: Perform<'_>) -> Fallible<()> {
+    /// Does the work before a point, and what that waits for. A call of another library that has not ended is waited
+    /// for, or the stream stops at it. Returns at the point, or where the stream stops.
+    fn advance(&self, point: StreamPoint, perform: Perform<'_>, waits: bool) -> Fallible<()> {
         loop {
             let held = {
                 let mut state = self.state.lock();
@@ -178,7 +187,28 @@ impl Streams {
             };
             let done = match held {
                 None => return Ok(()),
-                Some(Held::Wait(other)) => self.advance(other, perform),
+                Some(Held::Wait(other)) => {
+                    let done = self.advance(other, perform, waits);
+                    if done.is_ok() && !self.state.lock().is_done(other) {
+                        self.put_back(point, Held::Wait(other));
+                        return Ok(());
+                    }
+                    done
+                }
+                Some(Held::Work(StreamWork::Foreign(call), _)) => {
+                    self.put_back(point, Held::Begun(call()));
+                    continue;
+                }
+                Some(Held::Begun(progress)) => {
+                    while waits && !progress() {
+                        thread::sleep(Duration::from_micros(20));
+                    }
+                    if !progress() {
+                        self.put_back(point, Held::Begun(progress));
+                        return Ok(());
+                    }
+                    Ok(())
+                }
                 Some(Held::Work(work, blocks)) => perform(&work, &blocks),
             };
             let mut state = self.state.lock();
@@ -191,6 +221,13 @@ impl Streams {
             if let Some(queue) = state.queues.get_mut(&point.stream) {
                 queue.done += 1;
             }
+        }
+    }
+
+    /// Holds the first piece of a stream's work again.
+    fn put_back(&self, point: StreamPoint, held: Held) {
+        if let Some(queue) = self.state.lock().queues.get_mut(&point.stream) {
+            queue.held.push_front(held);
         }
     }
 

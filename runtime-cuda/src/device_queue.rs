@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use numcore::{DeviceQueue, QueueMark, Result};
+use numcore::{DeviceQueue, LaunchParticipant, QueueMark, Result};
 
 use crate::{event::CudaEvent, queue::Queue};
 
@@ -19,7 +19,13 @@ impl DeviceQueue for ForeignQueue {
     }
 
     fn mark(&self) -> Result<Arc<dyn QueueMark>> {
+        self.0.refuse_while_capturing("record")?;
         Ok(Arc::new(CudaEvent::record(&self.0)?))
+    }
+
+    fn at_launch(&self, key: usize, participant: &mut dyn FnMut() -> Arc<dyn LaunchParticipant>) -> bool {
+        let capture = self.0.capture();
+        capture.inspect(|capture| capture.take_part(key, participant)).is_some()
     }
 }
 

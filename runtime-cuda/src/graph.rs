@@ -9,9 +9,10 @@ use numcore::{Error, Result};
 
 use crate::{
     Cuda,
+    capture::Capture,
     captured_keys::CapturedKeys,
     driver::{CapturedGraph, Fallible},
-    memory::HeldBlocks,
+    event::CudaEvent,
     queue::Queue,
 };
 
@@ -21,8 +22,9 @@ pub struct Graph {
     recording: CapturedGraph,
     /// True if the graph has kernels that may report an index out of range.
     reports: bool,
-    held: Arc<HeldBlocks>,
-    keys: Arc<CapturedKeys>,
+    /// The other queues of the step, each with the same.
+    joined: Vec<(Arc<Queue>, bool)>,
+    capture: Arc<Capture<Queue>>,
 }
 
 impl Cuda {
@@ -41,8 +43,11 @@ impl Cuda {
     ///   the number of steps, or whose learning rate follows a schedule, is refused unless it is `capturable()`. Call
     ///   `advance` on it before each launch.
     /// - A step with random values (dropout) is launched by [`Graph::launch_with_seeds`].
-    /// - All work is queued on this handle. Work of other handles is not captured, and the step does not wait for it.
+    /// - A handle that waits for an [event](numcore::Runtime::record) of the step takes part in it from then on, and
+    ///   the end of the step waits for it. Work of other handles is not captured, and the step does not wait for it.
     ///   Tensors of other handles that are dropped in the step are kept by the graph.
+    /// - Collectives over NCCL take part too. All ranks capture the same step, and launch it equally often. They wait
+    ///   for a call by `wait`, not `done`. Run one rank in a process: launches of several GPUs may block one another.
     /// - Other threads may continue. Their calls that would break a capture (allocating device memory, loading kernels)
     ///   wait for its end. Data loaders use a [`fork`](numcore::Runtime::fork).
     ///
@@ -57,20 +62,27 @@ impl Cuda {
         queue.check()?;
         queue.refuse_while_capturing("capture")?;
         queue.workspace()?;
-        let keys = Arc::new(CapturedKeys::new(queue.engine.device, &queue.memory)?);
-        queue.kept("capture", queue.driver().begin_capture(queue.stream))?;
-        queue.begin_capture(keys.clone());
-        let held = queue.memory.begin_capture();
-        // A panic must not leave the queue captured and the device's other threads waiting.
+        let keys = CapturedKeys::new(queue.engine.device, &queue.memory)?;
+        // Other threads see that the queue is captured before the driver captures it, and until it no longer does.
+        let capture = Capture::new(keys);
+        queue.begin_capture(&capture);
+        let begun = queue.kept("capture", queue.driver().begin_capture(queue.stream));
+        begun.inspect_err(|_| drop((capture.close(), queue.end_capture())))?;
+        // A panic must not leave the queues captured and the device's other threads waiting.
         let result = catch_unwind(AssertUnwindSafe(step));
-        queue.memory.end_capture();
-        let reports = queue.end_capture();
+        for other in capture.joined() {
+            // A queue that is not joined back is an error of the capture's end.
+            let _ = CudaEvent::record(&other).and_then(|end| end.wait(queue));
+        }
         let recording = queue.driver().end_capture(queue.stream);
+        let end = |queue: Arc<Queue>| (queue.clone(), queue.end_capture());
+        let joined = capture.close().into_iter().map(end).collect();
+        let reports = queue.end_capture();
         let discard = |recording: Fallible<CapturedGraph>| {
             if let Ok(recording) = recording {
                 queue.driver().destroy_recording(recording);
             }
-            queue.memory.release_held(&held);
+            queue.memory.release_held(&capture.held);
         };
         match result {
             Err(panic) => {
@@ -83,8 +95,9 @@ impl Cuda {
                 Err(error)
             }
             Ok(Ok(value)) => {
-                let recording = queue.kept("capture", recording).inspect_err(|_| queue.memory.release_held(&held))?;
-                Ok((Graph { queue: queue.clone(), recording, reports, held, keys }, value))
+                let recording = queue.kept("capture", recording);
+                let recording = recording.inspect_err(|_| queue.memory.release_held(&capture.held))?;
+                Ok((Graph { queue: queue.clone(), recording, reports, joined, capture }, value))
             }
         }
     }
@@ -93,15 +106,18 @@ impl Cuda {
 impl Graph {
     /// Queues the whole graph. An index out of range in it is reported by the next read, as for any other work.
     ///
+    /// With collectives in the step it returns once all their ranks launch it.
+    ///
     /// # Errors
     /// The step draws random values, which would be the same in every launch: use
-    /// [`launch_with_seeds`](Graph::launch_with_seeds).
+    /// [`launch_with_seeds`](Graph::launch_with_seeds). Also if a rank of a collective fails, does not launch the step,
+    /// or launches another one.
     pub fn launch(&self) -> Result<()> {
-        if self.keys.count() > 0 {
+        if self.capture.keys.count() > 0 {
             let why = "the captured step draws random values; give each launch seeds of its own by `launch_with_seeds`";
             return Err(Error::usage("launch", why));
         }
-        self.queue.replay(self.recording, self.reports)
+        self.replay()
     }
 
     /// Queues the whole graph with new seeds of its random values. `next` is called once for each seed of the step, in
@@ -117,11 +133,32 @@ impl Graph {
     /// }
     /// ```
     pub fn launch_with_seeds(&self, mut next: impl FnMut() -> u64) -> Result<()> {
-        let seeds: Vec<u8> = (0..self.keys.count()).flat_map(|_| next().to_le_bytes()).collect();
+        let keys = &self.capture.keys;
+        let seeds: Vec<u8> = (0..keys.count()).flat_map(|_| next().to_le_bytes()).collect();
         if !seeds.is_empty() {
-            self.queue.upload(&seeds, self.keys.table())?;
+            self.queue.upload(&seeds, keys.table())?;
         }
-        self.queue.replay(self.recording, self.reports)
+        self.replay()
+    }
+
+    /// Queues the graph between the work of all queues that took part in its capture.
+    fn replay(&self) -> Result<()> {
+        for queue in self.joined.iter().map(|(other, _)| other).chain([&self.queue]) {
+            queue.check()?;
+            queue.refuse_while_capturing("launch")?;
+        }
+        self.capture.launched(|| {
+            self.joined.iter().try_for_each(|(other, _)| CudaEvent::record(other)?.wait(&self.queue))?;
+            self.queue.replay(self.recording, self.reports)?;
+            if self.joined.is_empty() {
+                return Ok(());
+            }
+            let end = CudaEvent::record(&self.queue)?;
+            self.joined.iter().try_for_each(|(other, reports)| {
+                other.may_report(*reports);
+                end.wait(other)
+            })
+        })
     }
 }
 
@@ -130,6 +167,6 @@ impl Drop for Graph {
         // Running work must not lose its graph.
         let _ = self.queue.driver().synchronize(self.queue.stream);
         self.queue.driver().destroy_recording(self.recording);
-        self.queue.memory.release_held(&self.held);
+        self.queue.memory.release_held(&self.capture.held);
     }
 }

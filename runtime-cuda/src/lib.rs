@@ -37,6 +37,7 @@
 
 mod axes;
 mod axis_ops;
+mod capture;
 mod captured_keys;
 mod codegen;
 mod device_queue;

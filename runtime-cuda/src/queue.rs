@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc, OnceLock,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+    atomic::{AtomicBool, Ordering},
 };
 
 use numcore::{
@@ -12,7 +12,7 @@ use numcore::{
 use parking_lot::Mutex;
 
 use crate::{
-    captured_keys::CapturedKeys,
+    capture::Capture,
     driver::KernelArgs,
     driver::{
         CapturedGraph, CublasGemm, CudaStream, Driver, DriverFailure, DriverFailureKind, Fallible, GemmPlaces, Grid,
@@ -39,10 +39,8 @@ pub(crate) struct Queue {
     recent: RecentLaunches,
     failed: Mutex<Option<(&'static str, DriverFailure)>>,
     capturing: AtomicBool,
-    /// The number of captures begun so far.
-    captures: AtomicU64,
-    /// The keys of random bits of the capture in progress.
-    keys: Mutex<Option<Arc<CapturedKeys>>>,
+    /// The step being captured.
+    capture: Mutex<Option<Arc<Capture<Queue>>>>,
     /// The device address of the GEMM workspace, allocated at first use. One GEMM runs at a time, since the queue is
     /// ordered.
     workspace: OnceLock<u64>,
@@ -93,8 +91,7 @@ impl Queue {
             recent: RecentLaunches::default(),
             failed: Mutex::new(None),
             capturing: AtomicBool::new(false),
-            captures: AtomicU64::new(0),
-            keys: Mutex::new(None),
+            capture: Mutex::new(None),
             workspace: OnceLock::new(),
             times: OnceLock::new(),
         })
@@ -148,9 +145,23 @@ impl Queue {
         self.kept(op, done.map_err(|e| e.within(&format!("kernel {entry}"))))?;
         // Set after the launch: a reader that came before it would clear the flag, and find nothing.
         if args.reports {
-            self.reporting(self.capturing.load(Ordering::Acquire)).store(true, Ordering::Release);
+            self.reporting(self.is_capturing()).store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// Copies bytes on the device, for operation `op`.
+    ///
+    /// # Safety
+    /// The conditions of [`Driver::copy`].
+    // SAFETY: as the section says.
+    pub(crate) unsafe fn copy(&self, op: &'static str, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.check()?;
+        self.recent.note(op, "a copy", Grid { blocks: [bytes, 1, 1], threads: [1; 2], shared: 0 });
+        // SAFETY: the caller's promise.
+        let copy = || unsafe { self.driver().copy(self.stream, to, from, bytes) };
+        let done = self.measured(op, || format!("copy of {bytes} bytes"), copy);
+        self.kept(op, done)
     }
 
     /// The flag that is set once a kernel that may set the flag word is launched; with `captured`, once it is captured.
@@ -196,7 +207,7 @@ impl Queue {
         of: impl FnOnce() -> String,
         launch: impl FnOnce() -> Fallible<()>,
     ) -> Fallible<()> {
-        if !trace::is_recorded(SpanKind::Kernel) || self.capturing.load(Ordering::Acquire) {
+        if !trace::is_recorded(SpanKind::Kernel) || self.is_capturing() {
             return launch();
         }
         let new = || {
@@ -226,7 +237,6 @@ impl Queue {
     /// Runs calls of another library on this thread, with the device's context current.
     pub(crate) fn enter(&self, op: &'static str, work: &mut dyn FnMut()) -> Result<()> {
         self.check()?;
-        self.refuse_while_capturing(op)?;
         self.recent.note(op, "another library", Grid { blocks: [1; 3], threads: [1; 2], shared: 0 });
         self.kept(op, self.driver().bind())?;
         work();
@@ -293,7 +303,7 @@ impl Queue {
     }
 
     pub(crate) fn refuse_while_capturing(&self, op: &'static str) -> Result<()> {
-        if !self.capturing.load(Ordering::Acquire) {
+        if !self.is_capturing() {
             return Ok(());
         }
         let why = "the host cannot take part in a captured step; read and write tensors outside of it";
@@ -302,25 +312,30 @@ impl Queue {
 
     /// Returns the device address at which a captured kernel reads this key of random bits; 0 outside of captures.
     pub(crate) fn stored_key(&self, op: &'static str, key: u64) -> Result<u64> {
-        self.keys.lock().as_ref().map_or(Ok(0), |keys| keys.address(op, key))
+        self.capture().map_or(Ok(0), |capture| capture.keys.address(op, key))
     }
 
-    /// Marks the queue as captured; `keys` collects the keys of random bits.
-    pub(crate) fn begin_capture(&self, keys: Arc<CapturedKeys>) {
-        *self.keys.lock() = Some(keys);
+    /// Makes the queue a part of a step that is being captured.
+    pub(crate) fn begin_capture(&self, capture: &Arc<Capture<Queue>>) {
+        self.memory.begin_capture(capture.held.clone());
         self.captured_flag.store(false, Ordering::Release);
-        self.captures.fetch_add(1, Ordering::AcqRel);
+        *self.capture.lock() = Some(capture.clone());
         self.capturing.store(true, Ordering::Release);
     }
 
-    /// The number of the capture in progress, if there is one.
-    pub(crate) fn capture_number(&self) -> Option<u64> {
-        self.capturing.load(Ordering::Acquire).then(|| self.captures.load(Ordering::Acquire))
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capturing.load(Ordering::Acquire)
     }
 
-    /// Marks the capture as ended. Returns true if a captured kernel may report an index out of range.
+    /// The step being captured, if there is one.
+    pub(crate) fn capture(&self) -> Option<Arc<Capture<Queue>>> {
+        if self.is_capturing() { self.capture.lock().clone() } else { None }
+    }
+
+    /// Ends the queue's part of the capture. Returns true if a captured kernel may report an index out of range.
     pub(crate) fn end_capture(&self) -> bool {
-        *self.keys.lock() = None;
+        self.memory.end_capture();
+        *self.capture.lock() = None;
         self.capturing.store(false, Ordering::Release);
         self.captured_flag.swap(false, Ordering::AcqRel)
     }
@@ -331,8 +346,13 @@ impl Queue {
         self.refuse_while_capturing("launch")?;
         self.recent.note("launch", "a captured step", Grid { blocks: [1; 3], threads: [1; 2], shared: 0 });
         self.kept("launch", self.driver().replay(recording, self.stream))?;
-        self.flagged.fetch_or(reports, Ordering::AcqRel);
+        self.may_report(reports);
         Ok(())
+    }
+
+    /// Notes that a launched recording has kernels of this queue that may report an index out of range.
+    pub(crate) fn may_report(&self, reports: bool) {
+        self.flagged.fetch_or(reports, Ordering::AcqRel);
     }
 }
 

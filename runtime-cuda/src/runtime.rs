@@ -43,7 +43,7 @@ impl Runtime for Cuda {
     }
 
     fn is_capturing(&self) -> bool {
-        self.queue.capture_number().is_some()
+        self.queue.is_capturing()
     }
 
     fn recomputes_in_backward(&self) -> bool {

@@ -38,7 +38,7 @@ impl Queue {
             let choices = tuned.lock();
             choices.get(gemm).copied().or((choices.len() >= MOST_PRODUCTS).then_some(None))
         };
-        if known.is_some() || self.capture_number().is_some() {
+        if known.is_some() || self.is_capturing() {
             return Ok(known.flatten());
         }
         // The lock is not held here: memory may have to wait for the end of a capture, which looks up choices.

@@ -8,10 +8,10 @@ use std::{
 };
 
 use autograd::{Var, manual_seed, next_seed, random_state, set_random_state};
-use nn::{Dropout, Forward, Init, Linear, ModuleExt, Sequential};
+use nn::{BatchNorm, Dropout, Forward, Init, Linear, ModuleExt, Sequential};
 use numcore::{
-    DType, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
+    DType, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor,
+    ops::{IndexOps, PointwiseOps, ReduceOps, ViewOps},
 };
 use optim::{
     AdamW, AdamWConfig, Combined, Cosine, FlatOptimizer, NormOrder, Optimizer, Sgd, SgdConfig, clip_grad_norm,
@@ -57,7 +57,7 @@ fn memory_of_another_queue_is_dropped_in_a_step() -> Result<()> {
 }
 
 #[test]
-fn a_step_and_another_queue_do_not_wait_for_each_other() -> Result<()> {
+fn a_step_waits_for_no_queue_outside_of_it_and_none_for_the_step() -> Result<()> {
     let cuda = watched()?;
     let other = cuda.fork()?;
     let x = filled(&cuda, 1.0)?;
@@ -70,15 +70,59 @@ fn a_step_and_another_queue_do_not_wait_for_each_other() -> Result<()> {
         assert!(error.contains("wait") && error.contains("a captured step cannot wait for other queues"), "{error}");
         let event = cuda.record()?;
         cuda.wait(&event)?;
-        let error = other.wait(&event).unwrap_err().to_string();
-        assert!(error.contains("nothing outside of it can wait for"), "{error}");
         inside = Some(event);
         y.add(&x)
     })?;
-    // Nor later: what was recorded is a point of the step, not of the queue.
-    assert!(inside.is_some_and(|event| cuda.wait(&event).is_err()));
+    // What was recorded is a point of the step, not of the queue.
+    let inside = inside.expect("the step has run");
+    for queue in [&cuda, &other] {
+        let error = queue.wait(&inside).unwrap_err().to_string();
+        assert!(error.contains("nothing outside of it can wait for"), "{error}");
+    }
     graph.launch()?;
     assert_eq!(y.to_vec::<f32>()?, [3.0; 5000]);
+    Ok(())
+}
+
+/// A queue that waits for the step takes part in it, and the step's end waits for it: its memory, its random values and
+/// its reports are those of the step.
+#[test]
+fn another_queue_takes_part_in_a_step() -> Result<()> {
+    let (cuda, order) = emulated_gpu::watched(&*FOLDER)?;
+    let other = cuda.fork()?;
+    let layout = FlatLayout::new(DType::F32, [("x".to_string(), Shape::new(&[5000])?)]);
+    let mut x = Flat::zeros_for(&cuda, MemoryCategory::Activations, layout)?;
+    let rows = Tensor::from_slice(&cuda, [3], &[0i64, 7, 2])?;
+    let drawn = |rt: &Cuda| Tensor::uniform(rt, [5000], DType::F32, 0.0, 1.0, 7);
+    let step = |x: &Flat<Cuda>| {
+        let (x, before) = (x.tensor(0)?, cuda.record()?);
+        let doubled = x.add(&x)?;
+        other.wait(&cuda.record()?)?;
+        other.wait(&before)?;
+        // On the other queue, beside the first: a value of the first, and random ones.
+        let there = drawn(&other)?.mul(&x)?;
+        let picked = there.narrow(0, 0, 5)?.index_select(0, &rows)?;
+        cuda.wait(&other.record()?)?;
+        Ok((doubled.add(&there)?, picked))
+    };
+    for _ in 0..2 {
+        let (_, picked) = step(&x)?;
+        assert!(picked.to_vec::<f32>().unwrap_err().to_string().contains("out of range"));
+    }
+    let (graph, (y, picked)) = cuda.capture(|| step(&x))?;
+    for value in [1.0f32, 3.0] {
+        x.overwrite(0, &filled(&cuda, value)?)?;
+        graph.launch_with_seeds(|| 7)?;
+        // Later work of the other queue comes after the launch.
+        let later = Tensor::zeros(&other, [5000], DType::F32)?.add(&y)?;
+        let expected: Vec<f32> = drawn(&cuda)?.to_vec::<f32>()?.into_iter().map(|u| 2.0 * value + value * u).collect();
+        assert_eq!(y.to_vec::<f32>()?, expected);
+        // Once a launch, by the queue that met it.
+        assert!(picked.to_vec::<f32>().unwrap_err().to_string().contains("out of range"));
+        assert_eq!(picked.to_vec::<f32>()?.len(), 3);
+        assert_eq!(later.to_vec::<f32>()?, expected);
+    }
+    assert_eq!(order.complaints(), Vec::<String>::new());
     Ok(())
 }
 
@@ -200,6 +244,27 @@ fn parameters_with_different_counts_of_updates_are_refused() -> Result<()> {
     Ok(())
 }
 
+/// Values that were replaced move into the optimizer's memory in the next step, which every launch would repeat.
+#[test]
+fn weights_that_were_replaced_are_not_captured() -> Result<()> {
+    let cuda = watched()?;
+    let model = Linear::new(&Init::new(&cuda, 0), 3, 2)?;
+    let x = Var::new(Tensor::from_slice(&cuda, [4, 3], &[0.5f32; 12])?);
+    let mut sgd = Sgd::new(&model, SgdConfig { lr: 0.1, ..Default::default() })?;
+    let mut step = || {
+        sgd.backward(&model.forward(&x)?.square()?.sum_all()?)?;
+        sgd.step()
+    };
+    (0..2).try_for_each(|_| step().map(drop))?;
+    let values: Vec<(String, Tensor<Cuda>)> =
+        model.state_dict()?.into_iter().map(|(name, value)| Ok((name, value.copy()?))).collect::<Result<_>>()?;
+    model.load_state_dict(values)?;
+    let error = cuda.capture(&mut step).err().expect("replaced").to_string();
+    assert!(error.contains("were replaced") && error.contains("take a step before"), "{error}");
+    step()?;
+    cuda.capture(&mut step).map(drop)
+}
+
 /// A whole step of an optimizer without such numbers, launched as often as it is run.
 #[test]
 fn a_step_of_sgd_is_launched_again_and_again() -> Result<()> {
@@ -208,20 +273,56 @@ fn a_step_of_sgd_is_launched_again_and_again() -> Result<()> {
         let model = Linear::new(&Init::new(&cuda, 0), 3, 2)?;
         let x = Var::new(Tensor::from_slice(&cuda, [4, 3], &[0.5f32; 12])?);
         let mut sgd = Sgd::new(&model, SgdConfig { lr: 0.1, ..Default::default() })?;
+        let step = |sgd: &mut Sgd<Cuda>| {
+            sgd.backward(&model.forward(&x)?.square()?.sum_all()?)?;
+            sgd.step()
+        };
+        (0..2).try_for_each(|_| step(&mut sgd).map(drop))?;
+        match captured {
+            false => (0..3).try_for_each(|_| step(&mut sgd).map(drop))?,
+            true => {
+                let (graph, ()) = cuda.capture(|| step(&mut sgd))?;
+                assert_eq!(sgd.steps(), 2, "a captured update has not happened");
+                (0..3).try_for_each(|_| sgd.advance().and_then(|()| graph.launch()))?;
+            }
+        }
+        assert_eq!(sgd.steps(), 5);
+        let weights = model.parameters().into_iter().map(|p| p.leaf().value()?.to_vec::<f32>());
+        Ok(weights.collect::<Result<Vec<_>>>()?.concat())
+    };
+    assert_eq!(train(true)?, train(false)?);
+    Ok(())
+}
+
+/// Running statistics are read and written by each launch, in their own memory.
+#[test]
+fn running_statistics_move_with_every_launch() -> Result<()> {
+    let train = |captured: bool| -> Result<Vec<Vec<f64>>> {
+        let cuda = watched()?;
+        let model = BatchNorm::new(&Init::new(&cuda, 0), 3)?;
+        let x = Var::new(Tensor::uniform(&cuda, [8, 3], DType::F32, -1.0, 3.0, 5)?);
+        let mut sgd = Sgd::new(&model, SgdConfig { lr: 0.1, ..Default::default() })?;
         let mut step = || {
             sgd.backward(&model.forward(&x)?.square()?.sum_all()?)?;
             sgd.step()
         };
         (0..2).try_for_each(|_| step().map(drop))?;
         match captured {
-            false => (0..3).try_for_each(|_| step().map(drop))?,
+            false => (0..6).try_for_each(|_| step().map(drop))?,
             true => {
-                let (graph, _) = cuda.capture(step)?;
+                let (graph, _) = cuda.capture(&mut step)?;
                 (0..3).try_for_each(|_| graph.launch())?;
+                // A step by itself between launches: they go on from its statistics.
+                step()?;
+                (0..2).try_for_each(|_| graph.launch())?;
+                // A value that somebody holds cannot change in a launch.
+                let held = model.running_mean.value();
+                let error = cuda.capture(&mut step).err().expect("held").to_string();
+                assert!(error.contains("captured steps") && error.contains("another holder"), "{error}");
+                drop(held);
             }
         }
-        let weights = model.parameters().into_iter().map(|p| p.leaf().value()?.to_vec::<f32>());
-        Ok(weights.collect::<Result<Vec<_>>>()?.concat())
+        model.state_dict()?.into_iter().map(|(_, value)| value.to_f64s()).collect()
     };
     assert_eq!(train(true)?, train(false)?);
     Ok(())

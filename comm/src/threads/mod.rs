@@ -117,6 +117,10 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
 
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
         let op = call.what().name();
+        if self.rt.is_capturing() {
+            let why = "ranks that are threads take no part in captured steps, whose collectives go over NCCL";
+            return Err(Error::usage(op, why).on_rank(self.world_rank()));
+        }
         let slot = ResultSlot::default();
         let job = RankCall { ready: self.rt.record()?, call, slot: slot.clone() };
         let (key, timeout) = self.world.post(self.group, self.rank, job).map_err(|f| f.error(op, self.world_rank()))?;

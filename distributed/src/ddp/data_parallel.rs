@@ -209,6 +209,11 @@ impl<R: Runtime> DataParallel<R> {
         self.ready_leaves().map(|leaf| leaf.name().to_string()).collect()
     }
 
+    /// Tells whether each step makes the same calls on the same memory: a reducer may keep state of its own.
+    pub(crate) fn is_repeatable(&self) -> bool {
+        self.options.compression == GradCompression::Own && !self.features.has(Feature::Reducer)
+    }
+
     fn ready_leaves(&self) -> impl Iterator<Item = &Arc<Leaf<R>>> {
         self.ready.iter().map(|&i| &self.layout.params[i].leaf)
     }

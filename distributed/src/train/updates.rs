@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
+    Error, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{PointwiseOps, ReduceOps, ViewOps, cat},
     pointwise::Program,
 };
@@ -123,7 +123,9 @@ impl Updates {
                 strategy.adapt(&sums, metrics.loss.item()?)?;
             }
             strategy.update(&scale)?;
-            (self.steps, self.torn) = (self.steps + 1, None);
+            // A captured update has not happened yet.
+            let done = u64::from(!comm.runtime().is_capturing());
+            (self.steps, self.torn) = (self.steps + done, None);
         }
         if let Some(scaler) = &mut self.scaler {
             scaler.adapt(metrics.stepped);
@@ -169,11 +171,12 @@ fn rows<R: Runtime>(rt: &R, losses: &[Loss<R>], count: usize) -> Result<Tensor<R
     if sums.len() < count {
         sums.push(Tensor::zeros(rt, [count - sums.len()], dtype)?);
     }
-    let mut weights: Vec<f64> = losses.iter().map(|l| l.weight).collect();
-    weights.resize(count, 0.0);
-    sums.push(match dtype {
-        DType::F64 => Tensor::from_slice(rt, [count], &weights)?,
-        _ => Tensor::from_slice(rt, [count], &weights.into_iter().map(|w| w as f32).collect::<Vec<_>>())?,
-    });
+    // Filled on the device: a captured step cannot upload.
+    for equal in losses.chunk_by(|a, b| a.weight == b.weight) {
+        sums.push(Tensor::full(rt, [equal.len()], dtype, equal[0].weight)?);
+    }
+    if losses.len() < count {
+        sums.push(Tensor::zeros(rt, [count - losses.len()], dtype)?);
+    }
     cat(&sums.iter().collect::<Vec<_>>(), 0)?.reshape([2, count])
 }

@@ -369,9 +369,11 @@ impl Driver for CudaDriver {
             return Err(DriverFailure::new("the capture was invalidated"));
         }
         let mut recording = std::ptr::null_mut();
+        // Communication keeps the priority of its stream.
+        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
         // SAFETY: the graph was just made and is destroyed once it is instantiated.
         let made = unsafe {
-            let made = sys::cuGraphInstantiateWithFlags(&mut recording, graph, 0).result();
+            let made = sys::cuGraphInstantiateWithFlags(&mut recording, graph, flags.0.into()).result();
             let _ = result::graph::destroy(graph);
             made
         };

@@ -3,6 +3,7 @@
 use std::ffi::CString;
 
 use cudarc::driver::{result, sys};
+use parking_lot::Mutex;
 
 use super::{DriverFailure, Fallible, KernelFunction, cuda::words};
 
@@ -19,6 +20,8 @@ pub(super) unsafe fn function(module: sys::CUmodule, entry: &str, shared: u32) -
     // SAFETY: the caller's promise.
     let function = unsafe { result::module::get_function(module, entry) }.map_err(words)?;
     if shared > PLAIN_SHARED {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _alone = ONE_AT_A_TIME.lock();
         let which = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function lives in the module.
         let before = unsafe { result::function::get_function_attribute(function, which) }.map_err(words)?;

@@ -55,16 +55,24 @@ impl CudaBuffer {
     }
 
     /// Orders later work of the own queue after that of other queues which have used the block, and returns the block
-    /// to free. A queue that is being captured uses the block in every replay, so its recording keeps the block, and
-    /// `None` is returned. The own queue does not wait for the captured one, since that would draw it into the capture.
+    /// to free. Queues of one captured step wait for each other in it. Another captured queue uses the block in every
+    /// replay, so its recording keeps the block, and `None` is returned. The own queue does not wait for that one, since
+    /// it would join the step.
     fn after_others(&mut self, block: DeviceBlock) -> Option<DeviceBlock> {
         let others = std::mem::take(self.others.get_mut());
         if others.is_empty() {
             return Some(block);
         }
-        let capturing = self.memory.capturing().is_some();
-        let (captured, free): (Vec<_>, Vec<_>) = others.into_iter().partition(|other| other.capturing().is_some());
-        free.iter().for_each(|other| self.memory.follow(other, capturing));
+        let own = self.memory.capturing();
+        let is_apart = |other: &Arc<Memory>| match (&own, other.capturing()) {
+            (Some(own), Some(other)) => !Arc::ptr_eq(own, &other),
+            (None, Some(_)) => true,
+            (_, None) => false,
+        };
+        let (captured, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_apart);
+        for other in &others {
+            self.memory.follow(other, own.is_some() && other.capturing().is_none());
+        }
         let dropped = || Dropped { block, memory: self.memory.clone(), held: self.held.clone() };
         let kept = |other: &Arc<Memory>| other.capturing().is_some_and(|held| held.keep(dropped()));
         (!captured.iter().any(kept)).then_some(block)

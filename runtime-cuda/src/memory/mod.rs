@@ -107,11 +107,9 @@ impl Memory {
         self.release(&free);
     }
 
-    /// Begins a capture: blocks that work uses are noted until [`end_capture`](Memory::end_capture).
-    pub(crate) fn begin_capture(&self) -> Arc<HeldBlocks> {
-        let held = Arc::new(HeldBlocks::default());
-        self.state.lock().capture = Some(OpenCapture { held: held.clone(), used: Vec::new() });
-        held
+    /// Begins a capture: blocks that work uses are noted until [`end_capture`](Memory::end_capture), for `held`.
+    pub(crate) fn begin_capture(&self, held: Arc<HeldBlocks>) {
+        self.state.lock().capture = Some(OpenCapture { held, used: Vec::new() });
     }
 
     /// Ends the capture. Blocks that its work used and that are free now stay with the recording; the others go there
@@ -200,8 +198,8 @@ impl Memory {
         fresh()
     }
 
-    /// Makes later work of this queue wait for the work that is queued on another one.
-    fn follow(&self, other: &Memory, capturing: bool) {
+    /// Makes later work of this queue wait for the work that is queued on another one. With `by_host` the host waits.
+    fn follow(&self, other: &Memory, by_host: bool) {
         let driver = &self.device.driver;
         let by_event = || {
             let mark = driver.mark()?;
@@ -210,7 +208,7 @@ impl Memory {
             done
         };
         // A captured stream can wait for nothing outside of its capture. On a failed device nothing runs any more.
-        if capturing || by_event().is_err() {
+        if by_host || by_event().is_err() {
             let _ = driver.synchronize(other.stream);
         }
     }
