@@ -52,7 +52,7 @@ pub(crate) const PARTS: &[Part] = &[
     Part { gpu_only: true, ..checks("graph", "a captured step computes what the step does", |_| words(&["gpt step", "gpt step with adamw", "gpttinybf16"])) },
     Part { gpu_only: true, ..checks("losses", "five losses of GPT-2 at its full size against the processor's", |_| losses::items()) },
     Part { gpu_only: true, ..checks("memory", "eight gigabytes in one piece and in many", |quick| if quick { Vec::new() } else { words(&["large"]) }) },
-    Part { gpu_only: true, ..checks("nccl", "NCCL with one rank: every collective, a group, an abort", |_| words(&["one rank"])) },
+    Part { gpu_only: true, ..checks("nccl", "NCCL with one rank: every collective, a captured step, a group, an abort", |_| words(&["one rank"])) },
     times("copies", "the bandwidth of copies, alone and beside kernels", 60, |_| words(&["bandwidth", "overlap"])),
     times("bench", "the benchmark cases", 60, bench::items),
     Part { gpu_only: true, ..times("captured", "training steps of the benchmark, captured", 60, bench::captured_items) },

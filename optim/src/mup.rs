@@ -95,7 +95,7 @@ impl MaximalUpdate {
     }
 
     /// Divides groups by the widths of parameters. Each has its learning rate times that of the table. Its weight decay
-    /// is divided by it, so that decay per step does not depend on widths.
+    /// is divided by that factor, so that decay per step does not depend on widths.
     pub fn groups<C: UpdateRule>(&self, groups: ParamGroups<C>, rule: WidthRule) -> ParamGroups<C> {
         let rate = move |factors: &WidthFactors| match rule {
             WidthRule::Adaptive => factors.adaptive,
@@ -139,8 +139,8 @@ impl WidthFactors {
     }
 }
 
-/// Multiplies the values of parameters by factors by name. Let it be `1/√(2L)` for the last weights of the branches of
-/// `L` residual blocks. Then the sum of the branches does not grow with depth (Radford et al. 2019).
+/// Multiplies the values of parameters by factors by name. With `1/√(2L)` for the last weights in the branches of `L`
+/// residual blocks, the branches' sum does not grow with depth (Radford et al. 2019).
 #[doc(alias("depth_scaled_init"))]
 pub fn scale_parameters<R: Runtime>(model: &(impl Module<R> + ?Sized), factor: impl Fn(&str) -> f64) -> Result<()> {
     for (name, parameter) in model.named_parameters() {

@@ -95,10 +95,10 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
                 phase.run((config, &self.kernel), now, &mut memory)?;
             }
             // A captured update has not happened yet.
-            match replayed {
-                false if phase.changes() => self.steps[ranges].fill(now.step),
-                true if phase.changes() && !in_memory => self.numbers.note_constant(ranges),
-                _ => {}
+            if phase.changes() && !replayed {
+                self.steps[ranges].fill(now.step);
+            } else if phase.changes() && !in_memory {
+                self.numbers.note_constant(ranges);
             }
         }
         self.update_cut(config, lr, grads, scale, phase)

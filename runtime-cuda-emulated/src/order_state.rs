@@ -13,7 +13,7 @@ use crate::{
     vector_clock::{Moment, VectorClock, join},
 };
 
-/// What has happened on a device, and the complaints about it.
+/// The history of a device's work, and the complaints about it.
 #[derive(Default)]
 pub(crate) struct OrderState {
     pub(crate) streams: HashMap<u64, VectorClock>,

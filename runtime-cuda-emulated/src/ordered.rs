@@ -24,7 +24,7 @@ use crate::{
     parameters::parameters,
     streams::ForeignCall,
     tracked_block::Access,
-    vector_clock::{Moment, join},
+    vector_clock::{Moment, VectorClock, join},
 };
 
 /// The driver that checks order; see the module.
@@ -58,6 +58,13 @@ impl Ordered {
         let moment = state.step(stream);
         ranges.into_iter().for_each(|(range, how)| state.access(what, moment, range, how));
         Ok(moment)
+    }
+
+    /// A clock of the device, for a wait of the host. The lock is released, since work may be done in the wait.
+    fn clock(&self, of: impl FnOnce(&OrderState) -> Option<&VectorClock>) -> Fallible<VectorClock> {
+        let state = self.state.lock();
+        state.there()?;
+        Ok(of(&state).cloned().unwrap_or_default())
     }
 
     fn born(&self, address: u64, bytes: usize) {
@@ -124,12 +131,7 @@ impl Driver for Ordered {
     }
 
     fn is_reached(&self, mark: Mark) -> Fallible<bool> {
-        let clock = {
-            let state = self.state.lock();
-            state.there()?;
-            state.marks.get(&mark.0).cloned().unwrap_or_default()
-        };
-        // Not under the lock: work may be done now.
+        let clock = self.clock(|state| state.marks.get(&mark.0))?;
         let reached = self.inner.is_reached(mark)?;
         if reached {
             self.state.lock().host_sees(&clock);
@@ -142,11 +144,7 @@ impl Driver for Ordered {
     }
 
     fn synchronize(&self, stream: CudaStream) -> Fallible<()> {
-        let clock = {
-            let state = self.state.lock();
-            state.there()?;
-            state.streams.get(&stream.0).cloned().unwrap_or_default()
-        };
+        let clock = self.clock(|state| state.streams.get(&stream.0))?;
         let done = self.inner.synchronize(stream);
         self.state.lock().host_sees(&clock);
         done
@@ -190,11 +188,7 @@ impl Driver for Ordered {
     }
 
     fn await_mark(&self, mark: Mark) -> Fallible<()> {
-        let clock = {
-            let state = self.state.lock();
-            state.there()?;
-            state.marks.get(&mark.0).cloned().unwrap_or_default()
-        };
+        let clock = self.clock(|state| state.marks.get(&mark.0))?;
         let done = self.inner.await_mark(mark);
         self.state.lock().host_sees(&clock);
         done

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use numcore::{LaunchParticipant, Result};
+use numcore::LaunchParticipant;
 use parking_lot::Mutex;
 
 use crate::{captured_keys::CapturedKeys, memory::HeldBlocks};
@@ -14,7 +14,7 @@ pub(crate) struct Capture<Q> {
     pub held: Arc<HeldBlocks>,
     /// Queues beside the first that have joined, in order; `None` once the capture has ended.
     joined: Mutex<Option<Vec<Arc<Q>>>>,
-    /// Other libraries that take part in launches, each with its key.
+    /// Other libraries that will take part in launches, each with its key.
     participants: Mutex<Vec<(usize, Arc<dyn LaunchParticipant>)>>,
 }
 
@@ -53,20 +53,8 @@ impl<Q> Capture<Q> {
         }
     }
 
-    /// Launches the step by `launch`, with all participants.
-    pub(crate) fn launched(&self, launch: impl FnOnce() -> Result<()>) -> Result<()> {
-        let all: Vec<Arc<dyn LaunchParticipant>> =
-            self.participants.lock().iter().map(|(_, participant)| participant.clone()).collect();
-        let mut begun = 0;
-        let before = all.iter().try_for_each(|participant| {
-            begun += 1;
-            participant.before()
-        });
-        let mut queued = before.and_then(|()| launch());
-        for participant in &all[..begun] {
-            let ended = participant.after(queued.as_ref().copied());
-            queued = queued.and(ended);
-        }
-        queued
+    /// Takes out the participants of launches, in the order in which they were added.
+    pub(crate) fn take_participants(&self) -> Vec<Arc<dyn LaunchParticipant>> {
+        std::mem::take(&mut *self.participants.lock()).into_iter().map(|(_, participant)| participant).collect()
     }
 }

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, LaunchParticipant, Result};
 
 use crate::{
     Cuda,
@@ -25,6 +25,8 @@ pub struct Graph {
     /// The other queues of the step, each with the same.
     joined: Vec<(Arc<Queue>, bool)>,
     capture: Arc<Capture<Queue>>,
+    /// Other libraries that take part in launches.
+    participants: Vec<Arc<dyn LaunchParticipant>>,
 }
 
 impl Cuda {
@@ -97,7 +99,8 @@ impl Cuda {
             Ok(Ok(value)) => {
                 let recording = queue.kept("capture", recording);
                 let recording = recording.inspect_err(|_| queue.memory.release_held(&capture.held))?;
-                Ok((Graph { queue: queue.clone(), recording, reports, joined, capture }, value))
+                let participants = capture.take_participants();
+                Ok((Graph { queue: queue.clone(), recording, reports, joined, capture, participants }, value))
             }
         }
     }
@@ -141,23 +144,35 @@ impl Graph {
         self.replay()
     }
 
-    /// Queues the graph between the work of all queues that took part in its capture.
+    /// Queues the graph, with all participants.
     fn replay(&self) -> Result<()> {
         for queue in self.joined.iter().map(|(other, _)| other).chain([&self.queue]) {
             queue.check()?;
             queue.refuse_while_capturing("launch")?;
         }
-        self.capture.launched(|| {
-            self.joined.iter().try_for_each(|(other, _)| CudaEvent::record(other)?.wait(&self.queue))?;
-            self.queue.replay(self.recording, self.reports)?;
-            if self.joined.is_empty() {
-                return Ok(());
-            }
-            let end = CudaEvent::record(&self.queue)?;
-            self.joined.iter().try_for_each(|(other, reports)| {
-                other.may_report(*reports);
-                end.wait(other)
-            })
+        let mut begun = 0;
+        let before = self.participants.iter().try_for_each(|participant| {
+            begun += 1;
+            participant.before()
+        });
+        let queued = before.and_then(|()| self.queue_between());
+        self.participants[..begun].iter().fold(queued, |queued, participant| {
+            let ended = participant.after(queued.as_ref().copied());
+            queued.and(ended)
+        })
+    }
+
+    /// Queues the graph between the work of all queues that took part in its capture.
+    fn queue_between(&self) -> Result<()> {
+        self.joined.iter().try_for_each(|(other, _)| CudaEvent::record(other)?.wait(&self.queue))?;
+        self.queue.replay(self.recording, self.reports)?;
+        if self.joined.is_empty() {
+            return Ok(());
+        }
+        let end = CudaEvent::record(&self.queue)?;
+        self.joined.iter().try_for_each(|(other, reports)| {
+            other.may_report(*reports);
+            end.wait(other)
         })
     }
 }

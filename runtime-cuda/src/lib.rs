@@ -146,7 +146,8 @@ impl Cuda {
     }
 
     /// A handle on this queue whose attention of halves, with heads 64 or 128 wide, multiplies by four warps together
-    /// (`wgmma`), on GPUs of compute capability 9.0. Off by default: only an emulated GPU has run these products so far.
+    /// (`wgmma`), on GPUs of compute capability 9.0. Off by default: only an emulated GPU has run these products so
+    /// far.
     pub fn with_warpgroups(mut self, on: bool) -> Cuda {
         self.products.warpgroups = on;
         self

@@ -4,6 +4,7 @@
 
 mod api;
 mod builder;
+mod captured;
 mod checkpoint;
 mod config;
 mod input;

@@ -6,11 +6,7 @@ use autograd::{BackwardHook, Gradients, LeafGrad};
 use numcore::{Error, Result, Runtime, ops::PointwiseOps};
 
 use super::{EmptyStep, Loss, TrainStep, TrainingMetrics, at_call, updates::Torn};
-use crate::{
-    comm::Comm,
-    ddp::DataParallel,
-    strategy::{ActiveRanks, BufferSync},
-};
+use crate::{comm::Comm, strategy::ActiveRanks};
 
 impl<R: Runtime> TrainStep<R> {
     /// Runs the backward pass of one micro-batch from its loss, and the update after the last of
@@ -144,30 +140,6 @@ impl<R: Runtime> TrainStep<R> {
             self.accumulation()
         );
         Err(Error::usage("a training step", why))
-    }
-
-    /// Counts the next update of a captured step, and writes the numbers of a
-    /// [capturable](optim::FlatOptimizer::capturable) optimizer to the device. Every rank calls it before each launch.
-    ///
-    /// All else that the host computes is that of the capture, as the weights of losses are. In the metrics these are
-    /// the learning rate, the rank's own weight and the number of updates.
-    ///
-    /// # Errors
-    /// Fails as [`Optimizer::advance`](optim::Optimizer::advance), and if such a step cannot be captured.
-    #[track_caller]
-    pub fn advance(&mut self) -> Result<()> {
-        self.repeated("TrainStep::advance")?.optimizer_mut().advance()?;
-        self.updates.steps += 1;
-        Ok(())
-    }
-
-    /// The strategy, if launches of a captured step repeat it: each makes the same calls on the same memory.
-    fn repeated(&mut self, op: &'static str) -> Result<&mut DataParallel<R>> {
-        let is_synchronized = self.updates.config.buffers != BufferSync::Own;
-        let own = self.strategy.downcast_mut::<DataParallel<R>>();
-        let why = "the step cannot be captured: its parameters must be replicated, its gradients sent in their own dtype, \
-                   without a custom reducer, and its buffers each rank's own";
-        own.filter(|own| own.is_repeatable() && !is_synchronized).ok_or_else(|| Error::usage(op, why))
     }
 
     /// The ranks over which losses are summed, and the gradients of a model without stages.

@@ -128,7 +128,7 @@ impl<R: Runtime> MixtureOfExperts<R> {
     }
 
     /// Moves the bias that experts are picked with towards those that had too few tokens, by
-    /// `biasᵢ += rate · sign(mean load − loadᵢ)` (DeepSeek-AI 2024; `rate` 1e-3). To be called after a step, on all
+    /// `biasᵢ += rate · sign(mean load − loadᵢ)` (DeepSeek-AI 2024; `rate` 1e-3). Call it after a step, on all
     /// ranks with the loads of all of them. Loads are sums of [`Routing::loads`] over the passes of the step, of a
     /// layer whose experts a [plan](crate::parallel::TensorPlan::experts) names.
     ///

@@ -55,9 +55,9 @@ impl CudaBuffer {
     }
 
     /// Orders later work of the own queue after that of other queues which have used the block, and returns the block
-    /// to free. Queues of one captured step wait for each other in it. Another captured queue uses the block in every
-    /// replay, so its recording keeps the block, and `None` is returned. The own queue does not wait for that one, since
-    /// it would join the step.
+    /// to free. Queues of one captured step wait for each other in it. A queue of another captured step uses the block
+    /// in every replay, so that recording keeps the block, and `None` is returned. The own queue does not wait for it,
+    /// since it would join the step.
     fn after_others(&mut self, block: DeviceBlock) -> Option<DeviceBlock> {
         let others = std::mem::take(self.others.get_mut());
         if others.is_empty() {
